@@ -1,6 +1,6 @@
 """Driftline: a semantic index of every line in your repositories and buckets, kept up to date.
 
-The first use of a name imports the module that defines it, so that ``driftline --help`` pays for none of them.
+A public name imports its module on first use, so that ``driftline --help`` pays for none of them.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # type checkers would take every misspelled name for one that exists
+if not TYPE_CHECKING:  # otherwise, type checkers would accept any misspelled name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:

@@ -1,4 +1,4 @@
-"""Start the command ``driftline``, also as ``python -m driftline``."""
+"""Entry point of the ``driftline`` command and of ``python -m driftline``."""
 
 import gc
 import signal
@@ -9,8 +9,8 @@ GARBAGE_THRESHOLD = 100_000
 
 
 def run() -> int:
-    """Import the command line, and run it. Until it can answer Ctrl-C, that ends the process without a traceback."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in the background
+    """Import and run the command line. Until it handles Ctrl-C itself, Ctrl-C exits without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as it is for background jobs
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.set_threshold(GARBAGE_THRESHOLD)
     from driftline.flows.commands.main import command_line

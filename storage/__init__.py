@@ -1,4 +1,4 @@
-"""Keep durable state. Only this package imports Lance, obstore and fsspec."""
+"""Store durable state. Only this package imports Lance, obstore and fsspec."""
 
 import os
 

@@ -7,7 +7,7 @@ from typing import Literal
 DEFAULT_MAX_FILE_BYTES = 4 * 1024 * 1024
 """Larger files are skipped."""
 DEFAULT_MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
-"""The same for documents, logs, CSV and JSON lines."""
+"""The limit for documents, logs, CSV and JSON lines."""
 DEFAULT_MAX_DELETE_FRACTION = 0.5
 """A run refuses to delete a larger fraction of a source's documents."""
 DEFAULT_MAX_DELTAS = 100
@@ -22,23 +22,25 @@ DEFAULT_EXECUTOR = "inline"
 """Runs tasks in threads of the process itself."""
 
 Redaction = Literal["off", "known", "strict"]
-"""Selects the credentials that are replaced in text before it is stored.
+"""Which credentials are redacted in text before it is stored.
 
-``known`` replaces credentials that can be recognised by their form. ``strict`` also replaces random values after a word
-such as ``password``."""
+``known`` redacts credentials with a recognizable format. ``strict`` also redacts random values after a word such as
+``password``.
+"""
 DEFAULT_REDACTION: Redaction = "known"
-"""How the text of a new source is redacted."""
+"""Default redaction mode of new sources."""
 
 
 FALLBACK_THRESHOLD = 0.5
-"""The strategy ``hybrid`` filters after the search if at least this share of the lines matches."""
+"""The ``hybrid`` strategy filters after the search if at least this share of the lines matches."""
 
 Strategy = Literal["auto", "prefilter", "postfilter", "hybrid"]
 """When a filter applies.
 
 ``auto`` and ``prefilter`` apply it before the search. ``postfilter`` applies it after the search, and fetches more
-lines until enough match. ``hybrid`` chooses by ``fallback_threshold``. ``auto`` also counts the matches, and compares
-them without the index if there are few."""
+lines until enough match. ``hybrid`` chooses between them by ``fallback_threshold``. ``auto`` also counts the matches,
+and compares them without the index if there are few.
+"""
 
 
 __all__ = ["DEFAULT_N_LINES", "DEFAULT_RERANKED", "DEFAULT_TOP_K", "FALLBACK_THRESHOLD", "MAX_RERANKED"]
@@ -49,13 +51,13 @@ DEFAULT_ENTRIES = 5
 DEFAULT_N_LINES = 3
 """Lines of context on each side of a window."""
 DEFAULT_RERANKED, MAX_RERANKED = 10, 200
-"""Number of windows that a reranking transformer reads. More windows improved nothing on the tuning halves, and each
-takes several milliseconds.
+"""Number of windows that a reranking transformer reads. More windows did not improve the tuning sets, and each takes
+several milliseconds.
 """
 MAX_SHOWN_CHARACTERS, CUT = 500, "…"
-"""A longer line is shown as a window of this many characters around the match, with CUT at each cut end."""
+"""Longer lines are shown as a window of this many characters around the match, with CUT at each truncated end."""
 
 
 def is_clipped(line: str) -> bool:
-    """Return whether ``line``, as shown, is only a window of the line."""
+    """Return whether the displayed ``line`` is only a window of the full line."""
     return len(line) == MAX_SHOWN_CHARACTERS and (line[0] == CUT or line[-1] == CUT)

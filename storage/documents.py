@@ -10,7 +10,7 @@ import re
 
 
 class DocumentState(enum.StrEnum):
-    """The state in which a scan finds a document."""
+    """The state of a document, as found by a scan."""
 
     NEW = "new"
     CHANGED = "changed"
@@ -18,11 +18,11 @@ class DocumentState(enum.StrEnum):
     UNCHANGED = "unchanged"
     DELETED = "deleted"
     MISSING = "missing"
-    """A path that does not exist and was never indexed; no scan returns it."""
+    """A path that does not exist and was never indexed; scans never return it."""
 
 
 class SkipReason(enum.StrEnum):
-    """The reason why a file is not indexed."""
+    """Why a file is not indexed."""
 
     BINARY = "binary"
     TOO_LARGE = "too large"
@@ -51,12 +51,12 @@ class SkipReason(enum.StrEnum):
 
 
 def content_hash(data: bytes) -> str:
-    """Return blake2b-128 of ``data``, as 32 hexadecimal digits."""
+    """Return the blake2b-128 of ``data``, as 32 hex digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 INSIDE = "!/"
-"""Separates the path of an archive or a mail from the path of a file inside."""
+"""Separates the path of an archive or email from the path of a file inside it."""
 NAMED_LIKE_ARCHIVE = (
     r"\.(?i:zip|jar|war|ear|aar|apk|whl|egg|nupkg|vsix|conda|crate|gem|eml|mbox"
     r"|tar|tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst|zstd|lz4))$"
@@ -65,7 +65,8 @@ NAMED_LIKE_ARCHIVE = (
 
 
 def container_of(path: str) -> str:
-    """Return the path of the file on disk that holds a document: the outermost archive or mail, or the document itself.
+    """Return the path of the file on disk that holds a document: the outermost archive or email, or the document
+    itself.
 
     >>> container_of("old/a.zip!/b/c.txt"), container_of("c.txt")
     ('old/a.zip', 'c.txt')
@@ -74,7 +75,7 @@ def container_of(path: str) -> str:
 
 
 def holds_records(path: str) -> bool:
-    """Return whether a file has the name of a log, CSV or JSON lines, which stays useful however large it is: its first
-    and last lines alone say what it holds.
+    """Return whether a file is named like a log, CSV or JSON lines file. Such files stay useful at any size: their
+    first and last lines show what they contain.
     """
     return re.search(r"\.(?i:csv|jsonl|log|log\.\d+|ndjson|tsv)$", path) is not None

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 CURRENT_EMBEDDING_VERSION = 6
 """Part of every fingerprint.
 
-Increment it when text preparation changes the vectors of unchanged text, or when the columns of the table of lines
-change."""
+Increment it when text preparation changes the vectors of unchanged text, or when the columns of the lines table change.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepModel:
-    """A transformer that embeds definitions; ``fingerprint`` covers its files and the preparation of its text."""
+    """A transformer that embeds definitions; ``fingerprint`` covers its files and its text preparation."""
 
     name: str
     fingerprint: str
@@ -25,7 +25,7 @@ class DeepModel:
 
 
 class Embedder(Protocol):
-    """Turns text into unit vectors (DESIGN, "Embedding"); tasks has the implementations.
+    """Turns text into unit vectors (DESIGN, "Embedding"); implementations are in tasks.
 
     Examples:
         >>> class Letters:
@@ -50,7 +50,7 @@ class Embedder(Protocol):
         ...
 
     def embed(self, lines: Any, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
-        """Embed lines as unit vectors. The row of a line without known tokens is zero.
+        """Embed lines as unit vectors. A line with no known tokens yields a zero vector.
 
         Args:
             lines: a sequence or an Arrow array of strings.

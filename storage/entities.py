@@ -71,7 +71,8 @@ class Entity:
             The entity.
 
         Raises:
-            BadEntity: If the form is wrong, or a level is unknown, repeated, out of order or lacks a default.
+            BadEntity: If the syntax is wrong, or a level is unknown, repeated, out of order, or missing without a
+                default.
 
         Examples:
             >>> str(Entity.parse("source:web"))
@@ -100,15 +101,13 @@ class Entity:
         parts = []
         for level in levels[: deepest + 1]:
             if level not in ids and level not in DEFAULT_IDS:
-                raise BadEntity(
-                    f"The entity lacks the level {level!r}", repr(text), f"For example: {_example(levels)}."
-                )
+                raise BadEntity(f"The entity has no level {level!r}", repr(text), f"For example: {_example(levels)}.")
             parts.append((level, ids.get(level) or DEFAULT_IDS[level]))
         return cls(tuple(parts))
 
     @classmethod
     def of_directory(cls, directory: str) -> Entity:
-        """Return the entity that a directory of a workspace belongs to.
+        """Return the entity that a workspace directory belongs to.
 
         Args:
             directory: its path, relative to the workspace.
@@ -133,7 +132,7 @@ class Entity:
 
     @property
     def tenant(self) -> Entity:
-        """The entity of the first level, below which all data of the tenant is stored."""
+        """The first-level entity, which holds all of the tenant's data."""
         return Entity(self.parts[:1])
 
     @property
@@ -154,12 +153,12 @@ UNASSIGNED = "_unassigned"
 ROOT_ID = "default"
 MAX_LEVELS = 8
 MAX_NAME_BYTES = 255
-"""The limit of file systems for one name; applies to ``type:id`` with the id encoded."""
+"""The file system limit for one name; applies to ``type:id`` with the id encoded."""
 MAX_DIRECTORY_BYTES = 700
-"""The prefix of the workspace, the directory and the name of a blob must fit into the 1,024 bytes of an S3 key."""
+"""The workspace prefix, the directory and a blob's name must fit into the 1,024 bytes of an S3 key."""
 
 EntityName: TypeAlias = Entity | str | tuple[str, str]
-"""An entity, its path ``type:id/type:id``, or the pair of its type and id."""
+"""An entity, its path ``type:id/type:id``, or a ``(type, id)`` pair."""
 Parts: TypeAlias = tuple[tuple[str, str], ...]
 
 _LEVEL = re.compile(r"[a-z][a-z0-9_]*")
@@ -167,12 +166,12 @@ _LEVEL = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """The levels of entities and their default ids.
+    """The levels of an entity hierarchy and their default ids.
 
     ``levels`` start at the tenant. ``defaults`` maps levels to ids. For a level without an entry, the default id is
-    ``default`` at the first level, and ``_unassigned`` at all others. ``root`` is the scope of calls without one; by
-    default, it is the first level with its default id. An entity below the root takes missing levels from the root, and
-    then the defaults.
+    ``default`` at the first level, and ``_unassigned`` at all others. ``root`` is the default scope; if unset, it is
+    the first level with its default id. An entity below the root takes missing levels from the root, then from the
+    defaults.
     """
 
     levels: tuple[str, ...] = MEMORY_LEVELS
@@ -185,10 +184,10 @@ class Hierarchy:
             raise UsageError(f"A hierarchy needs 1 to {MAX_LEVELS} distinct levels", names)
         for level in self.levels:
             if not _LEVEL.fullmatch(level) or level == INDEX_LEVELS[-1]:
-                raise UsageError("The name of a level is not valid", repr(level), "Use a-z, 0-9, _, and not 'source'.")
+                raise UsageError("The name of a level is invalid", repr(level), "Use a-z, 0-9, _, and not 'source'.")
         for level, name in self.defaults.items():
             if level not in self.levels:
-                raise UsageError(f"A default names a level that is not one of {names}", repr(level))
+                raise UsageError(f"A default is set for a level that is not one of {names}", repr(level))
             encode_id(name)
         _ = self.root_entity
 
@@ -203,7 +202,7 @@ class Hierarchy:
         Args:
             type: the level of the entity.
             id: the id of the entity.
-            parents: ``{level: id}`` of levels above it.
+            parents: maps higher levels to ids.
 
         Returns:
             The entity.
@@ -264,10 +263,10 @@ class Hierarchy:
         return self.complete(self.parts(entity))
 
     def parts(self, entity: EntityName) -> Parts:
-        """Return the levels and ids that an entity names.
+        """Return the levels and ids in an entity.
 
         Args:
-            entity: as for ``entity``.
+            entity: see ``entity``.
 
         Returns:
             Pairs of level and id, in order.
@@ -283,7 +282,7 @@ class Hierarchy:
         depths = [self.levels.index(level) if level in self.levels else -1 for level, _ in parts]
         if not parts or -1 in depths or len(dict(parts)) != len(parts) or sorted(depths) != depths:
             raise BadEntity(
-                f"An entity must name its levels once and in order: {', '.join(self.levels)}",
+                f"An entity must list its levels once each and in order: {', '.join(self.levels)}",
                 repr(str(entity)[:200]),
                 "For example: " + "/".join(f"{level}:name" for level in self.levels[:2]) + ".",
             )
@@ -296,7 +295,7 @@ class Hierarchy:
             parts: pairs of level and id.
 
         Returns:
-            Whether ``parts`` name every level from the first one down to their last one.
+            Whether ``parts`` list every level from the first one down to their last one.
 
         Examples:
             >>> driftline.Hierarchy().is_complete((("org", "acme"),))
@@ -305,7 +304,7 @@ class Hierarchy:
         return tuple(level for level, _ in parts) == self.levels[: len(parts)]
 
     def complete(self, parts: Parts) -> Entity:
-        """Complete an entity with levels of the root, or with defaults.
+        """Add missing levels from the root or the defaults.
 
         Args:
             parts: pairs of level and id.
@@ -333,7 +332,7 @@ class Hierarchy:
             else:
                 part = self._with_default(level)
             if inherited.get(level) != part[1]:
-                inherited = {}  # next to the root, or below it
+                inherited = {}  # a sibling of the root, or below one
             found.append(part)
         entity = Entity(tuple(found))
         _check_length(entity)
@@ -344,7 +343,7 @@ class Hierarchy:
 
 
 def directories(path: str) -> list[str]:
-    """Return the directories of the entity with the directory ``path`` and of its ancestors, tenant first."""
+    """Return the directories of the entity stored at ``path`` and of its ancestors, tenant first."""
     parts = path.split("/")
     return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
 
@@ -356,8 +355,8 @@ def is_within(entity: Entity, scope: Entity) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The entities whose data may be seen: each of ``tops``, and everything below it. ``of`` drops entities below
-    another one.
+    """The visible part of the hierarchy: each of ``tops``, and everything below it. ``of`` drops tops that are below
+    another.
 
     Examples:
         >>> acme, web = Entity.parse("org:acme"), Entity.parse("org:acme/project:web")
@@ -378,7 +377,7 @@ class Boundary:
 
     @classmethod
     def of(cls, *entities: Entity) -> Boundary:
-        """Return the boundary that allows ``entities`` and everything below them; without any, it allows nothing."""
+        """Return the boundary that allows ``entities`` and everything below them; with none, it allows nothing."""
         distinct = {entity.parts for entity in entities}
         kept = (e for e in distinct if not any(e[:depth] in distinct for depth in range(len(e))))
         return cls(tuple(sorted(map(Entity, kept), key=str)))
@@ -388,7 +387,7 @@ class Boundary:
 
     @property
     def tenants(self) -> frozenset[Entity]:
-        """The tenants that it allows at least in part."""
+        """The tenants that are at least partly visible."""
         return frozenset(top.tenant for top in self.tops)
 
     def allows(self, entity: Entity) -> bool:
@@ -396,12 +395,12 @@ class Boundary:
         return any(entity.parts[:depth] in self._parts for depth in range(len(entity.parts) + 1))
 
     def allows_name(self, name: str) -> bool:
-        """Return whether the entity of this name, in any hierarchy, is at or below one of the tops."""
+        """Return whether the entity with this name, in any hierarchy, is at or below one of the tops."""
         parts = name.split("/")
         return any("/".join(parts[:depth]) in self._names for depth in range(len(parts) + 1))
 
     def narrowed(self, other: Boundary) -> Boundary:
-        """Return the boundary that allows what both boundaries allow."""
+        """Return the boundary that allows only what both boundaries allow."""
         inside = [top for top in self.tops if other.allows(top)]
         return Boundary.of(*inside, *(top for top in other.tops if self.allows(top)))
 
@@ -425,10 +424,10 @@ def _parse(text: str | tuple[str, str]) -> Parts:
 
 
 def _pair(pair: object) -> tuple[str, str]:
-    """Validate ``pair``, which JSON may have turned into a list or anything else."""
+    """Validate ``pair``: JSON may have turned it into a list or anything else."""
     if isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(each, str) for each in pair):
         return pair[0], pair[1]
-    raise BadEntity("An entity must be text of the form type:id/type:id, or a pair of type and id", repr(pair)[:80])
+    raise BadEntity("An entity must be a string of the form type:id/type:id, or a (type, id) pair", repr(pair)[:80])
 
 
 def _encodes(text: str, segment: str) -> bool:
@@ -454,7 +453,7 @@ def _check_length(entity: Entity) -> None:
 
 
 def check_template(template: str) -> None:
-    """Check the template of entities. Raises UsageError."""
+    """Check an entity template. Raises UsageError."""
     unknown = [name for name in _PLACEHOLDER.findall(template) if name not in _PLACEHOLDERS]
     if unknown or "{" in _PLACEHOLDER.sub("", template) or "}" in _PLACEHOLDER.sub("", template):
         known = ", ".join(f"{{{name}}}" for name in sorted(_PLACEHOLDERS))
@@ -468,17 +467,17 @@ def check_template(template: str) -> None:
         )
 
 
-def spelling(entity: str) -> str:
-    """Return the form in which disks that ignore case and Unicode normalization compare names.
+def normalized_name(entity: str) -> str:
+    """Return the form in which case-insensitive, normalization-insensitive file systems compare names.
 
-    >>> spelling("source:\u00dc") == spelling("source:u\u0308")
+    >>> normalized_name("source:\u00dc") == normalized_name("source:u\u0308")
     True
     """
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", entity).casefold())
 
 
 def entity_of(template: str, identifier: str, path: str, branch: str, taken: Collection[str]) -> str:
-    """Return an entity for a repository. If the ``spelling`` of the name is already in ``taken``, a suffix is added.
+    """Return an entity for a repository. If its ``normalized_name`` is already in ``taken``, a suffix is added.
 
     >>> entity_of(TEMPLATE, "1", "acme/tools/lint/cli", "main", ())
     'org:acme/project:tools.lint/source:cli'
@@ -499,6 +498,6 @@ def entity_of(template: str, identifier: str, path: str, branch: str, taken: Col
         entity = Entity.parse(candidate)
         for _, each in entity.parts:
             encode_id(each)
-        if spelling(str(entity)) not in taken:
+        if normalized_name(str(entity)) not in taken:
             return str(entity)
     raise BadEntity("Another repository already has this entity", path, "Use {path} in the template.")

@@ -1,4 +1,4 @@
-"""The errors of Driftline: one tree, each with a stable ``kind`` and an exit code.
+"""The Driftline errors: one tree, each with a stable ``kind`` and an exit code.
 
     DriftlineError
     ├── UsageError                exit 2: invalid use or input; nothing was written
@@ -13,34 +13,34 @@
     │   ├── MissingExtra          an optional dependency that is not installed
     │   ├── ModelNotFound         an embedding model that cannot be loaded
     │   ├── WorkspaceNotFound     no workspace at the given URI
-    │   ├── WorkspaceTooNew       a file of a newer version of Driftline
+    │   ├── WorkspaceTooNew       a file written by a newer version of Driftline
     │   ├── FingerprintMismatch   a workspace embedded with another model
     │   └── UnsafeStore           a store that ignores conditional writes
     ├── AccessDenied              exit 2: wrong or missing credentials or permissions
-    ├── CorruptFile               exit 2: a damaged or foreign file in place of one of Driftline's
+    ├── CorruptFile               exit 2: a damaged or unrecognized file in place of a Driftline file
     ├── StorageError              exit 3: the store failed; a retry may help
     │   ├── ObjectNotFound        the object does not exist
     │   ├── AlreadyExists         a create-only write of an existing object
-    │   ├── PreconditionFailed    a conditional replace of an object that has changed
+    │   ├── PreconditionFailed    a conditional replace of a changed object
     │   └── CommitConflict        every attempt to commit conflicted with another writer
     ├── CatalogError              exit 3: the memory catalog failed; may name a blob that was already written
     │   └── CatalogConnectionError    the catalog is not reachable; also a built-in ConnectionError
     ├── LeaseHeld                 exit 3: another run holds the lease
-    ├── LeaseLost                 exit 3: another run has taken over the lease
+    ├── LeaseLost                 exit 3: another run took over the lease
     ├── DeletionRefused           exit 3: a run would delete suspiciously many documents
     ├── ExecutorError             exit 3: the workers failed, or cannot reach the data
     ├── DeploymentFailed          exit 3: a run of a deployment failed or timed out
     ├── StaleIndex                exit 3: the index is older than a commit by more than the limit
-    ├── StaleBuild                exit 3: a newer build has indexed this branch already
+    ├── StaleBuild                exit 3: a newer build is already indexed for this branch
     ├── CleanupAborted            exit 3: not everything could be read and listed, so nothing was deleted
     ├── RecallTooLow              exit 3: the vector index misses too many of the nearest lines
-    └── OutOfMemory               exit 3: the process could not get the memory that it needs
+    └── OutOfMemory               exit 3: the process ran out of memory
 
-Every message says what happened, where, and what to do. ``kind`` is stable and meant for programs. All errors survive
-pickling, because they cross process boundaries.
+Every message describes what happened, where, and what to do. ``kind`` is stable and meant for programs. All errors can
+be pickled, because they cross process boundaries.
 
 ``redacted`` removes user, password and query string from a URI. ``install_command`` and ``upgrade_command`` return
-commands for fixes, depending on how Driftline was installed.
+commands for error hints, depending on how Driftline was installed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _CONTAINERS = frozenset({"az", "adl", "abfs", "abfss"})
 """Schemes whose URIs may have a container before the @."""
 _WEB = frozenset({"http", "https"})
 _STORES = frozenset({"s3", "s3a", "gs", "gcs", *_CONTAINERS})
-"""Schemes whose keys may hold any character, so that a question mark does not begin a query."""
+"""Schemes whose keys may hold any character, so a question mark does not start a query."""
 
 
 def redacted(text: str) -> str:
@@ -74,13 +74,13 @@ def redacted(text: str) -> str:
 
 
 def may_hold_secret(uri: str) -> bool:
-    """Return whether a URI has a password, the user of a web server, or a query string, which may be secret."""
+    """Return whether a URI has a password, a web server's user, or a query string, any of which may be secret."""
     users = ((match["scheme"].lower(), match["user"]) for match in _USER_INFO.finditer(uri))
     return has_query(uri) or any(":" in user or scheme in _WEB for scheme, user in users)
 
 
 def has_query(uri: str) -> bool:
-    """Return whether a URI has a query string or a fragment, or is a bucket key that looks like one with a secret."""
+    """Return whether a URI has a query string or a fragment, or is a bucket key that looks like a secret query."""
     for part in uri.split("::"):
         scheme, separator, _ = part.partition("://")
         if separator and _SECRET_PARAMETER.search(part):
@@ -108,7 +108,7 @@ def install_command(extra: str) -> str:
 
 
 def upgrade_command() -> str:
-    """Return the command that brings this installation of Driftline to its newest version."""
+    """Return the command that upgrades this installation of Driftline to the newest version."""
     folder, requirement, editable = _installed_from(_origin(), "")
     if not folder:
         return f"{_installer()} --upgrade {shlex.quote(requirement)}"
@@ -117,16 +117,16 @@ def upgrade_command() -> str:
 
 
 def package_command(*arguments: str) -> str:
-    """Return the command that installs another package next to Driftline, with these ``arguments`` for pip."""
+    """Return the command that installs another package next to Driftline; ``arguments`` are passed to pip."""
     return shlex.join([*shlex.split(_installer()), *arguments])
 
 
 def _origin() -> Mapping[str, Any]:
-    """Return the origin of this installation (PEP 610), or an empty mapping for one from a package index."""
+    """Return the origin of this installation (PEP 610); an empty mapping if it came from a package index."""
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():
         return {"url": checkout.as_uri(), "dir_info": {"editable": True}}
-    import json  # these imports take ten milliseconds, which only failures need
+    import json  # importing these takes ten milliseconds, which only failures need to pay
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
@@ -137,7 +137,7 @@ def _origin() -> Mapping[str, Any]:
 
 
 def _installed_from(origin: Mapping[str, Any], extras: str) -> tuple[str | None, str, bool]:
-    """Return the folder of a clone or None, the requirement with ``extras``, and whether it is editable."""
+    """Return the folder of the clone, if any, the requirement with ``extras``, and whether it is editable."""
     if not origin:
         return None, f"driftline{extras}", False
     url = str(origin["url"])
@@ -149,7 +149,7 @@ def _installed_from(origin: Mapping[str, Any], extras: str) -> tuple[str | None,
 
 
 def _installer() -> str:
-    """Return the start of the command that installs into this environment, for the tool that created it."""
+    """Return the start of the install command for this environment, for the tool that created it."""
     if os.path.isfile(os.path.join(sys.prefix, "uv-receipt.toml")):
         return "uv tool install --force"
     if os.path.isfile(os.path.join(sys.prefix, "pipx_metadata.json")):
@@ -235,25 +235,25 @@ class BadEntry(UsageError):
 
 
 class CatalogMismatch(UsageError):
-    """The catalog belongs to another workspace, is older than the indexes, or has another format."""
+    """The catalog belongs to another workspace, is older than the indexes, or has an unsupported format."""
 
     kind = "catalog_mismatch"
 
 
 class CatalogMissing(UsageError):
-    """The catalog of existing memory is lost, or another one was named."""
+    """The existing memory's catalog is missing, or a different one was given."""
 
     kind = "catalog_missing"
 
 
 class StoreClosed(UsageError):
-    """A call to a memory store that is closed."""
+    """A call to a closed memory store."""
 
     kind = "store_closed"
 
 
 class NotIndexed(UsageError):
-    """The workspace does not have this document, line, branch or memory."""
+    """The workspace has no such document, line, branch or memory."""
 
     kind = "not_indexed"
 
@@ -302,7 +302,7 @@ class WorkspaceNotFound(UsageError):
 
 
 class WorkspaceTooNew(UsageError):
-    """A file that a newer version of Driftline wrote."""
+    """A file written by a newer version of Driftline."""
 
     kind = "workspace_too_new"
 
@@ -314,20 +314,20 @@ class FingerprintMismatch(UsageError):
 
 
 class UnsafeStore(UsageError):
-    """The store ignores conditional writes, and so would lose data, or its lock is a link to elsewhere."""
+    """The store ignores conditional writes and so would lose data, or its lock file is a link to another place."""
 
     kind = "unsafe_store"
 
 
 class CorruptFile(DriftlineError):
-    """A file with one of Driftline's names is damaged, or was not written by Driftline."""
+    """A file with a Driftline name is damaged, or was not written by Driftline."""
 
     kind = "corrupt_file"
     exit_code = 2
 
 
 def native_crash_error(reason: str, where: str) -> CorruptFile:
-    """Return the error for native code that panicked or aborted while it read ``where``."""
+    """Return the error for native code that panicked or aborted while reading ``where``."""
     fix = "Run 'driftline verify --repair'."
     return CorruptFile(f"Native code aborted: a table may be damaged ({reason})", where, fix)
 
@@ -418,7 +418,7 @@ class DeletionRefused(DriftlineError):
 
 
 class ExecutorError(DriftlineError):
-    """The workers failed, or cannot reach the source or the workspace."""
+    """The workers failed, or cannot reach the source or workspace."""
 
     kind = "executor_error"
 
@@ -436,7 +436,7 @@ class StaleIndex(DriftlineError):
 
 
 class StaleBuild(DriftlineError):
-    """A newer build or a later commit is already indexed for this branch, and stays."""
+    """A newer build or a later commit is already indexed for this branch; the index was not changed."""
 
     kind = "stale_build"
 

@@ -1,7 +1,7 @@
 """Expand and check globs: braces, brackets, and the two Unicode forms of accented names.
 
 A brace group with a comma (``*.{ts,tsx}``) or a number range (``{1..3}``) expands as in bash; any other brace is
-literal. A glob that can match nothing is refused, and the error suggests the nearest spelling that can.
+literal. A glob that can never match is rejected, and the error suggests the nearest one that can.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from driftline.storage.errors import UsageError
 
 MAX_ALTERNATIVES = 1_000
-"""Maximum number of alternatives of one pattern, and of spellings of one path."""
+"""Maximum number of alternatives per pattern, and of Unicode forms per path."""
 MAX_BRACES = 50
 
 _TOKEN = re.compile(r"(?<![^/])\*\*/|\*\*|\*|\?|\[[!^]?+[^/][^\]/]*\]|[^*?\[]+|\[")
@@ -34,9 +34,9 @@ _CLASSES = {
 
 
 def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
-    r"""Expand the brace groups of ``pattern``. If ``escapes``, ``\{`` is a literal brace.
+    r"""Expand the brace groups of ``pattern``. If ``escapes`` is set, ``\{`` is a literal brace.
 
-    Raises UsageError for a group that is not closed or has blanks around its commas, and for too many alternatives.
+    Raises UsageError if a group is not closed or has spaces around its commas, or if there are too many alternatives.
     """
     if pattern.count("{") > MAX_BRACES:
         raise UsageError(f"A pattern has more than {MAX_BRACES} braces", _shown(pattern), "Write several patterns.")
@@ -48,7 +48,7 @@ def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
 
 
 def spellings(path: str) -> tuple[str, ...]:
-    """Return ``path`` and the forms in which disks may store it: accents composed (NFC) or decomposed (NFD)."""
+    """Return ``path`` in all forms in which file systems may store it: accents composed (NFC) or decomposed (NFD)."""
     if path.isascii():
         return (path,)
     names = [tuple(dict.fromkeys((name, *_forms(name)))) for name in path.split("/")]
@@ -63,9 +63,9 @@ def literal_glob(path: str) -> str:
 
 
 def check_glob(glob: str) -> tuple[str, ...]:
-    """Return the alternatives of a glob, without braces. Raises UsageError for one that can match nothing."""
+    """Return the alternatives of a glob, with braces expanded. Raises UsageError if a glob can never match."""
     if not glob.strip():
-        raise UsageError("A glob is empty", fix="Leave it out, or write '**' for every document.")
+        raise UsageError("A glob is empty", fix="Omit it, or use '**' for all documents.")
     if not is_unicode(glob):
         raise UsageError("A glob is not UTF-8", _shown(glob), "Use '?' or '*' for characters that you cannot type.")
     if glob.startswith("!"):
@@ -74,7 +74,7 @@ def check_glob(glob: str) -> tuple[str, ...]:
     if (either := _EITHER.search(glob)) is not None:
         nearest = _EITHER.sub(lambda found: "{" + found[1].replace("|", ",") + "}", glob)
         raise UsageError(
-            f"A glob writes alternatives in braces, not as {either[0]!r}", _shown(glob), f"Write {nearest!r}."
+            f"Glob alternatives are written in braces, not as {either[0]!r}", _shown(glob), f"Write {nearest!r}."
         )
     found = alternatives(glob)
     for each in found:
@@ -82,15 +82,15 @@ def check_glob(glob: str) -> tuple[str, ...]:
             raise UsageError("A glob has an empty alternative, which matches nothing", _shown(glob), "Leave it out.")
         _check_brackets(each, glob)
         if ".." in each.split("/") and "://" not in each:
-            raise UsageError("A glob leads outside its source", _shown(glob), "Give a glob relative to the source.")
+            raise UsageError("A glob points outside its source", _shown(glob), "Give a glob relative to the source.")
     return found
 
 
 def glob_pattern(glob: str) -> str:
-    """Translate a glob without braces into a regular expression for whole paths, in syntax common to Rust and Python.
+    """Translate a glob without braces into a whole-path regular expression, in syntax common to Rust and Python.
 
-    A slash at the start or in the middle anchors the glob at the top of the source. One at the end selects the content
-    of a folder.
+    A slash at the start or in the middle anchors the glob at the top of the source. A trailing slash selects the
+    content of a folder.
     """
     return f"(?s)^{''.join(map(_translated, _TOKEN.findall(normal_glob(glob))))}$"
 
@@ -107,13 +107,15 @@ def normal_glob(glob: str) -> str:
 
 
 def fixed_prefix(glob: str) -> str:
-    """Return the prefix of every path that a glob of ``normal_glob`` matches, byte by byte; "" if there is none."""
+    """Return the common prefix of all paths that a glob from ``normal_glob`` matches, byte by byte; "" if there is
+    none.
+    """
     fixed = _WILDCARD.split(glob, maxsplit=1)[0]
     return fixed[: next((at for at, character in enumerate(fixed) if not character.isascii()), len(fixed))]
 
 
-def rests(glob: Sequence[str], folders: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the rest of a glob, name by name, below ``folders``; empty if the glob cannot match there."""
+def remainders(glob: Sequence[str], folders: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return what remains of a glob, name by name, below ``folders``; empty if the glob cannot match there."""
     reached = {0}
     for folder in folders:
         for at in range(len(glob)):
@@ -132,7 +134,7 @@ def _is_named(folder: str, glob: str) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether ``text`` can be encoded as UTF-8; arguments and file names may contain bytes that cannot."""
+    """Return whether ``text`` can be encoded as UTF-8; arguments and file names may contain undecodable bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -169,7 +171,7 @@ def _expanded(pattern: str, escapes: bool) -> Iterator[str]:
             options = _numbers(int(numbers[1]), int(numbers[2]))
         elif any(option != option.strip() for option in options):
             nearest = pattern[: start + 1] + ",".join(map(str.strip, options)) + pattern[end:]
-            raise UsageError("A brace group has blanks around its commas", _shown(pattern), f"Write {nearest!r}.")
+            raise UsageError("A brace group has spaces around its commas", _shown(pattern), f"Write {nearest!r}.")
         for option in options:
             for middle in _expanded(option, escapes):
                 for rest in _expanded(pattern[end + 1 :], escapes):
@@ -184,7 +186,7 @@ def _numbers(first: int, last: int) -> list[str]:
 
 
 def _group(pattern: str, start: int, escapes: bool) -> tuple[list[int], int | None]:
-    """Return the positions of the commas of the brace group at ``start``, and its end; None if it has no end."""
+    """Return the comma positions of the brace group at ``start``, and its end; None if it is not closed."""
     depth, commas = 0, list[int]()
     for at in _characters(pattern, escapes, start):
         if pattern[at] == "{":
@@ -199,7 +201,7 @@ def _group(pattern: str, start: int, escapes: bool) -> tuple[list[int], int | No
 
 
 def _characters(pattern: str, escapes: bool, start: int = 0) -> Iterator[int]:
-    """Yield the positions of the characters that are neither escaped nor in brackets."""
+    """Yield the positions of characters that are neither escaped nor in brackets."""
     at = start
     while at < len(pattern):
         if escapes and pattern[at] == "\\":
@@ -226,7 +228,7 @@ def _check_brackets(glob: str, given: str) -> None:
             nearest = f"[{_CLASSES.get(name[1], 'a-z')}]"
             raise UsageError("A glob does not support character classes", _shown(given), f"Write {nearest!r}.")
         if _set(token[1:-1]) == _NOTHING:
-            nearest = f"[{token[-2]}-{token[1]}]" if re.fullmatch(r"\[.-.\]", token) else "'/' outside of the brackets"
+            nearest = f"[{token[-2]}-{token[1]}]" if re.fullmatch(r"\[.-.\]", token) else "'/' outside the brackets"
             raise UsageError("A bracket matches no character", _shown(given), f"Write {nearest}.")
 
 
@@ -254,7 +256,7 @@ def _one_of(texts: Iterable[str], *, escape: bool = True) -> str:
 
 
 def _set(inside: str) -> str:
-    """Return a character set without the slash; a descending range is empty."""
+    """Return a character set without the slash; a descending range yields an empty set."""
     ranges, decomposed = "", []
     negated = inside[0] in "!^"
     for first, last, single in _SET_ITEM.findall(inside[negated:]):

@@ -1,6 +1,6 @@
-"""Read and write JSON records as dataclasses, with their types checked.
+"""Read and write JSON records as type-checked dataclasses.
 
-Every command reads records first, and msgspec is imported much sooner than pydantic.
+Every command reads records at startup, and msgspec imports much faster than pydantic.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _Record = TypeVar("_Record")
 
 
 def to_json(record: object, *, compact: bool = False) -> bytes:
-    """Return a dataclass as JSON, indented unless it is ``compact``."""
+    """Encode a dataclass as JSON, indented unless ``compact`` is set."""
     data = msgspec.json.encode(record, enc_hook=_plain)
     return data if compact else msgspec.json.format(data)
 
 
 def _plain(value: Any) -> Any:
-    """Return NumPy's numbers, subclasses of built-in types and paths as what JSON knows. Raises TypeError."""
+    """Convert NumPy numbers, subclasses of built-in types, and paths to JSON types. Raises TypeError."""
     if isinstance(value, datetime):
         return value.isoformat()
     for kind in (int, float, str):
@@ -31,7 +31,7 @@ def _plain(value: Any) -> Any:
 
 
 def _time(kind: Any, value: Any) -> Any:
-    """Return an ISO 8601 text as a subclass of ``datetime``, such as that of a shifted clock."""
+    """Parse an ISO 8601 string as a subclass of ``datetime``, such as a shifted clock's."""
     return kind.fromisoformat(value)
 
 
@@ -39,7 +39,7 @@ def from_json(kind: type[_Record], data: bytes) -> _Record:
     """Parse a dataclass; unknown keys are ignored.
 
     Raises:
-        ValueError: if ``data`` is not such a record.
+        ValueError: if ``data`` is not a valid record.
     """
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_time)

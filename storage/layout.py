@@ -20,7 +20,7 @@ BRANCH = "_branch.json"
 BRANCHES = "_branches"
 GITIGNORE = ".gitignore"
 CATALOG = "_catalog.sqlite"
-"""The catalog of a local workspace, unless another one is configured."""
+"""The catalog of a local workspace, unless another is configured."""
 CATALOG_RECORD = "_catalog.json"
 COPY_RECORD = "_copy.json"
 TOKENS = "_tokens.json"
@@ -35,10 +35,10 @@ _ULID = "[0-9A-HJKMNP-TV-Z]{26}"
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _ENTITY = "[a-z][a-z0-9_]*:[A-Za-z0-9._~-]+"
 _LANCE_TEMPORARY = r"\.tmp[A-Za-z0-9]{6}"
-"""Lance first writes local files under such a name, and manifests under their own name with ``#1`` appended."""
+"""Lance writes local files under such a name first, and manifests under their own name plus ``#1``."""
 
 _CUT = r"[0-9a-hjkmnp-tv-z]{26}"
-"""The name of a cut: a ULID in lower case, because Lance's branch names allow no upper case."""
+"""A cut's name: a lowercase ULID, because Lance's branch names allow no uppercase letters."""
 _BRANCH_ID = r"[a-z0-9.-]{1,40}-[0-9a-f]{20}"
 
 _CUT_AT = re.compile(rf"/(?:{BRANCHES}/[^/]+/|tree/cut-|_refs/branches/cut-)({_CUT})(?:[/.]|$)")
@@ -69,7 +69,7 @@ def staged_name(run_id: str, batch: int) -> str:
 
 
 def parse_staged_name(name: str) -> tuple[str, int] | None:
-    """Return ``(run_id, batch)`` of a staged delta, or None for any other file name."""
+    """Return the ``(run_id, batch)`` of a staged delta's file name, or None for any other name."""
     match = _STAGED.fullmatch(name)
     return (match["run"], int(match["batch"])) if match else None
 
@@ -80,45 +80,45 @@ def run_directory(tenant: Entity) -> str:
 
 
 def run_id_of(name: str) -> str | None:
-    """Return the run id in the file name of a run record, or None for any other file name."""
+    """Return the run id in a run record's file name, or None for any other name."""
     match = _RUN.fullmatch(name)
     return match[1] if match else None
 
 
 def table_path(tenant: Entity, kind: str, fingerprint: str) -> str:
-    """Return the path of a table of embeddings; ``kind`` is ``line``, ``memory`` or ``deep``."""
+    """Return the path of an embedding table; ``kind`` is ``line``, ``memory`` or ``deep``."""
     return f"{tables_directory(tenant)}/{kind}_embeddings-{fingerprint}.lance"
 
 
 def branches_directory(entity: Entity) -> str:
-    """Return the directory of the branches of a source."""
+    """Return the directory that holds a source's branches."""
     return f"{entity.directory}/{BRANCHES}"
 
 
 def branch_directory(entity: Entity, name: str) -> str:
-    """Return the directory of a branch of a source. A hash of the name keeps names apart on every file system."""
+    """Return the directory of a source's branch. A hash of the name keeps similar names apart on every file system."""
     readable = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")[:40].rstrip("-.") or "branch"
     return f"{branches_directory(entity)}/{readable}-{hashlib.blake2b(name.encode(), digest_size=10).hexdigest()}"
 
 
 def is_cut(name: str) -> bool:
-    """Return whether ``name`` is the name of a cut in the directory of its branch."""
+    """Return whether ``name`` is a cut's name in its branch directory."""
     return re.fullmatch(_CUT, name) is not None
 
 
 def lance_branch(cut: str) -> str:
-    """Return Lance's name for the branch of a table that holds ``cut``."""
+    """Return Lance's name for the table branch that holds ``cut``."""
     return f"cut-{cut}"
 
 
 def cut_of(lance_name: str) -> str | None:
-    """Return the cut that a branch of a table holds, or None if Driftline did not make the branch."""
+    """Return the cut held by a table branch, or None if Driftline did not create the branch."""
     cut = lance_name.removeprefix("cut-")
     return cut if lance_name == lance_branch(cut) and is_cut(cut) else None
 
 
 def branch_table_path(table: str, cut: str) -> str:
-    """Return the folder where Lance keeps a branch's own files, which the table at ``table`` does not share."""
+    """Return the folder where Lance keeps a branch's own files, not shared with the table at ``table``."""
     return f"{table}/tree/{lance_branch(cut)}"
 
 
@@ -128,7 +128,7 @@ def tables_directory(tenant: Entity) -> str:
 
 
 def table_fingerprint(name: str, kind: str) -> str | None:
-    """Return the fingerprint in the directory name of a table of ``kind``, or None for any other name."""
+    """Return the fingerprint in a table's directory name, or None if it is not a table of ``kind``."""
     match = _TABLE_NAME.fullmatch(name)
     return match["fingerprint"] if match and match["kind"] == kind else None
 
@@ -145,7 +145,7 @@ def lease_path(entity: Entity, purpose: str = "source") -> str:
 
 
 def cut_at(path: str) -> str | None:
-    """Return the cut that the file of a branch at ``path`` belongs to; None for a record."""
+    """Return the cut that a branch file at ``path`` belongs to; None for a branch record."""
     match = _CUT_AT.search(path)
     return match[1] if match else None
 
@@ -157,13 +157,13 @@ def branch_of_lease(path: str) -> str:
 
 
 def branch_lease_path(entity: Entity, name: str) -> str:
-    """Return the path of the lease of a branch."""
+    """Return the path of a branch's lease."""
     identifier = branch_directory(entity, name).rpartition("/")[2]
     return lease_path(entity, "branch").replace(".json", f"~2F{BRANCHES}~2F{identifier}.json")
 
 
 def leased_entity(path: str) -> tuple[str, Entity]:
-    """Return ``(purpose, entity)`` of a lease file; for a branch, the entity is its source. Inverts ``lease_path``."""
+    """Return ``(purpose, entity)`` for a lease file; for a branch, the entity is its source. Inverts ``lease_path``."""
     purpose, _, name = path.rpartition("/")[2].removesuffix(".json").partition(":")
     if purpose == "branch":
         name = name.rpartition(f"~2F{BRANCHES}~2F")[0]
@@ -175,7 +175,7 @@ def leased_entity(path: str) -> tuple[str, Entity]:
 
 
 class Kind(enum.StrEnum):
-    """The kinds of objects in the layout."""
+    """The kinds of objects defined by the layout."""
 
     PERMANENT = "permanent"
     BASE = "base"
@@ -234,7 +234,7 @@ _compiled = cache(re.compile)
 
 
 class Name(NamedTuple):
-    """A classified path. ``directory`` is the directory that it belongs to; for files of a table, the table."""
+    """A classified path. ``directory`` is the directory it belongs to; for a table's file, the table."""
 
     kind: Kind
     directory: str = ""
@@ -242,7 +242,7 @@ class Name(NamedTuple):
 
 
 def parse_name(path: str) -> Name:
-    """Classify ``path``, relative to the workspace; FOREIGN unless the layout allows such a name there."""
+    """Classify ``path``, relative to the workspace; FOREIGN unless the layout defines such a name."""
     table = _compiled(_TABLE).fullmatch(path)
     if table is not None:
         for kind, pattern in _TABLE_KINDS:
@@ -271,17 +271,17 @@ def new_ulid(now_ms: int | None = None) -> str:
 
 
 def derived_ulid(ulid: str, number: int) -> str:
-    """Return the ULID of part ``number`` of ``ulid``; deterministic, so that a retry recognizes its own writes."""
+    """Return the ULID for part ``number`` of ``ulid``; deterministic, so that a retry recognizes its own writes."""
     digest = hashlib.blake2b(f"{ulid}/{number}".encode(), digest_size=_RANDOM_BYTES).digest()
     return ulid[:_TIME_CHARACTERS] + _encode(int.from_bytes(digest), 16)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object: ``path`` is relative to the workspace; ``modified`` is the store's own time, with a time zone.
+    """An object: ``path`` is relative to the workspace; ``modified`` is the store's own time, with a time zone.
 
-    ``version`` (an etag or a generation) changes with the content. ``replace`` accepts only versions from
-    ``get_versioned``, ``head``, ``create`` and ``replace``: listings of Google Cloud Storage and Azure spell them
+    ``version`` (an etag or a generation) changes with the content. ``replace`` accepts only versions returned by
+    ``get_versioned``, ``head``, ``create`` and ``replace``: listings by Google Cloud Storage and Azure format them
     differently.
     """
 
@@ -292,4 +292,4 @@ class ObjectInfo:
 
 
 Range = tuple[int, int | None]
-"""The bytes of an object from the first number to the second (exclusive), or to its end."""
+"""A byte range of an object: from the first number to the second (exclusive), or to the end."""

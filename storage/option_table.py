@@ -1,9 +1,8 @@
-"""Declare each argument of a request once, with its type, default, limits, names and help.
+"""Declare each request argument once, with its type, default, limits, names and help.
 
-A request is a frozen dataclass whose fields are made by ``option``. ``options_of`` returns its table, from which the
-command line, the HTTP and MCP servers, the actions and the configuration take their declarations; ``Option.check``
-checks a value wherever it comes from. The module imports no libraries, so that ``--help`` and ``import driftline`` stay
-fast.
+A request is a frozen dataclass whose fields are made by ``option``. ``options_of`` returns its table, which the command
+line, HTTP and MCP servers, actions and configuration build their declarations from; ``Option.check`` checks a value
+regardless of its origin. The module imports no libraries, to keep ``--help`` and ``import driftline`` fast.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from driftline.storage.errors import UsageError
 INTERFACES = frozenset({"action", "command", "http", "mcp"})
 """The interfaces that have the option, in addition to Python."""
 MAX_SERVED_NAMES = 100
-"""Values of one filter that a server accepts."""
+"""Maximum number of values of one filter that servers accept."""
 _T = TypeVar("_T")
 _M = TypeVar("_M")
 _R = TypeVar("_R")
@@ -38,18 +37,18 @@ _KINDS: Mapping[type, tuple[type, str]] = {
     float: (Real, "a number"),
     str: (str, "text"),
 }
-"""The types that stand for the type of an option, such as those of NumPy, and its name in errors."""
+"""For each option type, the types that are accepted for it, such as NumPy's, and its name in errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of a request's table of options: all that an interface needs to declare, check and explain it.
+    """One row of a request's option table: everything an interface needs to declare, check and explain the option.
 
-    ``type`` is the type of one value or, for a list, of its items. ``bounds`` limit numbers; servers accept the
-    narrower ``served`` ones. ``flag``, ``parameter`` and ``argument`` are its names on the command line, in HTTP
-    requests and in actions; ``aliases`` are further flags or, with an underscore or capitals, keys of the
-    configuration. ``pattern`` and ``choices`` describe valid values in schemas. If a switch is off, the search leaves
-    out documents for whose paths ``leaves_out`` returns true. A setting can have a default in ``driftline.toml``.
+    ``type`` is the type of one value or, for a list, of its items. ``bounds`` limit numbers; servers only accept the
+    narrower ``served`` range. ``flag``, ``parameter`` and ``argument`` are the option's names on the command line, in
+    HTTP requests and in actions; ``aliases`` are more flags or, if they contain an underscore or capitals,
+    configuration keys. ``pattern`` and ``choices`` describe valid values in schemas. If a switch is off, the search
+    excludes documents for whose paths ``leaves_out`` returns true. A setting can have a default in ``driftline.toml``.
     """
 
     help: str
@@ -74,11 +73,11 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
-        """Return whether its value is on or off."""
+        """Return whether the option is on or off."""
         return self.type is bool
 
     def check(self, value: Any) -> None:
-        """Raise UsageError for a value of another type, out of bounds, or not one of the choices."""
+        """Raise UsageError if a value has the wrong type, is out of bounds, or is not one of the choices."""
         if value is None and self.default is None:
             return
         if not all(self._is_one(each) for each in (value if self.is_list else (value,))):
@@ -93,8 +92,10 @@ class Option:
             raise UsageError(f"Unknown {self.name}", str(value), f"Use one of {', '.join(self.choices)}.")
 
     def _is_one(self, value: Any) -> bool:
-        """Return whether ``value`` has the type of one value; 0 and 1 are switches, but switches are no numbers."""
-        if self.is_entity and isinstance(value, (tuple, list)):  # its type and id
+        """Return whether ``value`` has the type of one value; 0 and 1 are accepted as switches, but booleans are not
+        numbers.
+        """
+        if self.is_entity and isinstance(value, (tuple, list)):  # a (type, id) pair
             return all(isinstance(part, str) for part in value)
         return isinstance(value, _KINDS[self.type][0]) and (self.is_switch or not isinstance(value, bool))
 
@@ -119,21 +120,21 @@ def path_or_uri(what: str, given: object) -> str:
 
 
 def option(default: _T, help: str, **row: Any) -> _T:
-    """Return the dataclass field of an option: its default, its help, and further fields of ``Option``."""
+    """Return the dataclass field for an option: its default, its help, and more fields of ``Option``."""
     declared: Any = field(default=default, metadata={_OPTION: Option(help, default=default, **row)})
     found: _T = declared
     return found
 
 
 def options_of(model: type) -> dict[str, Option]:
-    """Return the table of a dataclass: its options, keyed by name, own fields before inherited ones."""
+    """Return a dataclass's option table, keyed by name, own fields before inherited ones."""
     inherited = {each.name for base in model.__mro__[1:] if is_dataclass(base) for each in fields(base)}
     ordered = sorted(fields(model), key=lambda each: each.name in inherited)
     return {each.name: _named(each) for each in ordered if _OPTION in each.metadata}
 
 
 def _named(declared: Any) -> Option:
-    """Return the option of a field, with its derived names and type."""
+    """Return a field's option, with its derived names and type."""
     row: Option = declared.metadata[_OPTION]
     name, kind = declared.name, _plain(declared.type)
     is_list = get_origin(kind) is not None and get_origin(kind) is not Literal
@@ -151,14 +152,14 @@ def _named(declared: Any) -> Option:
 
 
 def _plain(annotation: Any) -> Any:
-    """Return the first alternative of a union."""
+    """Return the first member of a union."""
     return get_args(annotation)[0] if get_origin(annotation) in (Union, UnionType) else annotation
 
 
 def from_keywords(
     model: Callable[_P, _M],
 ) -> Callable[[Callable[[_T, _M], _R]], Callable[Concatenate[_T, _P], _R]]:
-    """Let a function of a request take the arguments that build the request; type checkers see them as well.
+    """Make a function of a request accept the arguments that build it; type checkers see them as well.
 
     ``f(workspace, request)`` becomes ``f(workspace, query, *, top_k=10, ...)``.
     """
@@ -181,9 +182,9 @@ def from_keywords(
 
 
 def spread(name: str, parameters: Sequence[inspect.Parameter]) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
-    """Let a function take ``parameters`` in place of its parameter ``name``, which gets a dict of their values.
+    """Replace a function's parameter ``name``, a dict, with individual ``parameters``.
 
-    Libraries that read signatures (typer, FastAPI, MCP) see the parameters as if they had been declared one by one.
+    Libraries that read signatures (typer, FastAPI, MCP) see the parameters as if they were declared one by one.
     """
     names = [each.name for each in parameters]
 
@@ -220,11 +221,11 @@ SYNONYMS = (
     {"max_distance", "distance", "threshold"},
     {"min_relevance", "min_score", "score", "relevance"},
 )
-"""Argument names of other tools. Each set names one argument."""
+"""Argument names used by other tools. Each set is one argument."""
 
 
 def nearest_name(name: str, known: Sequence[str]) -> str:
-    """Return advice for an unknown argument ``name``: the nearest of the ``known`` names."""
+    """Return a hint for an unknown argument ``name``: the closest of the ``known`` names."""
     plain = name.strip("-").replace("-", "_").lower()
     same = [each for synonyms in SYNONYMS if plain in synonyms for each in known if each in synonyms]
     near = same or difflib.get_close_matches(plain, known, 1)

@@ -1,10 +1,10 @@
-"""Find credentials: files by their names, private keys, and tokens inside text, which are replaced.
+"""Find credentials: files with credential names, private keys, and tokens inside text, which are redacted.
 
-``redact`` replaces a token with ``[redacted:RULE]``, so that its line is still found by its other words. Rules of the
-mode ``known`` find credentials by a form that can be checked: a prefix, an alphabet, a length. ``strict`` also replaces
-a random value behind a word such as ``password``. One RE2 expression over all texts of a batch selects the lines to
-which a rule may apply, so the rules themselves run on very few lines. No rule looks beyond a line, so any part of a
-text is redacted exactly like the whole.
+``redact`` replaces a token with ``[redacted:RULE]``, so that its line can still be found by its other words. The
+``known`` rules detect credentials with a verifiable format: a prefix, an alphabet, a length. ``strict`` also redacts a
+random value after a word such as ``password``. One RE2 expression over all texts in a batch selects the lines that a
+rule may apply to, so the rules themselves run on very few lines. No rule looks beyond a line, so any part of a text is
+redacted exactly like the whole.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SECRETS = (
     *("**/.aws/credentials", "**/.aws/config", "**/.azure/*.json", "accessTokens.json", "**/.oci/config"),
     *("application_default_credentials.json", "**/gcloud/legacy_credentials/**", "**/gcloud/access_tokens.db"),
     *("client_secret*.json", "service[-_]account*.json", "serviceaccount*.json", "*firebase-adminsdk*.json"),
-    *("gha-creds-*.json", f"*-{'[0-9a-f]' * 12}.json"),  # as Google names the keys of service accounts
+    *("gha-creds-*.json", f"*-{'[0-9a-f]' * 12}.json"),  # Google's naming for service account keys
     *("credentials.csv", "*accessKeys.csv", "rootkey.csv", ".boto", ".s3cfg", ".s3curl", ".tugboat", "rclone.conf"),
     *(".databrickscfg", ".passwd-s3fs", "aws[-_]credentials", "*[-_]credentials.json", "local.settings.json"),
     *("**/.aws/sso/cache/*", "**/.aws/cli/cache/*", "**/.mc/config.json", "**/.cloudflared/*.json"),
@@ -80,14 +80,16 @@ SECRETS = (
     *("credentials", ".credentials", ".credentials.*"),
     *(f"credentials.{end}" for end in ("json", "yaml", "yml", "toml", "xml", "ini")),
     *(f"secret{s}.{end}" for s in ("", "s") for end in ("json", "yaml", "yml", "toml", "ini", "properties", "txt")),
-    # histories of shells and consoles
+    # shell and console histories
     *(".*_history", ".histfile", "fish_history", "ConsoleHost_history.txt", ".dbshell", ".lesshst", ".viminfo"),
     # examples, and public keys
     *("!*.example", "!*.sample", "!*.template", "!*.tmpl", "!*.dist", "!*.pub"),
     *("!example.env", "!sample.env", "!template.env", "!*.example.env", "!**/.ssh/config", "!**/.ssh/known_hosts"),
     *("!**/.ssh/authorized_keys", "!.secrets.baseline"),
 )
-"""Names of files that usually hold credentials; matching ignores case. ``holds_key`` finds keys under any name."""
+"""Names of files that usually contain credentials; matching is case-insensitive. ``holds_key`` finds keys under any
+name.
+"""
 
 # -- private keys --------------------------------------------------------------------------------
 
@@ -99,7 +101,8 @@ _KEY = re.compile(
 )
 """A PEM, OpenSSH or PGP private key with its headers, if any, even inside source code or JSON.
 
-In text that only mentions keys, no key follows a line that looks like the first line of a key."""
+In text that only mentions keys, a line that looks like a key's first line is not followed by a key.
+"""
 _BEGINS_KEY = re.compile(
     r"\s*(?:-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
     r"|PuTTY-User-Key-File-\d)"
@@ -107,13 +110,13 @@ _BEGINS_KEY = re.compile(
 _AGE_KEY = re.compile(r"\bAGE-SECRET-KEY-1[0-9A-Z]{40,}")
 _LONE_TOKEN = re.compile(r"\s*[A-Za-z0-9+/_-]{20,}={0,2}\s*")
 _ALLOWED = ("gitleaks:allow", "pragma: allowlist secret")
-"""Comments that scanners for secrets accept as the author's statement that nothing in a file is secret."""
+"""Comments that secret scanners accept as the author's assurance that a file contains no secrets."""
 
 
 def holds_key(path: str, text: str) -> bool:
     """Return whether a file is or contains a private key, and has no comment that allows it.
 
-    A file named ``*.key`` counts if it is a single long word; other ``.key`` files are often translations.
+    A file named ``*.key`` also qualifies if it is a single long word; other ``.key`` files are often translations.
     """
     found = (
         _BEGINS_KEY.match(text)
@@ -127,7 +130,7 @@ def holds_key(path: str, text: str) -> bool:
 # -- tokens inside text --------------------------------------------------------------------------
 
 RULES_VERSION = 1
-"""Part of the mark of each document in the manifest. Increment it with each change of a rule to reread documents."""
+"""Part of each document's mark in the manifest. Increment it when a rule changes, so that documents are read again."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
     "known": f"known/{RULES_VERSION}",
@@ -136,13 +139,13 @@ _MARKS: dict[Redaction, str] = {
 _IS_MARK = re.compile(r"(?:known|strict)/\d+")
 _REDACTED = "[redacted:"
 _FEW_CHARACTERS = 6_000
-"""Shorter texts are preselected with ``re``: RE2 takes half a millisecond at each call to compile the hints."""
+"""Shorter texts are preselected with ``re``: RE2 takes half a millisecond per call to compile the hints."""
 _STARTS = r"(?<![A-Za-z0-9_])"
 _ENDS = r"(?![A-Za-z0-9_])"
 
 
 def _varied(least: int) -> Callable[[str], bool]:
-    """Return a check for values of ``least`` distinct characters, which placeholders such as ``xxxx`` do not have."""
+    """Return a check for values with at least ``least`` distinct characters, unlike placeholders such as ``xxxx``."""
     return lambda value: len(set(value)) >= least
 
 
@@ -170,7 +173,7 @@ def _is_password(value: str) -> bool:
 
 
 MIN_BITS = 3.0
-"""Minimum entropy per character, in bits, at which ``strict`` considers a value after a key word random."""
+"""Minimum entropy per character, in bits, for ``strict`` to treat a value after a keyword as random."""
 
 
 def entropy(value: str) -> float:
@@ -190,9 +193,9 @@ def _is_random(value: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A kind of credential: ``pattern`` matches it or, if ``before``, the text in front of it, which stays.
+    """A kind of credential. ``pattern`` matches it; if ``before`` is set, it matches the preceding text, which is kept.
 
-    ``hint`` (RE2) matches in each line in which ``pattern`` can match. A match that ``check`` does not confirm stays.
+    ``hint`` (RE2) matches every line that ``pattern`` can match. A match that ``check`` rejects is kept.
     """
 
     name: str
@@ -203,18 +206,18 @@ class Rule:
 
     @property
     def group(self) -> str:
-        """The name of its group in the expression of all rules."""
+        """The name of the rule's group in the combined expression."""
         return self.name.replace("-", "_")
 
     @property
     def expression(self) -> str:
-        """The group of the rule; the text to keep is in ``kept_`` and its name."""
+        """The rule's group; the text to keep is in the group ``kept_`` plus its name."""
         kept = f"(?P<kept_{self.group}>{self.before})" if self.before else ""
         return f"(?P<{self.group}>{kept}{self.pattern})"
 
 
 def _token(name: str, prefix: str, body: str, hint: str = "") -> Rule:
-    """Return the rule of tokens that begin with ``prefix``, which is also the hint by default."""
+    """Return the rule for tokens that start with ``prefix``, which by default is also the hint."""
     return Rule(name, hint or prefix, f"{_STARTS}{prefix}{body}")
 
 
@@ -294,7 +297,7 @@ KNOWN: tuple[Rule, ...] = (
     Rule("url-password", r"://[^\s/:@]+:[^\s/@]+@", r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password,
          before=r"://[^\s/:@\"'<>]{1,64}:"),
 )  # fmt: skip
-"""Credentials whose form can be checked, from the documentation of their issuers."""
+"""Credentials with a verifiable format, from their issuers' documentation."""
 
 _KEY_WORDS = (
     r"(?i:passwd|passphrase|password|pwd|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|auth)"
@@ -308,18 +311,18 @@ STRICT = (
 
 @dataclass(frozen=True, slots=True)
 class Redactor:
-    """The rules of a mode: ``hints`` select lines, ``expression`` finds credentials."""
+    """A mode's rules: ``hints`` select lines, ``expression`` finds credentials."""
 
     rules: dict[str, Rule]
     hints: tuple[re.Pattern[str], ...]
 
     @property
     def expression(self) -> re.Pattern[str]:
-        """Return the expression of all rules, compiled once it is needed: few texts have a hint."""
+        """Return the combined expression, compiled on first use: few texts match a hint."""
         return _compiled("|".join(rule.expression for rule in self.rules.values()))
 
     def line(self, line: str, counts: Counter[str]) -> str:
-        """Return a line without credentials, and count them; a mark in the line allows them."""
+        """Return a line with credentials redacted and counted; an allow comment in the line keeps them."""
 
         def replaced(match: re.Match[str]) -> str:
             rule = self.rules[match.lastgroup or ""]
@@ -332,7 +335,7 @@ class Redactor:
         return line if any(word in line for word in _ALLOWED) else self.expression.sub(replaced, line)
 
     def suspected(self, texts: Sequence[str]) -> list[int]:
-        """Return which ``texts`` may hold a credential."""
+        """Return the indices of ``texts`` that may contain a credential."""
         if sum(map(len, texts)) <= _FEW_CHARACTERS:
             return [at for at, text in enumerate(texts) if any(hint.search(text) for hint in self.hints)]
         either = "|".join(f"(?:{hint.pattern})" for hint in self.hints)
@@ -345,16 +348,17 @@ class Redactor:
 @cache
 def _redactor(mode: Redaction) -> Redactor:
     rules = STRICT if mode == "strict" else KNOWN
-    hints = tuple(re.compile(rule.hint) for rule in rules)  # one by one: ``re`` then looks for their first letters
+    # separately, because ``re`` then searches for their first letters
+    hints = tuple(re.compile(rule.hint) for rule in rules)
     return Redactor({rule.group: rule for rule in rules}, hints)
 
 
 _compiled = cache(re.compile)
-"""Compiled once for each mode."""
+"""Compiled once per mode."""
 
 
 def redact(texts: Sequence[str], mode: Redaction) -> tuple[list[str], Counter[str]]:
-    """Return ``texts`` without credentials, and how many of them each rule replaced.
+    """Return ``texts`` with credentials redacted, and the number of replacements per rule.
 
     >>> password = "h8Wq-2vTz"
     >>> redact([f"url = postgres://app:{password}@db/main"], "known")
@@ -383,9 +387,9 @@ _OF_KEYS = "private-key"
 
 
 def redact_value(value: Any, mode: Redaction) -> tuple[Any, Counter[str]]:
-    """Return a JSON value without credentials and private keys in its strings and names, and their counts by rule.
+    """Redact credentials and private keys in a JSON value's strings and names; also return the counts by rule.
 
-    A value without credentials is returned unchanged. Raises BadEntry if the value is nested too deeply.
+    A value with no credentials is returned unchanged. Raises BadEntry if the value is nested too deeply.
 
     >>> password = "h8Wq-2vTz"
     >>> redact_value({"note": [f"db: postgres://app:{password}@db/main", 7]}, "known")[0]
@@ -425,7 +429,7 @@ def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def redact_lines(lines: Sequence[str], mode: Redaction) -> list[str]:
-    """Return the lines of a document with credentials redacted."""
+    """Return a document's lines with credentials redacted."""
     return redact(["\n".join(lines)], mode)[0][0].split("\n") if lines else []
 
 
@@ -435,7 +439,7 @@ def holds_redacted(text: str) -> bool:
 
 
 def with_mark(mark: str, mode: Redaction) -> str:
-    """Return the manifest's mark of a document: its extractor's mark, and how its text was redacted.
+    """Return a document's mark in the manifest: its extractor's mark, and how its text was redacted.
 
     >>> with_mark("pdf/1", "off"), with_mark("", "off")
     ('pdf/1', '')

@@ -1,8 +1,8 @@
 """Query one workspace in SQL: its content as read-only DuckDB views (DESIGN, "SQL").
 
-DuckDB runs in this process and sees nothing but the views: no file, no network, no extension, no setting. It asks each
-view for the columns and rows that a query needs, and the view reads only those through the workspace's own store, so
-DuckDB needs no client for buckets. Memory and time of a query are bounded.
+DuckDB runs in this process and has access to nothing but the views: no files, network, extensions or settings. It asks
+each view for the columns and rows that a query needs, and the view reads only those through the workspace's own store,
+so DuckDB needs no bucket client. A query's memory and time are bounded.
 
     documents     the manifest: one row a document
     skipped       files that are not indexed, and why
@@ -53,17 +53,17 @@ MAX_BYTES = 2**30
 BATCH_ROWS = 65_536
 
 _TIME = pa.timestamp("us")
-"""UTC without a zone."""
+"""UTC, stored without a zone."""
 Columns = Sequence[str]
 Read = Callable[[Columns, Any], Iterator[pa.RecordBatch]]
-"""Yields batches of the requested columns, of the rows that an Arrow expression, or None, allows."""
+"""Yields batches of the requested columns, with the rows that pass an Arrow expression, or all rows if it is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view: the schema of the scan, how it is read, and how it is shown.
+    """A view: the schema of its scan, how it is read, and how it is shown.
 
-    ``shown`` are the columns as SQL, ``where`` is a condition; ``distinct`` drops duplicates.
+    ``shown`` lists the columns as SQL, ``where`` is a condition; ``distinct`` drops duplicates.
     """
 
     schema: pa.Schema
@@ -84,19 +84,19 @@ def query(
     max_seconds: float = MAX_SECONDS,
     max_bytes: int = MAX_BYTES,
 ) -> Iterator[Result]:
-    """Run one SELECT over the views of ``workspace``; its result is read while the context is open.
+    """Run one SELECT on the views of ``workspace``; its result can be read while the context is open.
 
     Args:
         workspace: The workspace, on a branch or not.
-        text: One statement that reads.
-        parameters: The values of the ``?`` in ``text``.
+        text: A single statement that only reads.
+        parameters: The values for each ``?`` in ``text``.
         within: Show only data within this boundary.
-        searches: The journal of searches, with the columns of SEARCHES.
-        max_seconds: Interrupt the query after this time, reading of its result included.
+        searches: The search journal, with the columns of SEARCHES.
+        max_seconds: Interrupt the query after this time, which includes reading the result.
         max_bytes: The memory that DuckDB may use.
 
     Raises:
-        UsageError: The statement is wrong, is not a single SELECT, or takes too long.
+        UsageError: The statement is invalid, is not a single SELECT, or takes too long.
         OutOfMemory: It needs more memory than ``max_bytes``.
         CorruptFile, StorageError: The workspace cannot be read.
     """
@@ -109,7 +109,7 @@ def query(
             for name, view in views(workspace, within, searches).items():
                 shown = connection.from_arrow(_Scanned(view, limits.failures)).filter(view.where).project(view.shown)
                 (shown.distinct() if view.distinct else shown).create_view(name)
-            connection.execute("SET TimeZone = 'UTC'")  # otherwise, now() has the time zone of the machine
+            connection.execute("SET TimeZone = 'UTC'")  # otherwise, now() would use the machine's time zone
             connection.execute("SET lock_configuration = true")
             _check(connection, text)
             timer.start()
@@ -122,7 +122,7 @@ def query(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The limits of a query, and the errors from reading the workspace, which DuckDB would report as its own."""
+    """A query's limits, and the errors raised while reading the workspace, which DuckDB would report as its own."""
 
     max_seconds: float
     max_bytes: int
@@ -130,7 +130,7 @@ class _Limits:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Translate DuckDB's errors into errors of Driftline."""
+        """Translate DuckDB errors into Driftline errors."""
         import duckdb
 
         try:
@@ -140,25 +140,25 @@ class _Limits:
 
     def _of(self, text: str) -> DriftlineError:
         if "INTERRUPT" in text.upper():
-            fix = "Narrow it, or give it more time."
+            fix = "Narrow it, or allow more time."
             return UsageError(f"The query took longer than {self.max_seconds:g} s", fix=fix)
         if "Out of Memory" in text:
             fix = "Select fewer columns, aggregate, or add a LIMIT."
             return OutOfMemory(f"The query needs more memory than {self.max_bytes / 1e9:.1f} GB", fix=fix)
         what = text.partition("\n\nLINE")[0].rstrip(".! \n")
-        return UsageError("The query cannot be run", what, "Write DESCRIBE and the name of a view to see its columns.")
+        return UsageError("The query cannot be run", what, "DESCRIBE a view to see its columns.")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The rows of a query, in batches, which can be read once."""
+    """A query's rows, in batches; they can only be read once."""
 
     _reader: pa.RecordBatchReader
     _limits: _Limits
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns; if several have the same name, all but the first get a number."""
+        """The columns; if several have the same name, all but the first get a numeric suffix."""
         given = self._reader.schema
         names: list[str] = []
         for name in given.names:
@@ -167,7 +167,7 @@ class Result:
         return pa.schema([given.field(at).with_name(name) for at, name in enumerate(names)])
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches as DuckDB computes them. Raises the errors of ``query``."""
+        """Yield the batches as DuckDB computes them. Propagates errors from ``query``."""
         names = self.schema.names
         while True:
             with self._limits.explained():
@@ -191,12 +191,12 @@ class Result:
         ]
 
     def table(self) -> pa.Table:
-        """Return all rows. Raises the errors of ``query``."""
+        """Return all rows. Propagates errors from ``query``."""
         return pa.Table.from_batches(list(self), self.schema)
 
 
 def as_text(value: object) -> str:
-    """Return a value for a cell: nothing for null, a list or an object as JSON.
+    """Format a value for a cell: null as empty, a list or object as JSON.
 
     Examples:
         >>> as_text(None), as_text(1 / 3), as_text(["a"])
@@ -210,7 +210,7 @@ def as_text(value: object) -> str:
 
 
 def as_json(value: Any) -> object:
-    """Convert a value that JSON cannot represent to one that it can."""
+    """Convert a value without a JSON equivalent to one that has one."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, datetime | date):
@@ -221,7 +221,7 @@ def as_json(value: Any) -> object:
 
 
 def _connect(max_bytes: int) -> DuckDBPyConnection:
-    """Connect to a database in memory that has no access to anything else and spills nothing to the disk."""
+    """Connect to an in-memory database that has no access to anything else and never spills to disk."""
     import duckdb
 
     return duckdb.connect(
@@ -240,18 +240,18 @@ def _connect(max_bytes: int) -> DuckDBPyConnection:
 
 
 def _check(connection: DuckDBPyConnection, text: str) -> None:
-    """Raise UsageError unless ``text`` is one statement that only reads."""
+    """Raise UsageError unless ``text`` is a single statement that only reads."""
     import duckdb
 
     found = connection.extract_statements(text)
     if len(found) != 1 or found[0].type != duckdb.StatementType.SELECT:
         what = "Only a SELECT can be run" if found else "The query is empty"
-        fix = "Write one statement that begins with SELECT, WITH, FROM, DESCRIBE or SHOW TABLES."
+        fix = "Write one statement that starts with SELECT, WITH, FROM, DESCRIBE or SHOW TABLES."
         raise UsageError(what if len(found) < 2 else "Only one statement can be run", fix=fix)
 
 
 class _Batches:
-    """A source of a DuckDB scan: anything with ``to_reader``."""
+    """A source for a DuckDB scan, which can be anything that has ``to_reader``."""
 
     def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         self.projected_schema = schema
@@ -262,7 +262,7 @@ class _Batches:
 
 
 class _Scanned(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
-    """A view as a dataset, from which DuckDB requests columns and rows, once for each use in a query."""
+    """A view as a dataset; DuckDB requests columns and rows from it, once for each use in a query."""
 
     def __init__(self, view: View, failures: list[DriftlineError]) -> None:
         self._view = view
@@ -367,7 +367,7 @@ _MEMORY = pa.schema(
 
 
 def views(workspace: Workspace, within: Boundary | None = None, searches: pa.Table | None = None) -> dict[str, View]:
-    """Return the views of ``workspace``, keyed by name, limited to data ``within`` a boundary. Reads nothing yet."""
+    """Return the views of ``workspace``, keyed by name, restricted to data ``within`` a boundary. Reads nothing yet."""
     there = _Contents(workspace, within)
     levels = pa.schema([("entity", pa.string()), *((level, pa.string()) for level in workspace.config.hierarchy)])
     sources = pa.schema([*levels, *_SOURCE_FIELDS])
@@ -398,7 +398,7 @@ def views(workspace: Workspace, within: Boundary | None = None, searches: pa.Tab
 
 
 def _small(schema: pa.Schema, rows: Callable[[], Iterator[Mapping[str, Any]]]) -> Read:
-    """Return the reader of a view of few rows, all of which are read."""
+    """Return a reader for a small view, which reads all rows."""
 
     def read(names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
         return _filtered(pa.Table.from_pylist(list(rows()), schema=schema), names, where)
@@ -416,7 +416,7 @@ def _utc(moment: datetime | None) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """The content of a workspace within a boundary, as the views read it."""
+    """A workspace's content within a boundary, as read by the views."""
 
     workspace: Workspace
     within: Boundary | None
@@ -444,7 +444,7 @@ class _Contents:
                 yield from _filtered(rows.append_column("entity", named.cast(pa.string())), names, where)
 
     def lines(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the tables of lines, without commit markers."""
+        """Yield the rows of the line tables, excluding commit markers."""
         for table, entities in self._tables():
             of_lines = pc.field("line_number") > MARKER_LINE
             if entities is not None:
@@ -452,7 +452,9 @@ class _Contents:
             yield from _scanned(table, names, of_lines if where is None else of_lines & where)
 
     def definitions(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the definitions in each block of lines; a definition that spans several blocks is yielded with each."""
+        """Yield the definitions in each block of lines; a definition that spans several blocks is yielded once per
+        block.
+        """
         for table, entities in self._tables():
             of_blocks = pc.field(OUTLINE_COLUMN) != ""
             if entities is not None:
@@ -475,7 +477,7 @@ class _Contents:
                 yield from _filtered(found, names, where)
 
     def _tables(self) -> Iterator[tuple[LineTable, list[Entity] | None]]:
-        """Yield the tables of lines, each with the sources whose lines count; None for all of them."""
+        """Yield the line tables, each with the sources whose lines are visible; None means all."""
         if self.workspace.config.fingerprint is None:
             return
         for tenant in self._tenants():
@@ -517,9 +519,9 @@ class _Contents:
         return self._histories[str(tenant)]
 
     def runs(self) -> Iterator[dict[str, Any]]:
-        """Yield the runs, a run over several tenants once.
+        """Yield the runs; a run over several tenants is yielded once.
 
-        Within a boundary, yield only runs of its sources, without their requests.
+        Within a boundary, yield only runs over its sources, without their request counts.
         """
         seen: set[str] = set()
         for tenant in self._tenants():
@@ -555,13 +557,13 @@ class _Contents:
         return [each for each in found if self.within is None or self.within.allows_name(each["entity"])]
 
     def memory(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the entries at or below each tenant, or the boundary; ``entity`` is their owner."""
+        """Yield the entries at or below each tenant, or the boundary; ``entity`` is the owner."""
         for owner in self._tenants() if self.within is None else self.within.tops:
             names_there = (
                 info.path.rpartition("/")[2] for info in self.workspace.objects.list(owner.directory, recursive=False)
             )
             if self.within is not None and owner.type == self.workspace.config.hierarchy[-1]:
-                continue  # the index of this directory is the manifest of a source
+                continue  # the index in this directory is a source's manifest
             if not any(name == BASE or is_delta(name) for name in names_there):
                 continue
             rows = MemoryIndex(self.workspace.objects, owner.directory).read(columns=_MEMORY.names)
@@ -575,12 +577,12 @@ def _started(run: RunRecord) -> dict[str, Any]:
 
 
 def _names_in(where: Any, schema: pa.Schema) -> set[str]:
-    """Return the columns that an expression may read: those whose names it contains."""
+    """Return the columns that an expression may read: all whose names it contains."""
     text = "" if where is None else str(where)
     return {name for name in schema.names if name in text}
 
 
 def _scanned(table: LineTable, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a table of lines that ``where`` allows, filtered where they are read."""
+    """Yield the rows of a line table that pass ``where``, which is evaluated during the scan."""
     dataset = table.open()
     yield from dataset.scanner(columns=list(names), filter=where, batch_size=BATCH_ROWS).to_batches()

@@ -12,7 +12,7 @@ _USER_FOLDERS = {"XDG_CACHE_HOME": "~/.cache", "XDG_DATA_HOME": "~/.local/share"
 
 
 def user_folder(variable: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the absolute folder that an XDG ``variable`` names, else its default in the home folder.
+    """Return the absolute folder that the XDG ``variable`` is set to, or its default in the home folder.
 
     Ignores a relative path, as the XDG specification requires: the current folder may be a clone of anyone's
     repository. Raises UsageError if the home folder is unknown.
@@ -28,12 +28,12 @@ def with_home(path: str | os.PathLike[str]) -> Path:
     """
     found = Path(os.path.expanduser(path))
     if os.fspath(path).startswith("~") and not found.is_absolute():
-        raise UsageError("No home folder is known", str(path)[:200], "Set HOME, or write the path from / on.")
+        raise UsageError("No home folder is known", str(path)[:200], "Set HOME, or use an absolute path.")
     return found
 
 
 def cache_folder_of(variable: str, name: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder that an environment ``variable`` names, else ``driftline/{name}`` in the user's cache folder.
+    """Return the folder that an environment ``variable`` is set to, or ``driftline/{name}`` in the user's cache folder.
 
     Raises UsageError.
     """
@@ -43,7 +43,7 @@ def cache_folder_of(variable: str, name: str, environ: Mapping[str, str] = os.en
 
 
 def byte_limit(variable: str, default: int) -> int:
-    """Return the number of bytes in an environment ``variable``, else ``default``. Raises UsageError."""
+    """Return the byte count in an environment ``variable``, or ``default``. Raises UsageError."""
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal():
         raise UsageError(f"{variable} must be a number of bytes", text, "Correct it.")

@@ -168,12 +168,11 @@ def index(
     how |= {"max_delete_fraction": max_delete_fraction, "max_file_bytes": max_file_bytes, "rebind": rebind}
     how |= {"max_document_bytes": max_document_bytes, "redact": redact or (configuration and configuration.redact)}
     how |= _of_documents({"archives": archives, "notebook_outputs": notebook_outputs}, configuration)
-    how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit}
+    how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit, "entity": entity}
     how |= {"deep": deep_model if deep is not False and deep_model else deep}
     request = IndexRequest(
         sources=requests_of(configuration.sources) if configuration else tuple(sources or ()),
         workspace=target,
-        entity=entity,
         include=tuple(include or ()),
         exclude=tuple(exclude or ()),
         model=configuration.model if configuration and model is None else model,
@@ -186,8 +185,7 @@ def index(
         result = index_sources(request, progress).to_dict()
     show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
     _warn_of_empty(result["sources"], filtered=bool(include or exclude))
-    if not (workspace or configuration or dry_run):
-        _warn_of_joined(result["sources"], target)
+    _warn_of_joined(result["sources"], None if workspace or configuration or dry_run else target)
     return FAILED if result["failed"] else DONE
 
 
@@ -221,9 +219,9 @@ def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> N
         warn(f"No document of {source['uri']} is indexed: {why}{f' ({counts})' if counts else ''}{gone}.")
 
 
-def _warn_of_joined(sources: Sequence[Mapping[str, Any]], workspace: str) -> None:
-    """Say which new repositories joined a workspace found above them, which may be a forgotten one."""
-    if os.environ.get(WORKSPACE_VARIABLE):
+def _warn_of_joined(sources: Sequence[Mapping[str, Any]], workspace: str | None) -> None:
+    """Say which new repositories joined a ``workspace`` found above them, which may be a forgotten one."""
+    if workspace is None or os.environ.get(WORKSPACE_VARIABLE):
         return
     for source in sources:
         is_new = 0 < source["documents_total"] == source["new"]

@@ -199,7 +199,7 @@ def explain_aborts(as_json: bool) -> None:
 
     def explain(_: int) -> None:
         try:
-            error = native_crash_error("it aborted the command", "")
+            error = native_crash_error("it has aborted the command", "")
             _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
             sys.stdout.flush()
         finally:

@@ -1,4 +1,4 @@
-"""Run a cleanup: scan references, classify, fence, classify again, delete (DESIGN, "Cleanup").
+"""Run a cleanup: scan, classify, fence, classify again, delete (DESIGN, "Cleanup").
 
 A cleanup deletes an object only if it is an orphan both before and after its writers are fenced off. ``clean_within``
 cleans below one entity: it looks only at memory blobs, and neither counts, reports nor deletes anything outside.
@@ -26,8 +26,8 @@ from driftline.storage.errors import (
     UsageError,
     is_disk_full,
 )
-from driftline.storage.garbage.classify import RUN_RETENTION, Orphan, Reason, References, Verdict, find_orphans
-from driftline.storage.garbage.references import Survey, survey
+from driftline.storage.garbage.classify import RUN_RETENTION, GarbageReport, Orphan, Reason, References, find_orphans
+from driftline.storage.garbage.references import ReferenceScan, scan_references
 from driftline.storage.garbage.traces import read_traces, tenants_with_other_models, write_traces
 from driftline.storage.lance.lance_table import remove_old_versions
 from driftline.storage.layout import Kind, new_ulid, parse_name
@@ -180,54 +180,54 @@ class _Cleanup:
         self._traces = read_traces(self._workspace, now=datetime.now(UTC), full=self._request.full)
         self._report.full = self._traces.listed is None
         self._progress.phase(f"surveying {objects.uri}")
-        surveyed = self._survey()
-        if self._catalog is None and any(name.kind is Kind.BLOB for _, name in surveyed.listing):
-            self._skip(f"Memory blobs cannot be checked without their catalog: set {WHERE_CATALOGS_ARE_NAMED}.")
-        listed = [info for info, _ in surveyed.listing]
+        scan = self._scan()
+        if self._catalog is None and any(name.kind is Kind.BLOB for _, name in scan.listing):
+            self._skip(f"Memory blobs are not judged without their catalog: set {WHERE_CATALOGS_ARE_NAMED}.")
+        listed = [info for info, _ in scan.listing]
         self._now = now = store_time(objects, listed, may_write=not self._request.dry_run)
-        first = self._verdict(surveyed, now)
+        first = self._classified(scan, now)
         self._report.scanned, self._report.foreign = len(listed), first.foreign
         if first.orphans and not self._request.dry_run and not objects.is_local:
             objects.probe_conditional_writes()
         old_enough = [info.path for info in listed if now - info.modified >= self._max_age]
-        committed = [path for path in old_enough if path in surveyed.committed]
+        committed = [path for path in old_enough if path in scan.committed]
         tenants = _entities(o.path.partition("/")[0] for o in first.orphans if o.reason in _OF_TABLES)
         dead = [orphan.path for orphan in first.orphans if orphan.reason is Reason.DEAD_RUN]
         sources = _entities(path.rpartition("/")[0] for path in [*dead, *committed])
         if not tenants and not sources:
             return first.orphans
         if self._request.dry_run:
-            idle = unleased(surveyed, tenants | {source.tenant for source in sources}, self._skip)
+            idle = unleased(scan, tenants | {source.tenant for source in sources}, self._skip)
             return within(first.orphans, *idle)
         try:
-            _take(fence, surveyed, tenants, sources)
+            _take(fence, scan, tenants, sources)
         except StorageError as error:
             free = within(first.orphans, (), ())
             if not is_disk_full(error) or not free:
                 raise
             self._skip(f"Deleted {len(free)} objects before taking leases, because no lease could be written: {error}")
             deletion.run(free)
-            _take(fence, surveyed, tenants, sources)
-        surveyed = self._survey()
-        second = self._verdict(surveyed, now)
+            _take(fence, scan, tenants, sources)
+        scan = self._scan()
+        second = self._classified(scan, now)
         rest = within(seen_twice(first.orphans, second.orphans), fence.tenants, fence.sources)
         return (*deletion.deleted, *rest)
 
-    def _survey(self) -> Survey:
-        """Scan all tenants, or only tenants that may have garbage; note the objects that are garbage at any age."""
-        tenants = None if self._report.full else self._traces.suspects
-        surveyed = survey(self._workspace, self._catalog, tenants)
+    def _scan(self) -> ReferenceScan:
+        """Scan all tenants, or only tenants that may hold garbage; note objects that are garbage at any age."""
+        tenants = None if self._report.full else self._traces.candidates
+        scan = scan_references(self._workspace, self._catalog, tenants)
         ever = find_orphans(
-            surveyed.listing,
-            surveyed.references,
+            scan.listing,
+            scan.references,
             now=datetime.max.replace(tzinfo=UTC),
             max_age=timedelta(0),
             run_retention=timedelta.max,
         )
-        retired = surveyed.references.retired  # listed in the catalog, so the next cleanup finds them without traces
+        retired = scan.references.retired  # named by the catalog, so the next cleanup finds them without traces
         self._left = [orphan for orphan in ever.orphans if orphan.path not in retired]
-        self._unfinished = tenants_with_other_models(self._workspace, surveyed.references.tracked)
-        return surveyed
+        self._unfinished = tenants_with_other_models(self._workspace, scan.references.tracked)
+        return scan
 
     def _write_traces(self, deletion: Deletion) -> None:
         gone = {orphan.path for orphan in deletion.deleted}
@@ -237,10 +237,10 @@ class _Cleanup:
         except StorageError as error:
             self._skip(f"The next cleanup will list the same objects again: {error}")
 
-    def _verdict(self, surveyed: Survey, now: datetime) -> Verdict:
+    def _classified(self, scan: ReferenceScan, now: datetime) -> GarbageReport:
         return find_orphans(
-            surveyed.listing,
-            surveyed.references,
+            scan.listing,
+            scan.references,
             now=now,
             max_age=self._max_age,
             run_retention=timedelta(days=self._request.run_retention_days),
@@ -317,9 +317,9 @@ class _Cleanup:
         return timedelta(seconds=self._request.max_age_seconds)
 
 
-def _take(fence: Fence, surveyed: Survey, tenants: Iterable[Entity], sources: Iterable[Entity]) -> None:
+def _take(fence: Fence, scan: ReferenceScan, tenants: Iterable[Entity], sources: Iterable[Entity]) -> None:
     for tenant in sorted(tenants):
-        fence.take_tenant(tenant, surveyed.sources_of(tenant.directory))
+        fence.take_tenant(tenant, scan.sources_of(tenant.directory))
     for source in sorted(sources):
         fence.take_source(source)
 

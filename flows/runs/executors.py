@@ -26,7 +26,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
 from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, plan_new_segments
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.objects.store_requests import Counts, count_all, tally
+from driftline.storage.objects.store_requests import Counts, count_all, request_counter
 from driftline.storage.sources.source import Source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.commit import SegmentTask, build
@@ -290,7 +290,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 
         def check_worker(dask_worker: Worker) -> tuple[str, Counts]:
             opened = _context_of(dask_worker, key).workspace
-            with tally() as requests:
+            with request_counter() as requests:
                 problem = unreachable(None if new_workspace else opened, sources)
             return problem, requests.counts
 
@@ -389,8 +389,8 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 
 
 def _counted(task: Task[Spec, Result], spec: Spec, context: TaskContext) -> tuple[Result, Counts]:
-    """Return a task's result, and the requests that it sent to stores."""
-    with tally() as requests:
+    """Return the result of a task, and the requests that it sent to stores."""
+    with request_counter() as requests:
         result = task(spec, context)
     return result, requests.counts
 

@@ -23,7 +23,7 @@ from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
 from driftline.flows.runs.plan import SourceRequest
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
-from driftline.storage.entities import Entity, entity_of, spelling
+from driftline.storage.entities import Entity, entity_of, normalized_name
 from driftline.storage.errors import (
     AccessDenied,
     BadEntity,
@@ -397,7 +397,7 @@ def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: dat
             except BadEntity as error:
                 part.repositories[identifier] = each.failed(error, now)
                 continue
-            taken.add(spelling(entity))
+            taken.add(normalized_name(entity))
             part.repositories[identifier] = replace(each, entity=entity)
 
 

@@ -54,7 +54,7 @@ from driftline.storage.errors import (
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
-from driftline.storage.objects.store_requests import phase, tally
+from driftline.storage.objects.store_requests import phase, request_counter
 from driftline.storage.sources.repository import more_readers
 from driftline.storage.workspace.branch_cuts import branch_records
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
@@ -323,7 +323,7 @@ def index_sources(
     """
     started, clock = datetime.now(UTC), time.monotonic()
     watch = Stopwatch()
-    with tally() as requests, ExitStack() as stack:
+    with request_counter() as requests, ExitStack() as stack:
         with watch.phase("start"), phase("start"):
             plan = replace(make_plan(request), instead_of=tuple(instead_of))
             plan = share_files(plan, alone=alone or request.branch is not None)

@@ -23,7 +23,7 @@ from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
 from driftline.storage.layout import lease_path
-from driftline.storage.leases.lease import look
+from driftline.storage.leases.lease import peek
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.option_table import listed, path_or_uri
@@ -291,8 +291,8 @@ def plan_source(
             )
     else:
         entity, known = _default_entity(source.default_name, record, workspace, taken)
-    if known is not None:  # report damaged files before anything is written
-        look(workspace.objects, lease_path(entity))
+    if known is not None:  # damaged files are reported before anything is written
+        peek(workspace.objects, lease_path(entity))
         workspace.manifest(entity).check()
     if known is not None and keeps_filters:
         record = replace(record, include=known.include, exclude=known.exclude)

@@ -21,8 +21,13 @@ from driftline.storage.errors import ObjectNotFound, StorageError
 from driftline.storage.layout import CONFIG, SOURCE, Kind, ObjectInfo, parse_name
 from driftline.storage.objects.local_disk import flush_to_disk
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.objects.store_requests import for_threads, tally
-from driftline.storage.workspace.copies import WorkspaceCopy, files_of_newest_version, heads_of_newest_version, is_head
+from driftline.storage.objects.store_requests import for_threads, request_counter
+from driftline.storage.workspace.copies import (
+    WorkspaceCopy,
+    files_of_newest_version,
+    is_version_metadata,
+    version_metadata_files,
+)
 from driftline.storage.workspace.records import CopyRecord
 from driftline.storage.workspace.workspace import Workspace
 
@@ -72,7 +77,7 @@ def pull_workspace(request: PullRequest, progress: Progress | None = None) -> Pu
     """
     started = time.monotonic()
     copy = WorkspaceCopy(Path(os.path.abspath(os.path.expanduser(request.location))))
-    with tally() as requests:
+    with request_counter() as requests:
         workspace = Workspace.open(request.origin, request.storage_options)
         copy.check_location()
         copy.partial.mkdir(parents=True, exist_ok=True)
@@ -106,7 +111,7 @@ def _pull(
     known = copy.record()
     started = datetime.now(UTC)
     listing = {info.path: info for info in workspace.objects.list()}
-    is_newest = known is not None and _is_newest(known, heads_of_newest_version(workspace, listing))
+    is_newest = known is not None and _is_newest(known, version_metadata_files(workspace, listing))
     if known is not None and is_newest and copy.is_complete(known.files):
         copy.confirm(replace(known, pulled=started))
         return []
@@ -125,8 +130,8 @@ def _pull(
 
 
 def _is_newest(known: CopyRecord, heads: Sequence[ObjectInfo]) -> bool:
-    """Return whether a copy is at the version with these ``heads``, which determine all other files."""
-    copied = {path: identity for path, identity in known.files.items() if is_head(path)}
+    """Return whether a copy has the version with these ``heads``, which determine all other files."""
+    copied = {path: identity for path, identity in known.files.items() if is_version_metadata(path)}
     return copied == {info.path: (info.size_bytes, info.version) for info in heads}
 
 

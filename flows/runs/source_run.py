@@ -28,7 +28,7 @@ from driftline.storage.deltas.manifest import SCHEMA, revision, totals
 from driftline.storage.documents import INSIDE, DocumentState, SkipReason, container_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
-from driftline.storage.leases.lease import Lease, look
+from driftline.storage.leases.lease import Lease, peek
 from driftline.storage.objects import store_requests
 from driftline.storage.redaction import RULES_VERSION
 from driftline.storage.sources.repository import CommitTree
@@ -316,7 +316,7 @@ class SourceRun:
             return None
         if self._source.superseded is not None or self._plan.request.build is not None:
             return None
-        lease = look(self._plan.workspace.objects, self._plan.workspace.lease_of(self.entity))
+        lease = peek(self._plan.workspace.objects, self._plan.workspace.lease_of(self.entity))
         if not lease.is_free or lease.is_abandoned or not at.is_indexed(known.commit, lease.token):
             return None
         return revision(lease.token + 1, 0)  # the revision of a run that took the lease and found nothing

@@ -16,7 +16,7 @@ from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, LeaseHeld
 from driftline.storage.layout import CATALOG_RECORD, CONFIG, lease_path, new_ulid
-from driftline.storage.leases.lease import look
+from driftline.storage.leases.lease import peek
 from driftline.storage.memory.binding import WAYS_BACK, adopt, holds_memory, record_may_be_damaged, recorded
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.objects.store import ObjectStore
@@ -30,12 +30,12 @@ from driftline.tasks.maintenance.verify_and_repair import (
     FindingKind,
     Verification,
     config_is_lost,
+    quarantine,
     quarantine_table,
     repair_indexes,
     repair_memory,
     repair_source,
     restore_config,
-    set_aside,
     verify,
     verify_memory,
 )
@@ -179,7 +179,7 @@ class _Repair:
     catalog: Catalog | None
 
     def quarantine_damaged_files(self, verification: Verification) -> int:
-        """Rename unreadable manifest and table files so that the rest can be read, and return their number."""
+        """Rename unreadable files of manifests and tables, so that the rest can be read, and return their number."""
         count = 0
         for finding in verification.findings:
             if finding.kind is not FindingKind.UNREADABLE:
@@ -190,7 +190,7 @@ class _Repair:
                     tenant = Entity.of_directory(finding.entity)
                     count += quarantine_table(self.workspace, tenant, finding.fingerprint, self.run_id)
                 elif entity is not None:
-                    count += set_aside(self.workspace, entity, finding.path, self.run_id)
+                    count += quarantine(self.workspace, entity, finding.path, self.run_id)
             except LeaseHeld as error:
                 self.skip(str(error))
         return count
@@ -218,8 +218,8 @@ class _Repair:
                 damaged[entity] |= {}
         for entity, paths in sorted(damaged.items()):
             self.progress.phase(f"repairing {entity}")
-            if look(self.workspace.objects, lease_path(entity)) != verification.leases[entity]:
-                self.skip(f"Not repaired, because {entity} changed since it was checked: verify again")
+            if peek(self.workspace.objects, lease_path(entity)) != verification.leases[entity]:
+                self.skip(f"Not repaired, because {entity} has changed since it was checked: verify again")
                 continue
             try:
                 repair_source(self.workspace, entity, paths, self.run_id)

@@ -29,7 +29,7 @@ from driftline.flows.config.secret_references import check_catalog, check_option
 from driftline.flows.output.progress import Stage, stages_run_by
 from driftline.storage.errors import LeaseHeld, StorageError, WorkspaceNotFound
 from driftline.storage.layout import lease_path, new_ulid
-from driftline.storage.leases.lease import acquire, look
+from driftline.storage.leases.lease import acquire, peek
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.indexing.commit import finish_staged
 
@@ -271,13 +271,13 @@ def _release_abandoned(workspace: Workspace, run_id: str) -> int:
     """Return the number of leases that were released; leases that another run takes meanwhile are skipped."""
     released = 0
     for source, _ in workspace.sources():
-        if look(workspace.objects, lease_path(source)).is_abandoned:
+        if peek(workspace.objects, lease_path(source)).is_abandoned:
             with suppress(LeaseHeld), acquire_source(workspace, source, run_id) as lease:
                 finish_staged(workspace, source, lease)
                 released += 1
     for tenant in workspace.tenants():
         path = lease_path(tenant, "maintenance")
-        if look(workspace.objects, path).is_abandoned:
+        if peek(workspace.objects, path).is_abandoned:
             with suppress(LeaseHeld), acquire(workspace.objects, path, run_id):
                 released += 1
     return released

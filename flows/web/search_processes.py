@@ -64,7 +64,7 @@ class SearchProcesses:
     processes: int
     at_once: int = 1
     _free: queue.PriorityQueue[tuple[int, WorkerProcess]] = field(default_factory=queue.PriorityQueue)
-    """Free slots for one read each, the first process's slots first."""
+    """Free slots for one read each; slots of the first process come first."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _helpers: set[WorkerProcess] = field(default_factory=set)
     _is_starting: bool = False

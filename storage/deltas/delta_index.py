@@ -1,8 +1,7 @@
-"""Read, append to and compact a delta index: a base Parquet file and later deltas (DESIGN, "Delta index").
+"""Read, append to and compact a delta index: a base Parquet file plus later deltas (DESIGN, "Delta index").
 
-The manifests of documents and the indexes of memory share this protocol. Each row has an ``op`` (``add`` or ``remove``)
-and a ``rev``; for each key, the highest ``rev`` wins. Reads and folds are therefore idempotent, and do not depend on
-the order of the files.
+Document manifests and memory indexes share this protocol. Each row has an ``op`` (``add`` or ``remove``) and a ``rev``;
+for each key, the highest ``rev`` wins. Reads and folds are therefore idempotent, and do not depend on file order.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def newest(key: str, changes: pa.Table) -> pa.Table:
 
 
 def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
-    """Merge ``changes`` into ``base`` and return the row with the highest ``rev`` of each key; a pure function.
+    """Merge ``changes`` into ``base``, keeping each key's row with the highest ``rev``; a pure function.
 
     Both tables and the result are sorted by key and have unique keys (DESIGN, "Delta index").
     """
@@ -66,12 +65,12 @@ def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
 
 
 REMOVE_RETENTION = timedelta(days=7)
-"""Time that a base keeps ``remove`` rows, so that a late delta cannot resurrect a key."""
+"""How long a base keeps ``remove`` rows, so that a late delta cannot resurrect a key."""
 MAX_FOLD_BYTES = 96 * 1024 * 1024
-"""Compressed size of the deltas folded at once, about 1.5 million documents, which bounds memory."""
+"""Compressed size of the deltas folded in one pass, about 1.5 million documents; bounds memory."""
 READ_ATTEMPTS = 5
 READ_THREADS = 4
-"""Number of deltas in a bucket to open in parallel, because each takes a round trip."""
+"""Number of bucket deltas opened in parallel, because each takes a round trip."""
 
 ADD, REMOVE = "add", "remove"
 
@@ -80,9 +79,9 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The files of a delta index: the sorted names of its deltas, and whether it has a base.
+    """The files of a delta index: its sorted delta names, and whether it has a base.
 
-    ``delta_bytes`` has the sizes of ``deltas``, in the same order; ``base_bytes`` is the size of the base.
+    ``delta_bytes`` holds the sizes of ``deltas`` in the same order; ``base_bytes`` is the size of the base.
     """
 
     deltas: tuple[str, ...]
@@ -93,9 +92,9 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The result of a compaction: the number of folded deltas, and of rows in the new base, including removals.
+    """The result of a compaction: how many deltas were folded, and how many rows the new base has, removals included.
 
-    ``live`` is the number of rows without removals.
+    ``live`` excludes removals.
     """
 
     deltas: int
@@ -104,14 +103,14 @@ class Folded:
 
 
 class DeltaIndex:
-    """The delta index of one directory of a workspace.
+    """The delta index in one directory of a workspace.
 
-    ``fields`` are the value columns. The first one is the key, a string that is unique among live rows. Files add the
-    columns ``op``, ``rev`` (int64) and ``written`` (timestamp) in front.
+    ``fields`` are the value columns. The first is the key, a string that is unique among live rows. Files start with
+    the additional columns ``op``, ``rev`` (int64) and ``written`` (timestamp).
 
-    All reads return live rows, sorted by key, with ``columns`` (by default, all of ``schema``). ``as_of`` returns the
-    rows as of that ``rev``, which must not precede the last compaction. All reads raise CorruptFile, WorkspaceTooNew,
-    UsageError for an ``as_of`` before the last compaction, and StorageError, also if files vanished in each of
+    Reads return live rows, sorted by key, with ``columns`` (by default, all of ``schema``). ``as_of`` returns the rows
+    as of that ``rev``, which must not precede the last compaction. Reads raise CorruptFile, WorkspaceTooNew, UsageError
+    for an ``as_of`` before the last compaction, and StorageError, including when files disappear during each of
     ``READ_ATTEMPTS`` attempts.
     """
 
@@ -149,11 +148,11 @@ class DeltaIndex:
         return conformed(pa.table([*heads, *columns], names=self.file_schema.names), self.file_schema)
 
     def append(self, ulid: str, rows: pa.Table) -> str:
-        """Publish ``rows`` as one immutable delta and return its name; idempotent for the same ``ulid``."""
+        """Publish ``rows`` as one immutable delta, and return its name; idempotent for the same ``ulid``."""
         return self.publish(ulid, self.encode(rows))
 
     def publish(self, ulid: str, data: bytes) -> str:
-        """Create the delta ``ulid`` from the bytes of ``encode`` and return its name."""
+        """Create the delta ``ulid`` from bytes returned by ``encode``, and return its name."""
         name = delta_name(ulid)
         # The ulid is derived from run and batch: an existing delta is our own, from an earlier attempt.
         with contextlib.suppress(AlreadyExists):
@@ -173,12 +172,12 @@ class DeltaIndex:
     def read(
         self, prefixes: Iterable[str] | None = None, *, columns: Sequence[str] | None = None, as_of: int | None = None
     ) -> pa.Table:
-        """Return all rows, or those whose key starts with one of ``prefixes``."""
+        """Return all rows, or only rows whose key starts with one of ``prefixes``."""
         keys = Keys.all() if prefixes is None else Keys.starting_with(prefixes)
         return self._read(keys, columns, as_of)
 
     def get(self, keys: Iterable[str], *, columns: Sequence[str] | None = None, as_of: int | None = None) -> pa.Table:
-        """Return the rows of ``keys``; missing keys are omitted. ``columns`` may name ``rev``."""
+        """Return the rows for ``keys``; missing keys are omitted. ``columns`` may include ``rev``."""
         return self._read(Keys.exactly(keys), columns, as_of)
 
     def between(
@@ -218,15 +217,15 @@ class DeltaIndex:
         columns: Sequence[str],
         as_of: int | None = None,
     ) -> _Result:
-        """Return the result of ``work`` on the rows that ``between`` returns, in pieces of bounded size; ``work`` may
-        stop early.
+        """Return the result of ``work`` on the rows of ``between``, passed in pieces of bounded size; ``work`` may stop
+        early.
 
-        ``work`` is called again if files vanish in the meantime.
+        ``work`` is called again if files disappear while it runs.
         """
         return self._until_stable(lambda: work(self._live(Keys.between(low, high), columns, as_of)))
 
     def check(self) -> None:
-        """Read the footer of every file, which detects truncated and foreign files. Raises the errors of reads."""
+        """Read every file's footer, which detects truncated and unrecognized files. Raises the same errors as reads."""
         self._until_stable(self._check)
 
     def _check(self) -> None:
@@ -235,10 +234,9 @@ class DeltaIndex:
         list(self._for_each(self._check_file, names))
 
     def changes_since(self, rev: int, *, columns: Sequence[str]) -> pa.Table:
-        """Return ``op`` and ``columns`` of the newest row of each key whose ``rev`` is higher than ``rev``, sorted by
-        key.
+        """Return ``op`` and ``columns`` of each key's newest row if its ``rev`` is higher than ``rev``, sorted by key.
 
-        Removals are missing once a compaction has dropped them.
+        Removals are no longer included once a compaction dropped them.
         """
         names = list(dict.fromkeys([self.key, "op", "rev", *columns]))
 
@@ -252,9 +250,9 @@ class DeltaIndex:
         return self._until_stable(work).select(list(dict.fromkeys(["op", *columns])))
 
     def snapshot(self, also: Sequence[str] = ()) -> tuple[bytes, int]:
-        """Return the bytes of a base of all winning rows, and their highest ``rev``; ``also`` names further deltas.
+        """Return a base with all winning rows, as bytes, and their highest ``rev``; ``also`` lists additional deltas.
 
-        Raises ObjectNotFound if files vanish in the meantime.
+        Raises ObjectNotFound if files disappear during the read.
         """
         log, writer = self.log(), FileWriter(self.layout, self.encoding)
         with self._open_base() as base:
@@ -276,8 +274,8 @@ class DeltaIndex:
         )
 
     def _live(self, keys: Keys, columns: Sequence[str], as_of: int | None) -> Iterator[pa.Table]:
-        # Listed before the base is opened, so that a delta that is folded in the meantime is not missed. An empty log
-        # proves nothing: the files may have been folded into a first base while they were listed.
+        # List before opening the base, so as not to miss deltas folded in between. An empty listing proves nothing: the
+        # files may have been folded into a first base during the listing.
         log = self.log()
         names = list(dict.fromkeys([self.key, "op", "rev", *columns]))
         with self._open_base() as base:
@@ -323,7 +321,7 @@ class DeltaIndex:
     def _for_each(self, work: Callable[[str], _Result], names: Sequence[str]) -> Iterator[_Result]:
         """Yield ``work(name)`` for each file, in order.
 
-        Files on a disk are read in sequence: most of them are so small that threads would double the time.
+        Files on disk are read in sequence: most are so small that threads would double the time.
         """
         if self.objects.is_local:
             yield from map(work, names)
@@ -341,18 +339,18 @@ class DeltaIndex:
             yield file
 
     def _open(self, name: str) -> FileReader:
-        """Open a file of the index; all but the base are immutable."""
+        """Open an index file; all but the base are immutable."""
         return FileReader(self.objects, self._path(name), self.layout, immutable=name != BASE)
 
     def _until_stable(self, attempt: Callable[[], _Result]) -> _Result:
-        """Repeat ``attempt`` while files vanish, because a finished compaction deletes the deltas that it folded."""
+        """Retry ``attempt`` if files disappear: a finishing compaction deletes the deltas that it folded."""
         for _ in range(READ_ATTEMPTS):
             try:
                 return attempt()
             except ObjectNotFound as error:
                 vanished = error
         raise StorageError(
-            f"Files vanished in each of {READ_ATTEMPTS} attempts to read an index", vanished.where, "Try again."
+            f"Files disappeared during each of {READ_ATTEMPTS} attempts to read an index", vanished.where, "Try again."
         )
 
     def _path(self, name: str) -> str:
@@ -364,26 +362,26 @@ class DeltaIndex:
         """Fold the deltas into a new base, publish it by conditional replace, then delete the folded deltas.
 
         The caller holds a lease. A crash at any step leaves a readable index, and the next compaction continues from
-        there. Raises PreconditionFailed, with nothing deleted, if another compaction has published a base.
+        there. Raises PreconditionFailed, deleting nothing, if another compaction published a base first.
         """
         moment = now or datetime.now(UTC)
         log = self.log()
         rounds = list(_rounds(log))
         rows = live = 0
         for number, names in enumerate(rounds, start=1):
-            # A removal may be dropped only once no remaining delta could add its key again.
+            # A removal can only be dropped once no remaining delta could re-add its key.
             horizon = moment - REMOVE_RETENTION if number == len(rounds) else None
             rows, live = self._publish_base(names, log, horizon)
             self.objects.delete([self._path(name) for name in names])
         return Folded(len(log.deltas), rows, live)
 
     def _publish_base(self, names: Sequence[str], log: Log, horizon: datetime | None) -> tuple[int, int]:
-        """Publish a new base, and return its number of rows with and without removals."""
+        """Publish a new base, and return its row counts with and without removals."""
         path = self._path(BASE)
         head = self.objects.head(path)
         writer = FileWriter(self.layout, self.encoding)
         with self._open_base() as base:
-            # Includes deltas that an earlier compaction folded but did not delete: they must not be folded again.
+            # Includes deltas that an earlier compaction folded but did not delete; they must not be folded twice.
             before = [name for name in base.footer.folded if name in log.deltas] if base is not None else []
             max_rev, live = base.footer.max_rev if base is not None else 0, 0
             for piece in self._folded(base, names, Keys.all(), self.file_schema.names):
@@ -399,7 +397,7 @@ class DeltaIndex:
             else:
                 self.objects.replace(path, data, head.version)
         except AlreadyExists as error:
-            raise PreconditionFailed("Another compaction has published a base", error.where) from error
+            raise PreconditionFailed("Another compaction published a base", error.where) from error
         return writer.rows, live
 
 

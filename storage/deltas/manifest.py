@@ -1,4 +1,4 @@
-"""Keep the manifest of a source: a delta index of its documents, and the staged deltas of its commits."""
+"""Store a source's manifest: a delta index of its documents, and the staged deltas of its commits."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from driftline.storage.objects.store import ObjectStore
 class ManifestRow:
     """One file of a source, as recorded in the manifest.
 
-    ``path`` is relative and posix; ``mtime_ns`` is in nanoseconds; ``etag`` is "" if the store has none; ``hash`` is
-    the hex blake2b-128 of the bytes; ``lines`` counts rows of ``line_embeddings``; ``reason`` is set for a file that is
-    not indexed. ``racy`` means that the file may have changed in the same clock tick in which it was read, so the next
-    run compares its content. ``ctime_ns`` and ``inode`` are 0 if unknown, and then not compared. ``extractor`` is the
+    ``path`` is relative and POSIX-style; ``mtime_ns`` is in nanoseconds; ``etag`` is "" if the store has none; ``hash``
+    is the hex blake2b-128 of the bytes; ``lines`` counts rows of ``line_embeddings``; ``reason`` is set if the file is
+    not indexed. ``racy`` means that the file may have changed in the same clock tick it was read in, so the next run
+    compares its content. ``ctime_ns`` and ``inode`` are 0 if unknown, and are then not compared. ``extractor`` is the
     name and version of the extractor that read the file (tasks/extraction), "" for text files.
     """
 
@@ -55,38 +55,38 @@ FIELDS = (
     pa.field("extractor", pa.string()),
 )
 SCHEMA = pa.schema(FIELDS)
-"""One row per document; ``reason`` is null for an indexed document (see ManifestRow)."""
+"""One row per document; ``reason`` is null if the document is indexed (see ManifestRow)."""
 
 _BATCH_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BatchId:
-    """A batch of a run: the idempotency key of its commit."""
+    """A batch of a run: the idempotency key of the batch's commit."""
 
     run_id: str
     batch: int
 
 
 def revision(token: int, batch: int) -> int:
-    """Return the ``rev`` of the rows that batch ``batch`` of the run with fencing token ``token`` writes."""
+    """Return the ``rev`` of rows written by batch ``batch`` of the run with fencing token ``token``."""
     return (token << _BATCH_BITS) | batch
 
 
 def token_of(rev: int) -> int:
-    """Return the fencing token in a ``rev`` of ``revision``."""
+    """Return the fencing token encoded in a ``rev``; see ``revision``."""
     return rev >> _BATCH_BITS
 
 
 class Manifest(DeltaIndex):
-    """The manifest of one source. A branch of the source has its manifest in another ``directory``."""
+    """The manifest of one source. A branch has its own manifest in another ``directory``."""
 
     def __init__(self, objects: ObjectStore, entity: Entity, directory: str | None = None) -> None:
         super().__init__(objects, directory or entity.directory, KIND, FIELDS)
         self.entity = entity
 
     def stage(self, batch: BatchId, rows: pa.Table) -> bytes:
-        """Write the delta of a commit under a name that readers ignore, and return the bytes written."""
+        """Write a commit's delta under a name that readers ignore, and return the bytes written."""
         data = self.encode(rows)
         self.objects.create(self.staged_path(batch), data)
         return data
@@ -102,12 +102,12 @@ class Manifest(DeltaIndex):
         self.objects.delete([self.staged_path(batch) for batch in batches])
 
     def staged(self) -> list[BatchId]:
-        """Return the existing staged deltas, in the order of their commits."""
+        """Return the existing staged deltas, in commit order."""
         names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self.directory, recursive=False))
         return sorted(BatchId(*parsed) for name in names if (parsed := parse_staged_name(name)))
 
     def snapshot_with(self, staged: Iterable[BatchId]) -> tuple[bytes, int]:
-        """Like ``snapshot``, with staged deltas. Raises ObjectNotFound if one was published in the meantime."""
+        """Like ``snapshot``, but include staged deltas. Raises ObjectNotFound if one was published concurrently."""
         return self.snapshot([staged_name(batch.run_id, batch.batch) for batch in staged])
 
     def staged_path(self, batch: BatchId) -> str:
@@ -116,7 +116,7 @@ class Manifest(DeltaIndex):
 
 
 def parse_staged(name: str) -> BatchId:
-    """Return the batch in the file name of a staged delta. Raises ValueError for any other name."""
+    """Return the batch that a staged delta's file name encodes. Raises ValueError for any other name."""
     parsed = parse_staged_name(name)
     if parsed is None:
         raise ValueError(f"not the name of a staged delta: {name!r}")
@@ -130,6 +130,6 @@ def to_table(documents: Sequence[ManifestRow]) -> pa.Table:
 
 
 def totals(manifest: pa.Table) -> tuple[int, int]:
-    """Return ``(documents, lines)``, the numbers of indexed documents and lines."""
+    """Return ``(documents, lines)``: how many are indexed."""
     indexed = pc.is_null(manifest["reason"])
     return int(pc.sum(indexed).as_py() or 0), int(pc.sum(manifest["lines"]).as_py() or 0)

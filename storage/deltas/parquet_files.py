@@ -1,4 +1,4 @@
-"""Write the Parquet files of a delta index in full row groups, and read only the key ranges of a query."""
+"""Write a delta index's Parquet files in full row groups, and read only the key ranges that a query needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAST_BEFORE_SURROGATES, _FIRST_AFTER_SURROGATES = "\ud7ff", "\ue000"
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Sorted, disjoint ranges. Strings compare by code point, which is how Arrow and Parquet compare their UTF-8."""
+    """Sorted, disjoint key ranges. Strings compare by code point, just as Arrow and Parquet compare UTF-8."""
 
     ranges: tuple[Range, ...]
 
@@ -56,17 +56,15 @@ class Keys:
         return self.ranges == (("", None),)
 
     def may_lie_between(self, first: str, last: str) -> bool:
-        """Return whether a range may include a key from ``first`` to ``last``; bounds that are too wide only cost a
-        read.
-        """
+        """Return whether a range may include a key from ``first`` to ``last``; a false positive only costs a read."""
         position = bisect_right(self.ranges, last, key=lambda r: r[0])
         if position == 0:
             return False
-        high = self.ranges[position - 1][1]  # earlier ranges end before the last one that begins by then
+        high = self.ranges[position - 1][1]  # earlier ranges end before this one starts
         return high is None or high > first
 
     def select(self, rows: pa.Table, key: str) -> pa.Table:
-        """Return the ``rows`` within the ranges, as a slice where possible; ``rows`` are sorted by ``key``."""
+        """Return the ``rows`` within the ranges, as a slice if possible; ``rows`` are sorted by ``key``."""
         if self.is_all or not len(rows):
             return rows
         sorted_keys = rows[key]
@@ -87,7 +85,7 @@ class Keys:
 
 
 def after_prefix(prefix: str) -> str | None:
-    """Return the lowest string above all strings that start with ``prefix``; None if there is none."""
+    """Return the lowest string greater than every string that starts with ``prefix``; None if there is none."""
     stem = prefix.rstrip("\U0010ffff")
     if not stem:
         return None
@@ -115,12 +113,12 @@ def _positions(sorted_keys: pa.ChunkedArray, needles: Sequence[str]) -> NDArray[
 
 
 FORMAT_VERSION = 1
-"""The version of the file format. A file of a newer version is refused."""
+"""The version of the file format. Files with a newer version are rejected."""
 ROW_GROUP_ROWS = 122_880
 GROUPS_PER_READ = 4
-"""Number of row groups to decode in parallel: enough to use all cores, few enough to bound memory."""
+"""Row groups decoded in parallel: enough to use all cores, few enough to bound memory."""
 MIN_ROWS_FOR_THREADS = 10_000
-"""Decode columns of fewer rows in sequence, because handing them to threads takes longer."""
+"""Files with fewer rows are decoded sequentially: handing columns to threads would take longer."""
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
 
 _FOOTER = b"driftline"
@@ -128,19 +126,19 @@ _FOOTER = b"driftline"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """The metadata of a file. Only bases have ``folded`` and ``max_rev``, the highest ``rev`` ever folded."""
+    """A file's metadata. Only bases set ``folded`` and ``max_rev``, the highest ``rev`` ever folded."""
 
     format_version: int = FORMAT_VERSION
     kind: str
     folded: tuple[str, ...] = ()
     max_rev: int = 0
     nonce: str = ""
-    """Distinguishes two bases with the same rows, so that only one of two concurrent compactions publishes."""
+    """Distinguishes bases with the same rows, so that only one of two concurrent compactions publishes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of an index: ``schema`` has the values, key first; files add ``op``, ``rev`` and ``written``."""
+    """An index's columns: ``schema`` holds the values, key first; files add ``op``, ``rev`` and ``written``."""
 
     kind: str
     schema: pa.Schema
@@ -165,12 +163,12 @@ DEFAULT_ENCODING = Encoding()
 
 
 def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return ``rows`` with exactly ``schema``. A cast that changes nothing takes as long as writing a small table."""
+    """Convert ``rows`` to exactly ``schema``. Skips no-op casts, which take as long as writing a small table."""
     return rows if rows.schema.equals(schema) else rows.select(schema.names).cast(schema)
 
 
 class FileWriter:
-    """Write rows of ``file_schema``, sorted by key, into a buffer, in full row groups."""
+    """Write rows of ``file_schema``, sorted by key, into a buffer, as full row groups."""
 
     def __init__(self, layout: Layout, encoding: Encoding) -> None:
         self._group = encoding.row_group_rows
@@ -184,7 +182,7 @@ class FileWriter:
         self._pending_rows = 0
 
     def write(self, rows: pa.Table) -> None:
-        """Append ``rows``; their keys follow the keys already written."""
+        """Append ``rows``; their keys sort after all keys written before."""
         self.rows += len(rows)
         self._pending.append(rows)
         self._pending_rows += len(rows)
@@ -192,7 +190,7 @@ class FileWriter:
             self._flush(self._pending_rows - self._pending_rows % self._group)
 
     def finish(self, footer: Footer) -> bytes:
-        """Return the bytes of the file."""
+        """Write the footer and return the file's bytes."""
         self._flush(self._pending_rows)
         self._writer.add_key_value_metadata({_FOOTER: to_json(footer, compact=True)})
         self._writer.close()
@@ -208,9 +206,9 @@ class FileWriter:
 
 
 class FileReader:
-    """An open file of the index; a context manager. ``immutable`` files of a bucket may come from the cache.
+    """An open index file; a context manager. ``immutable`` bucket files may come from the cache.
 
-    Opening and reading raise CorruptFile, WorkspaceTooNew, StorageError, and ObjectNotFound if the file vanishes.
+    Opening and reading raise CorruptFile, WorkspaceTooNew, StorageError, and ObjectNotFound if the file disappears.
     """
 
     def __init__(self, objects: ObjectStore, path: str, layout: Layout, *, immutable: bool = False) -> None:
@@ -237,9 +235,9 @@ class FileReader:
         self._source.close()
 
     def pieces(self, keys: Keys, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield the rows of ``keys``, sorted by key, then by descending ``rev``; a few row groups at a time.
+        """Yield the rows for ``keys``, sorted by key, then by descending ``rev``; a few row groups at a time.
 
-        ``columns`` are names of ``file_schema`` and include the key.
+        ``columns`` lists names from ``file_schema`` and includes the key.
         """
         names = list(columns)
         schema = pa.schema([self._layout.file_schema.field(name) for name in names])
@@ -254,7 +252,7 @@ class FileReader:
             yield keys.select(table, self._layout.key)
 
     def read(self, keys: Keys, columns: Sequence[str]) -> pa.Table:
-        """Return the rows of ``keys`` in one table, in the order of ``pieces``."""
+        """Return the rows for ``keys`` as one table, ordered like ``pieces``."""
         schema = pa.schema([self._layout.file_schema.field(name) for name in columns])
         return pa.concat_tables([schema.empty_table(), *self.pieces(keys, columns)])
 
@@ -267,7 +265,7 @@ class FileReader:
             return True
         column = self._layout.file_schema.get_field_index(self._layout.key)
         statistics = self._file.metadata.row_group(group).column(column).statistics
-        if statistics is None or not statistics.has_min_max:  # for example, if a key exceeds the limit of statistics
+        if statistics is None or not statistics.has_min_max:  # for example, if a key is too long for statistics
             return True
         return keys.may_lie_between(statistics.min, statistics.max)
 
@@ -288,7 +286,7 @@ class FileReader:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Translate the exceptions of pyarrow into CorruptFile and StorageError."""
+        """Translate pyarrow's exceptions into CorruptFile and StorageError."""
         try:
             yield
         except MemoryError:

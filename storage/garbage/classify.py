@@ -1,6 +1,6 @@
-"""Find the unreferenced objects of a workspace: a pure function of a listing (DESIGN, "Cleanup").
+"""Find a workspace's unreferenced objects: a pure function of a listing (DESIGN, "Cleanup").
 
-Only objects named by the layout can be orphans. All others are foreign: reported, never deleted.
+Only objects with a name that the layout defines can be orphans. All others are unrecognized: reported, never deleted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RUN_RETENTION = timedelta(days=90)
 
 
 class Reason(enum.StrEnum):
-    """The reason why an object is an orphan."""
+    """Why an object is an orphan."""
 
     FOLDED = "folded into the base"
     DEAD_RUN = "staged by a dead run and never committed"
@@ -31,14 +31,13 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The references of a workspace. Objects that these fields do not cover are not orphans.
+    """The references in a workspace. Objects not covered by these fields are not orphans.
 
-    ``folded`` has the paths of deltas that their base has folded, ``dead`` the paths of staged deltas that can never be
-    committed. ``tracked`` maps each table to the paths, relative to the table, that its versions refer to.
-    ``superseded`` maps each unused table of embeddings to the time when it was replaced. ``blobs`` has the paths that
-    memory entries refer to; it is None without a catalog. ``retired`` has the times when blobs lost their entry.
-    ``cuts`` has the cuts that hold branches, ``branches`` the directories of branches that exist or are leased; both
-    are None if they were not read.
+    ``folded`` holds the deltas already folded into their base, ``dead`` the staged deltas that can never be committed.
+    ``tracked`` maps each table to the paths, relative to the table, that its versions refer to. ``superseded`` maps
+    each unused embedding table to the time it was replaced. ``blobs`` holds the paths referenced by memory entries;
+    None without a catalog. ``retired`` maps blobs to the time they lost their entry. ``cuts`` holds the cuts that hold
+    branches, ``branches`` the directories of existing or leased branches; both are None if they were not read.
     """
 
     folded: frozenset[str] = frozenset()
@@ -61,8 +60,8 @@ class Orphan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The ``orphans`` in the order of deletion, and the sorted paths of ``foreign`` objects."""
+class GarbageReport:
+    """``orphans`` in deletion order, and the sorted paths of ``foreign`` (unrecognized) objects."""
 
     orphans: tuple[Orphan, ...]
     foreign: tuple[str, ...]
@@ -75,28 +74,27 @@ def find_orphans(
     now: datetime,
     max_age: timedelta,
     run_retention: timedelta = RUN_RETENTION,
-) -> Verdict:
-    """Return the listed objects that nothing refers to and that are at least ``max_age`` old.
+) -> GarbageReport:
+    """Return the unreferenced objects of a listing that are at least ``max_age`` old.
 
-    ``now`` is the time by the clock of the store that was listed. Run records expire after ``run_retention``, but the
-    newest record of a tenant never does. A superseded table is deleted as a whole, ``max_age`` after its last file was
-    written and its successor took over.
+    ``now`` is the current time by the store's clock. Run records expire after ``run_retention``, except each tenant's
+    newest. A superseded table is deleted as a whole, ``max_age`` after both its last write and its replacement.
     """
-    judge = _Judge.of(named, references, now, max_age, run_retention)
+    classifier = _Classifier.of(named, references, now, max_age, run_retention)
     orphans = []
     for info, name in named:
-        reason = judge.reason_of(info, name)
+        reason = classifier.reason_of(info, name)
         if reason is not None:
             age = (now - info.modified).total_seconds()
             orphans.append((_turn(name, reason), Orphan(info.path, info.size_bytes, age, reason)))
     orphans.sort(key=lambda pair: (pair[0], pair[1].path))
     foreign = sorted(info.path for info, name in named if name.kind is Kind.FOREIGN)
-    return Verdict(tuple(orphan for _, orphan in orphans), tuple(foreign))
+    return GarbageReport(tuple(orphan for _, orphan in orphans), tuple(foreign))
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
-    """Judge single objects by references, ages, and facts about the whole listing."""
+class _Classifier:
+    """Classify single objects by references, ages, and facts about the whole listing."""
 
     references: References
     now: datetime
@@ -114,8 +112,8 @@ class _Judge:
         now: datetime,
         max_age: timedelta,
         run_retention: timedelta,
-    ) -> _Judge:
-        """Create the judge for the objects of a listing."""
+    ) -> _Classifier:
+        """Create the classifier for a listing."""
         newest_run: dict[str, str] = {}
         newest_file: dict[str, datetime] = {}
         newest_of_cut: dict[str, datetime] = {}
@@ -165,13 +163,13 @@ class _Judge:
                 return Reason.UNCOMMITTED
             case Kind.BLOB if references.blobs is not None and info.path not in references.blobs:
                 since = references.retired.get(info.path, info.modified)
-                retired_for = max(self.now - since, timedelta(0))  # the clocks of the store and of a writer may differ
+                retired_for = max(self.now - since, timedelta(0))  # the store's clock and the writer's may differ
                 return Reason.UNOWNED if retired_for >= self.max_age else None
         return None
 
 
 def _turn(name: Name, reason: Reason) -> int:
-    """Return the position in the order of deletion: in superseded tables, hint and versions precede their files."""
+    """Return the position in the deletion order: in superseded tables, hint and versions go before their files."""
     if reason is Reason.NO_BRANCH and name.rest.startswith("_refs/"):
         return 0  # Lance must forget the branch before its files are deleted
     if reason is not Reason.SUPERSEDED:

@@ -29,7 +29,7 @@ from driftline.storage.layout import (
     leased_entity,
     parse_name,
 )
-from driftline.storage.leases.lease import Sighting, look
+from driftline.storage.leases.lease import LeaseStatus, peek
 from driftline.storage.lines.commit_marker import CommitMarker
 from driftline.storage.lines.definition_table import deep_tables
 from driftline.storage.lines.line_table import LineTable
@@ -45,20 +45,20 @@ NamesByKind = dict[Kind, dict[str, list[str]]]
 
 READ_THREADS = 4
 TABLE_ATTEMPTS = 3
-"""Attempts to read a table, which other processes may be writing or cleaning, before a file counts as missing."""
+"""Attempts to read a table that other processes may be writing or cleaning, before a file is treated as missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """All objects of a workspace and all references between them.
+class ReferenceScan:
+    """All objects in a workspace and all references between them.
 
-    ``committed`` has the paths of staged deltas whose batch is committed but not published yet. ``leases`` were listed
-    after ``listing``, so that their holders include the writer of every listed file.
+    ``committed`` holds the paths of staged deltas whose batch is committed but not yet published. ``leases`` were
+    listed after ``listing``, so they include the lease of every listed file's writer.
     """
 
     listing: tuple[tuple[ObjectInfo, Name], ...]
     references: References
-    leases: dict[str, Sighting]
+    leases: dict[str, LeaseStatus]
     committed: frozenset[str]
 
     def sources_of(self, tenant: str) -> set[Entity]:
@@ -67,11 +67,13 @@ class Survey:
         return {entity for purpose, entity in leased if purpose == "source"}
 
 
-def survey(workspace: Workspace, catalog: Catalog | None = None, tenants: Set[str] | None = None) -> Survey:
-    """List ``workspace`` and read every reference in it; references to memory blobs need the ``catalog``.
+def scan_references(
+    workspace: Workspace, catalog: Catalog | None = None, tenants: Set[str] | None = None
+) -> ReferenceScan:
+    """List ``workspace`` and read every reference in it; memory blob references need the ``catalog``.
 
-    If ``tenants`` (their directories) are given, list only these and the root, and the other tenants' blobs that the
-    catalog has retired. No reference leads from one tenant to another.
+    If ``tenants`` (their directories) is given, list only these tenants and the root, plus other tenants' blobs that
+    the catalog retired. References never cross tenants.
 
     Raises CatalogError, CatalogMismatch, CorruptFile, WorkspaceTooNew, AccessDenied, StorageError.
     """
@@ -89,7 +91,7 @@ def survey(workspace: Workspace, catalog: Catalog | None = None, tenants: Set[st
         listing += _retired(objects, sorted(path for path in retired if path.partition("/")[0] not in tenants))
     cuts, branches = _branches(workspace, listing)
     references = References(folded, dead, tracked, superseded, blobs, retired, cuts, branches)
-    return Survey(listing, references, leases, committed)
+    return ReferenceScan(listing, references, leases, committed)
 
 
 def _below(objects: ObjectStore, tenants: Set[str]) -> Iterator[ObjectInfo]:
@@ -103,11 +105,11 @@ def _retired(objects: ObjectStore, paths: Sequence[str]) -> tuple[tuple[ObjectIn
         return tuple((info, parse_name(info.path)) for info in pool.map(objects.head, paths) if info is not None)
 
 
-def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> dict[str, Sighting]:
+def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> dict[str, LeaseStatus]:
     objects = workspace.objects
     roots = {info.path.partition("/")[0] for info, _ in listing if "/" in info.path}
     return {
-        info.path: look(objects, info.path)
+        info.path: peek(objects, info.path)
         for root in sorted(roots)
         for info in objects.list(f"{root}/_leases", recursive=False)
         if parse_name(info.path).kind is Kind.PERMANENT
@@ -117,10 +119,10 @@ def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) ->
 def _branches(
     workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Return ``(cuts, branches)``: the cuts that records name, and the directories of branches that exist or are
-    leased.
+    """Return ``(cuts, branches)``: the cuts referenced by branch records, and the directories of existing or leased
+    branches.
 
-    Read after the listing, so that every listed file in use belongs to a recorded cut, or is young.
+    Read after the listing, so that every listed file in use belongs to a recorded cut, or is recent.
     """
     objects = workspace.objects
     paths = [info.path for info, name in listing if name.kind is Kind.BRANCH and info.path.endswith(f"/{BRANCH}")]
@@ -128,12 +130,12 @@ def _branches(
         read = list(pool.map(lambda path: read_record(objects, path, BranchRecord), paths))
     records = {path.rpartition("/")[0]: record for path, record in zip(paths, read, strict=True) if record is not None}
     leases = {branch_of_lease(info.path): info.path for info, name in listing if name.kind is Kind.BRANCH_LEASE}
-    held = (branch for branch, path in leases.items() if branch not in records and not look(objects, path).is_free)
+    held = (branch for branch, path in leases.items() if branch not in records and not peek(objects, path).is_free)
     return frozenset(record.cut for record in records.values()), frozenset({*records, *held})
 
 
 def _names_by_kind(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> NamesByKind:
-    """Group names by kind and folder. Raises CorruptFile for an empty table version or a damaged source record."""
+    """Group names by kind and folder. Raises CorruptFile if a table version is empty or a source record is damaged."""
     names_by_kind: NamesByKind = defaultdict(lambda: defaultdict(list))
     for info, name in listing:
         names_by_kind[name.kind][name.directory].append(name.rest)
@@ -145,7 +147,7 @@ def _names_by_kind(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Nam
 
 
 def _folded_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> frozenset[str]:
-    """Return the paths of the deltas of documents and memory that their base has folded."""
+    """Return the paths of document and memory deltas that are already folded into their base."""
     folded: set[str] = set()
     for directory in sorted({*names_by_kind[Kind.BASE], *names_by_kind[Kind.DELTA]}):
         names = [*names_by_kind[Kind.BASE][directory], *names_by_kind[Kind.DELTA][directory]]
@@ -159,7 +161,7 @@ def _folded_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> frozense
 
 
 def _staged_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the paths of staged deltas, ``(dead, committed)``: the dead ones can never be committed."""
+    """Return the paths of staged deltas as ``(dead, committed)``; dead deltas can never be committed."""
     dead: set[str] = set()
     committed: set[str] = set()
     for directory, staged in names_by_kind[Kind.STAGED].items():
@@ -175,7 +177,7 @@ def _staged_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> tuple[fr
 def _tables(
     workspace: Workspace, names_by_kind: NamesByKind, bound: datetime | None
 ) -> tuple[dict[str, frozenset[str]], dict[str, datetime]]:
-    """Return ``(tracked, superseded)`` of all tables; ``bound`` is the time when the current embedding was bound."""
+    """Return ``(tracked, superseded)`` for all tables; ``bound`` is the time the current embedding was bound."""
     tracked: dict[str, frozenset[str]] = {}
     superseded: dict[str, datetime] = {}
     current = workspace.config.fingerprint
@@ -205,7 +207,7 @@ def _in_table(names_by_kind: NamesByKind, path: str) -> set[str]:
 
 
 def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the deltas that the base of ``index`` has folded. Verifies the footers of all ``names``."""
+    """Return the deltas already folded into the base of ``index``. Verifies the footers of all ``names``."""
 
     def footer(name: str) -> tuple[str, ...]:
         try:
@@ -214,14 +216,14 @@ def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:
         except ObjectNotFound:
             if name == BASE:
                 raise
-            return ()  # folded by a compaction or published by a run since the listing
+            return ()  # since the listing, a compaction folded it or a run published it
 
     with ThreadPoolExecutor(READ_THREADS) as pool:
         return tuple(name for folded in pool.map(footer, names) for name in folded)
 
 
 def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dict[str, datetime]]:
-    """Return the blobs of entries, and the retired blobs; read after the listing, so that no live blob is missed."""
+    """Return the entries' blobs and the retired blobs; read after the listing, so that no live blob is missed."""
     catalog.check(workspace.config.workspace_id)
     return catalog.read(blob_references)
 
@@ -229,11 +231,12 @@ def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dic
 def _tracked(workspace: Workspace, table: LanceTable, present: set[str]) -> frozenset[str]:
     """Return the paths, relative to ``table``, that its versions refer to; each must be ``present`` in the listing.
 
-    The check also verifies that Lance and the listing spell paths alike: if not, every file would look like an orphan.
+    This also checks that Lance and the listing write paths the same way; otherwise, every file would look like an
+    orphan.
     """
     for _ in range(TABLE_ATTEMPTS):
         tracked = table.tracked_files() if table.exists() else frozenset()
-        # Lance removes the transaction file of the version that a branch was cut from, and keeps the rest.
+        # Lance removes the transaction file of the version that a branch was created from, and keeps the rest.
         missing = {path for path in tracked - present if not path.startswith("_transactions/")}
         if not missing:
             return tracked
@@ -254,7 +257,7 @@ def _marker(table: LineTable, entity: Entity) -> CommitMarker:
 
 
 def _fingerprints(workspace: Workspace, tenant: Entity, directories: set[str]) -> set[Any]:
-    """Return the fingerprints of all embeddings in which documents of ``tenant`` are indexed."""
+    """Return the fingerprints of all embeddings that ``tenant``'s documents are indexed with."""
     fingerprints: set[Any] = set()
     for directory in directories:
         entity = Entity.of_directory(directory)

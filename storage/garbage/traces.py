@@ -1,9 +1,9 @@
-"""Find out without listing a workspace which tenants may hold garbage (DESIGN, "Cleanup").
+"""Find the tenants that may hold garbage, without listing the workspace (DESIGN, "Cleanup").
 
-Everything that may leave orphans holds a lease: runs, compactions, deletions of branches. Lease files are never
-deleted, and each holder changes its file; a holder that fails leaves it held, or counted as failed. ``_cleanup.json``
-records, for each tenant without garbage, the leases as they were before the cleanup looked for garbage. If these leases
-have since only been held and released without failure, the tenant still has no garbage.
+Everything that may leave orphans holds a lease: index runs, compactions, branch deletions. Lease files are never
+deleted, and each holder changes its file; a holder that fails leaves the lease held, or increments its failure count.
+For each clean tenant, ``_cleanup.json`` records its leases as they were before the cleanup looked for garbage. While
+these leases have only been held and released without failure since then, the tenant is still clean.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from datetime import datetime, timedelta
 from driftline.storage.errors import AlreadyExists, CorruptFile, ObjectNotFound, PreconditionFailed
 from driftline.storage.json_records import to_json
 from driftline.storage.layout import BRANCH, CLEANUP, Kind, branch_of_lease, is_tenant, parse_name, table_fingerprint
-from driftline.storage.leases.lease import look
+from driftline.storage.leases.lease import peek
 from driftline.storage.objects.store import ObjectInfo, ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, BranchRecord, parse_record, read_record
 from driftline.storage.workspace.workspace import Workspace
 
 FULL_EVERY = timedelta(days=7)
-"""A cleanup lists everything if no other one has done so for this long. That also finds garbage without a trace."""
+"""A cleanup lists everything if that last happened longer ago than this, which also finds garbage that left no trace.
+"""
 READ_THREADS = 16
 FIRST_TOKENS = 2
-"""The tokens of the first run of a branch: one for the cut, one for the index run."""
+"""Lease tokens used by the first run on a branch: one to create the branch, one for the index run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseState:
-    """A released lease: its ``version`` in a listing, how many holders failed, and the cut of its branch, if any."""
+    """A released lease: its ``version`` in a listing, its number of failed holders, and its branch's cut, if any."""
 
     version: str
     failures: int = 0
@@ -40,43 +41,43 @@ class LeaseState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupRecord:
-    """The content of ``_cleanup.json``: when everything was listed, and the leases of each tenant without garbage."""
+    """The content of ``_cleanup.json``: when everything was last listed, and the leases of each clean tenant."""
 
     format_version: int = FORMAT_VERSION
     workspace_id: str
     models: tuple[str | None, ...]
-    """The fingerprints of the current embeddings; others make tables superseded."""
+    """The fingerprints of the current embedding models; a change makes tables superseded."""
     listed: datetime
     clean: Mapping[str, Mapping[str, LeaseState]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """The garbage that leases reveal: the directories of ``suspects``, the tenants that must be listed.
+    """What leases reveal about garbage: ``candidates`` are the directories of the tenants that must be listed.
 
-    ``leases`` has the state of all leases of each tenant; None for a tenant that is in use, or was abandoned.
-    ``listed`` is the time of the last complete listing; None if everything must be listed. ``version`` is the version
-    of the record, None if there is no record.
+    ``leases`` holds the state of each tenant's leases; None for a tenant that is in use or was abandoned. ``listed`` is
+    the time of the last complete listing; None if everything must be listed. ``version`` is the record's version, None
+    if there is no record.
     """
 
-    suspects: frozenset[str]
+    candidates: frozenset[str]
     leases: Mapping[str, Mapping[str, LeaseState] | None]
     listed: datetime | None
     version: str | None
 
 
 def read_traces(workspace: Workspace, *, now: datetime, full: bool = False) -> Traces:
-    """Read the leases that have changed since the last cleanup.
+    """Read the leases that changed since the last cleanup.
 
-    Everything must be listed if ``full``, without a record of this workspace, or after FULL_EVERY. Raises CorruptFile,
-    WorkspaceTooNew, AccessDenied, StorageError.
+    Everything must be listed if ``full`` is set, if this workspace has no record, or after FULL_EVERY. Raises
+    CorruptFile, WorkspaceTooNew, AccessDenied, StorageError.
     """
     objects = workspace.objects
     record, version = _read(workspace)
     expired = record is None or abs(now - record.listed) >= FULL_EVERY
     is_valid = record is not None and not (full or expired) and record.models == _models(workspace)
     known = record.clean if record is not None and is_valid else {}
-    suspects: set[str] = set()
+    candidates: set[str] = set()
     leases: dict[str, Mapping[str, LeaseState] | None] = {}
     for tenant in filter(is_tenant, objects.list_dirs()):
         found = objects.list(f"{tenant}/_leases", recursive=False)
@@ -84,15 +85,15 @@ def read_traces(workspace: Workspace, *, now: datetime, full: bool = False) -> T
         whole = {path: state for path, state in states.items() if state is not None}
         leases[tenant] = whole if len(whole) == len(states) else None
         if tenant not in known or leases[tenant] is None or _tells_of_garbage(whole, known[tenant]):
-            suspects.add(tenant)
+            candidates.add(tenant)
     listed = None if full or expired or record is None else record.listed
-    return Traces(frozenset(suspects), leases, listed, version)
+    return Traces(frozenset(candidates), leases, listed, version)
 
 
 def _states(
     workspace: Workspace, listed: Iterable[ObjectInfo], known: Mapping[str, LeaseState]
 ) -> dict[str, LeaseState | None]:
-    """Return the state of each lease; None for one that is held or was abandoned. Only changed ones are read."""
+    """Return the state of each lease; None if it is held or was abandoned. Only changed leases are read."""
     infos = [info for info in listed if parse_name(info.path).kind in (Kind.PERMANENT, Kind.BRANCH_LEASE)]
     states: dict[str, LeaseState | None] = {
         info.path: known[info.path] for info in infos if info.path in known and known[info.path].version == info.version
@@ -104,17 +105,18 @@ def _states(
 
 
 def _state(workspace: Workspace, info: ObjectInfo, known: LeaseState | None) -> LeaseState | None:
-    sighting = look(workspace.objects, info.path)
-    if not sighting.is_free or sighting.is_abandoned:
+    status = peek(workspace.objects, info.path)
+    if not status.is_free or status.is_abandoned:
         return None
-    failures = sighting.failures
+    failures = status.failures
     if parse_name(info.path).kind is not Kind.BRANCH_LEASE:
         return LeaseState(version=info.version, failures=failures)
     record = read_record(workspace.objects, f"{branch_of_lease(info.path)}/{BRANCH}", BranchRecord)
     if record is None:
-        return None  # the lease of a deleted branch is garbage itself, and stays until everything of the branch is gone
-    if known is None and sighting.token > FIRST_TOKENS:
-        failures += 1  # it may have been cut more than once
+        # the lease of a deleted branch is itself garbage, and stays until the branch's other files are gone
+        return None
+    if known is None and status.token > FIRST_TOKENS:
+        failures += 1  # the branch may have been created more than once
     return LeaseState(version=info.version, failures=failures, cut=record.cut)
 
 
@@ -128,9 +130,9 @@ def _tells_of_garbage(leases: Mapping[str, LeaseState], known: Mapping[str, Leas
 
 
 def write_traces(workspace: Workspace, traces: Traces, *, now: datetime, garbage: Iterable[str]) -> None:
-    """Record each tenant without ``garbage`` as clean, together with its leases in ``traces``.
+    """Record each tenant that is not in ``garbage`` as clean, with its leases in ``traces``.
 
-    A record that another cleanup has written in the meantime is kept. Raises StorageError.
+    If another cleanup wrote a record in between, that record is kept. Raises StorageError.
     """
     left = {*garbage}
     clean = {tenant: leases for tenant, leases in traces.leases.items() if leases is not None and tenant not in left}
@@ -154,9 +156,9 @@ def _models(workspace: Workspace) -> tuple[str | None, ...]:
 
 
 def tenants_with_other_models(workspace: Workspace, tables: Iterable[str]) -> set[str]:
-    """Return the directories of the tenants that have tables of models other than the current ones.
+    """Return the directories of tenants that have tables for models other than the current ones.
 
-    A run that moves their last documents to the current model leaves no trace.
+    A run that moves a tenant's last documents to the current model leaves no trace.
     """
     current = dict(zip(("line", "deep"), _models(workspace), strict=True))
     found: set[str] = set()
@@ -169,8 +171,8 @@ def tenants_with_other_models(workspace: Workspace, tables: Iterable[str]) -> se
 
 
 def _read(workspace: Workspace) -> tuple[CleanupRecord | None, str | None]:
-    """Return the record, if it belongs to this workspace, and the version of its file. A damaged record counts as
-    missing, so everything is listed.
+    """Return this workspace's record and its file version. A damaged record is treated as missing, so everything is
+    listed.
     """
     objects: ObjectStore = workspace.objects
     try:

@@ -1,7 +1,7 @@
-"""Open, create, write, commit and compact a Lance table of a workspace (decision 0004; DESIGN, "Compaction").
+"""Open, create, write, commit and compact a workspace's Lance tables (decision 0004; DESIGN, "Compaction").
 
-Index optimization, compaction and version cleanup conflict, so one process runs them in sequence under the tenant's
-maintenance lease. Only rewriting is distributed over workers.
+Index optimization, compaction and version cleanup conflict, so one process runs them in sequence, holding the tenant's
+maintenance lease. Only rewriting is distributed to workers.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ if TYPE_CHECKING:
 
 COMMIT_ATTEMPTS = 20
 VECTOR_TYPE = pa.float16()
-"""The type of stored vectors: half the space of float32, with the same top ten results (decision 0002)."""
+"""The type of stored vectors: half the size of float32, with the same top ten results (decision 0002)."""
 INDEX_CACHE_BYTES = 2 * 2**30
-"""Size of Lance's cache of indexes: 46 bytes per line for vectors, which makes searches ten times faster."""
+"""Size of Lance's index cache: 46 bytes per line for vectors; makes searches ten times faster."""
 METADATA_CACHE_BYTES = 256 * 2**20
 READS_AT_ONCE = 256
-"""Parallel reads of a bucket. With Lance's default of 64, a search reads its candidates in several rounds."""
+"""Parallel reads from a bucket. With Lance's default of 64, a search needs several rounds to read its candidates."""
 ADDRESS_BITS = 32
-"""The address of a row is its fragment's id, followed by its offset in this many bits."""
+"""A row address is a fragment id followed by an offset of this many bits."""
 
 
 class TableFile(NamedTuple):
-    """A file of a table, relative to it or, with a ``base_id``, to the main table that shares it with a branch."""
+    """A table file, relative to the table or, with a ``base_id``, to the main table that shares it with a branch."""
 
     path: str
     base_id: int | None = None
 
 
 class LanceTable:
-    """A table of embeddings of one tenant and one embedding fingerprint.
+    """An embedding table: one tenant, one embedding fingerprint.
 
-    If ``cut`` is set, it is a branch of that table (decision 0015). Subclasses define the ``KIND`` of table, its
-    ``TITLE`` in errors, the ``COLUMNS`` that it must have, and the fixes that errors suggest: ``REPAIR`` for a damaged
-    table, ``REBUILD`` for one of another format.
+    If ``cut`` is set, this is a branch of that table (decision 0015). Subclasses define the table's ``KIND``, its
+    ``TITLE`` in errors, its required ``COLUMNS``, and the fixes suggested by errors: ``REPAIR`` for a damaged table,
+    ``REBUILD`` for an unsupported format.
     """
 
     KIND: ClassVar[str]
@@ -88,14 +88,14 @@ class LanceTable:
         self._objects = objects
 
     def exists(self) -> bool:
-        """Return whether any version of the table has been committed."""
+        """Return whether any version of the table was committed."""
         return any(info.path.endswith(".manifest") for info in self._objects.list(f"{self.path}/_versions"))
 
     def open(self, version: int | None = None, *, cached: bool = False) -> LanceDataset:
         """Open the newest version, or ``version``.
 
-        If ``cached``, indexes stay in memory for later searches of this process. Raises StorageError if the table
-        does not exist, CorruptFile if Lance cannot read it, UsageError if it has another format.
+        If ``cached`` is set, indexes stay in memory for later searches in this process. Raises StorageError if the
+        table does not exist, CorruptFile if Lance cannot read it, UsageError if its format is unsupported.
         """
         import lance
 
@@ -110,24 +110,24 @@ class LanceTable:
             if not is_lance_failure(error):
                 raise
             if not self.exists():
-                raise StorageError(f"The table of {self.TITLE} does not exist", self.uri, self.REPAIR) from error
-            raise read_failed(f"The table of {self.TITLE} cannot be read", self.uri, error, self.REPAIR) from error
+                raise StorageError(f"The {self.TITLE} table does not exist", self.uri, self.REPAIR) from error
+            raise read_failed(f"The {self.TITLE} table cannot be read", self.uri, error, self.REPAIR) from error
         missing = set(self.COLUMNS).difference(dataset.schema.names)
         if missing:
             raise UsageError(
-                f"The table of {self.TITLE} has another format: it has no column {', '.join(sorted(missing))}",
+                f"The {self.TITLE} table has an unsupported format: it has no column {', '.join(sorted(missing))}",
                 self.uri,
                 self.REBUILD,
             )
         return dataset
 
     def read_ahead(self, ranges: Mapping[TableFile, Range]) -> None:
-        """Begin to read ``ranges`` of files of a table in a bucket, which Lance would request in sequence."""
+        """Prefetch ``ranges`` of a bucket table's files, which Lance would otherwise request one after another."""
         folders = {file: self.path if file.base_id is None else self._main for file in ranges}
         self._objects.read_ahead({f"{folders[file]}/{file.path}": wanted for file, wanted in ranges.items()})
 
     def _create(self, first: pa.Table) -> None:
-        """Create the table with the rows of ``first``, unless it exists or another process creates it first."""
+        """Create the table with the rows ``first``, unless it exists or another process creates it first."""
         import lance
 
         if self.exists():
@@ -142,11 +142,11 @@ class LanceTable:
             if not self.exists():
                 raise write_failed("Could not create a table", self.uri, error) from error
 
-    def set_damage_aside(self, suffix: str) -> int:
-        """Make the table readable: drop its unreadable newest versions and fragments, and return their number.
+    def quarantine_damage(self, suffix: str) -> int:
+        """Make the table readable: drop its unreadable newest versions and fragments, and return how many were dropped.
 
-        A dropped version is renamed with ``suffix``, for later inspection. The caller holds the tenant's maintenance
-        lease, and indexes the missing documents again. Raises StorageError.
+        Dropped versions are renamed with ``suffix``, for later inspection. The caller holds the tenant's maintenance
+        lease, and reindexes the missing documents. Raises StorageError.
         """
         count = 0
         while not self._opens():
@@ -170,7 +170,7 @@ class LanceTable:
         return count + len(unreadable)
 
     def damaged_fragments(self) -> list[int]:
-        """Return the ids of the fragments that cannot be read completely; reading one may crash the process."""
+        """Return the ids of fragments that cannot be read completely; reading one may crash the process."""
         try:
             return survived(_unreadable, self)
         except ProcessDied:
@@ -192,7 +192,7 @@ class LanceTable:
         return True
 
     def tracked_files(self) -> frozenset[str]:
-        """Return the paths, relative to the table, of the files that any version refers to. Raises CorruptFile."""
+        """Return the paths, relative to the table, of files that any version refers to. Raises CorruptFile."""
         files: set[str] = set()
         try:
             dataset = self.open()
@@ -205,14 +205,14 @@ class LanceTable:
         return frozenset(files)
 
     def index_files(self) -> frozenset[str]:
-        """Return the files of all indexes, published or not, relative to their folder. Raises StorageError."""
+        """Return the files of all indexes, published or not, relative to the index folder. Raises StorageError."""
         folder = f"{self.path}/_indices"
         return frozenset(info.path.removeprefix(f"{folder}/") for info in self._objects.list(folder))
 
     def write(self, rows: pa.Table) -> list[FragmentMetadata]:
-        """Write ``rows`` as fragments, which readers do not see until a commit adds them.
+        """Write ``rows`` as fragments that readers cannot see until they are committed.
 
-        Safe on any worker at any time, because the files have unique names. Raises StorageError.
+        Safe on any worker at any time, because file names are unique. Raises StorageError.
         """
         from lance.fragment import write_fragments
 
@@ -279,19 +279,19 @@ def _unreadable(table: LanceTable, fragment: int | None = None) -> list[int]:
 
 
 def allow_parallel_reads() -> None:
-    """Let Lance read a bucket with READS_AT_ONCE, unless the environment sets another number."""
+    """Let Lance read buckets with READS_AT_ONCE threads, unless the environment sets another number."""
     os.environ.setdefault("LANCE_IO_THREADS", str(READS_AT_ONCE))
 
 
 @cache
 def _session() -> Any:
-    from lance import Session  # type: ignore[attr-defined]  # missing in pylance's stubs
+    from lance import Session  # type: ignore[attr-defined]  # missing from pylance's stubs
 
     return Session(index_cache_size_bytes=INDEX_CACHE_BYTES, metadata_cache_size_bytes=METADATA_CACHE_BYTES)
 
 
 def quote(text: str) -> str:
-    """Quote ``text`` as a string literal of a Lance filter. Raises UsageError if no row can have this text."""
+    """Quote ``text`` as a string literal for a Lance filter. Raises UsageError if no row can contain this text."""
     if not is_unicode(text):
         raise UsageError(
             "A name is not UTF-8, but all indexed names are", repr(text), "Check its spelling and encoding."
@@ -316,9 +316,9 @@ def _addresses(dataset: LanceDataset, where: str) -> NDArray[np.uint64]:
 def without_rows(
     dataset: LanceDataset, filters: Sequence[str], addresses: Sequence[int] = ()
 ) -> tuple[list[int], list[FragmentMetadata]]:
-    """Return ``(ids of fragments that become empty, changed fragments)`` of ``dataset`` without the rows that match.
+    """Return ``dataset`` without the matching rows: ``(ids of emptied fragments, changed fragments)``.
 
-    The rows at ``addresses`` are removed as well.
+    The rows at ``addresses`` are also removed.
     """
     matches = [np.asarray(addresses, np.uint64), *(_addresses(dataset, where) for where in filters)]
     doomed = np.unique(np.concatenate(matches))
@@ -337,9 +337,9 @@ def without_rows(
 
 
 FRAGMENT_ROWS = 1 << 15
-"""Smaller fragments are merged. Larger ones, as runs write them, stay until many of their rows are deleted."""
+"""Smaller fragments are merged. Larger fragments stay as runs wrote them until many of their rows are deleted."""
 WORN_SHARE = 0.1
-"""A fragment is rewritten without its deleted rows once their share exceeds this."""
+"""A fragment is rewritten without its deleted rows once their share exceeds this value."""
 _OPTIONS: CompactionOptions = {
     "target_rows_per_fragment": FRAGMENT_ROWS,
     "materialize_deletions_threshold": WORN_SHARE,
@@ -349,7 +349,7 @@ _OPTIONS: CompactionOptions = {
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """The tasks of a compaction of ``version``. Each task is picklable input for ``rewrite`` on any worker."""
+    """The tasks for compacting ``version``. Each task is picklable input for ``rewrite`` on any worker."""
 
     version: int
     tasks: tuple[CompactionTask, ...]
@@ -365,7 +365,7 @@ def plan_compaction(table: LanceTable) -> CompactionPlan:
 
 
 def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
-    """Rewrite the fragments of a task under new names, invisible until the commit. The result is picklable.
+    """Rewrite a task's fragments under new names, invisible until the commit. The result is picklable.
 
     Raises StorageError.
     """
@@ -376,9 +376,9 @@ def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
 def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
     """Replace the compacted fragments with the results of all tasks, in one version.
 
-    Raises CommitConflict if a writer has changed one of the fragments since the plan, or if the store failed
-    temporarily, and StorageError if it failed otherwise. After either, plan and rewrite again: a failed commit deletes
-    the rewritten fragments, so repeating it would lose their rows.
+    Raises CommitConflict if a writer changed one of the fragments after planning or if the store failed temporarily,
+    and StorageError if it failed otherwise. After either, plan and rewrite again: a failed commit deletes the rewritten
+    fragments, so repeating only the commit would lose their rows.
     """
     from lance.optimize import Compaction
 
@@ -388,19 +388,18 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
         table.sync_indexes()  # it may have adapted some
     except OSError as error:  # includes CommitConflictError
         if is_conflict(error):
-            raise CommitConflict("A writer has changed the compacted fragments", table.uri, "Try again.") from error
+            raise CommitConflict("A writer changed the compacted fragments", table.uri, "Try again.") from error
         if is_network_failure(error):
-            raise CommitConflict(
-                "The store failed during the commit of a compaction", table.uri, "Try again."
-            ) from error
+            raise CommitConflict("The store failed while committing a compaction", table.uri, "Try again.") from error
         raise write_failed("Could not commit a compaction", table.uri, error) from error
 
 
 def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
-    """Delete versions older than ``older_than`` and the files that only they use; return the number of versions.
+    """Delete versions older than ``older_than`` and the files that only they use; return the number of deleted
+    versions.
 
-    Files of uncommitted transactions stay until they are a week old, because a worker may still write them. The caller
-    has fenced every writer of the tenant. Raises StorageError.
+    Files of uncommitted transactions are kept for a week, because a worker may still be writing them. The caller has
+    fenced off every writer of the tenant. Raises StorageError.
     """
     with writing("Could not remove old versions", table.uri):
         stats = with_retries(
@@ -412,25 +411,26 @@ def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
 
 
 def data_file(fragment: LanceFragment) -> str:
-    """Return the path of the first data file of a fragment. Names of data files are never reused."""
+    """Return the path of a fragment's first data file. Data file names are never reused."""
     file = fragment.data_files()[0]
-    # The public property defines a class at every access, which took half of the time of a commit to a table of 1,000
-    # sources.
+    # The public property defines a class on every access, which took half the commit time for a table of 1,000 sources.
     return getattr(file, "_path", None) or str(file.path)
 
 
 VECTOR = "vector_idx"
 VECTOR_INDEX = "IVF_RQ"
-"""One bit per dimension makes the index small, and fast to search completely. Candidates are then compared by their
-full vectors."""
+"""One bit per dimension keeps the index small, and fast to scan completely. Candidates are then compared by their full
+vectors.
+"""
 VECTOR_BITS = 1
 VECTOR_METRIC: Literal["l2"] = "l2"
-"""Lance returns the squared distance; half of it is 1 - cosine, because vectors have length 1. With "cosine", Lance
-would normalise every vector again, which takes as long as the rest of the build."""
+"""Lance returns the squared distance; half of it is 1 - cosine, because vectors have unit length. With "cosine", Lance
+would normalise every vector again, which takes as long as the rest of the build.
+"""
 EXACT_SEARCH_ROWS = 20_000
-"""Maximum number of filtered vectors to compare exactly, which is faster than a search of the whole index."""
+"""Maximum number of filtered vectors to compare exactly, which is faster than scanning the whole index."""
 REFINED_ROWS = 200
-"""Minimum number of candidates from the approximate index that are compared exactly."""
+"""Minimum number of approximate candidates to compare exactly."""
 MIN_REFINE_FACTOR = 3
 
 
@@ -440,15 +440,15 @@ def is_indexed(dataset: LanceDataset) -> bool:
 
 
 def is_indexable(dataset: LanceDataset) -> bool:
-    """Return whether Lance can index the vectors: RaBitQ needs a multiple of 8 dimensions."""
+    """Return whether Lance can index the vectors: RaBitQ requires a multiple of 8 dimensions."""
     return int(dataset.schema.field("vector").type.list_size) % 8 == 0
 
 
 def vector_options(dim: int) -> dict[str, Any]:
-    """Return Lance's options for an index of ``dim``-dimensional vectors, or for a segment of such an index.
+    """Return Lance's options for an index of ``dim``-dimensional vectors, or for a segment of one.
 
-    There is one partition: a search would probe all partitions anyway, and assigning vectors to them takes most of a
-    build.
+    There is one partition: searches would probe all of them anyway, and assigning vectors to partitions takes most of
+    the build time.
     """
     return {
         "index_type": VECTOR_INDEX,
@@ -461,20 +461,20 @@ def vector_options(dim: int) -> dict[str, Any]:
 
 
 def create_vector_index(dataset: LanceDataset) -> None:
-    """Build the index of the column ``vector``."""
+    """Build the index for the ``vector`` column."""
     dim = dataset.schema.field("vector").type.list_size
     dataset.create_index("vector", name=VECTOR, **vector_options(dim))
 
 
 def through_index(dataset: LanceDataset, limit: int) -> dict[str, int]:
-    """Return Lance's options for a search that probes the whole index, then compares candidates exactly."""
+    """Return Lance's options for probing the whole index, then comparing candidates exactly."""
     # Lance caps the probes at the number of partitions.
     return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // limit)}
 
 
 @cache
 def _rotation(dim: int) -> str:
-    """Return the random rotation of RaBitQ as Lance's JSON; fixed, so that segments can be merged and compared."""
+    """Return the random rotation for RaBitQ as Lance's JSON; fixed, so that segments can be merged and compared."""
     import lance
 
     model = json.loads(lance.lance.indices.build_rq_model(dim, VECTOR_BITS))

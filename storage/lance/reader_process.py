@@ -1,6 +1,6 @@
-"""Run native code in a worker process, so that a damaged file crashes only the worker.
+"""Run native code in a worker process, so that a damaged file crashes only that worker.
 
-Lance validates files only in part: a corrupt length or offset can abort the process, which no ``except`` catches.
+Lance does not fully validate files: a corrupt length or offset can abort the process, which no ``except`` catches.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _Result = TypeVar("_Result")
 
 
 class ProcessDied(CorruptFile):
-    """The other process ended before it answered."""
+    """The worker process died before it replied."""
 
 
 class ProcessStopped(StorageError):
-    """The other process was stopped before it answered, because of another request."""
+    """The worker process was stopped before it replied, because of another request."""
 
 
 class WorkerProcess:
-    """A process that runs up to ``threads`` functions in parallel; it ends at the latest with this process.
+    """A process that runs up to ``threads`` functions in parallel; it exits no later than this process.
 
-    It first calls the function ``begin``, ``module:name``. It does not use ``multiprocessing``, which would import the
+    It first calls ``begin``, given as ``module:name``. It does not use ``multiprocessing``, which would import the
     caller's main program again.
     """
 
@@ -64,7 +64,7 @@ class WorkerProcess:
         *args: _Parameters.args,
         **kwargs: _Parameters.kwargs,
     ) -> _Result:
-        """Run ``function`` there, and return its result or raise its error.
+        """Run ``function`` in the worker, and return its result or raise its error.
 
         Raises ProcessDied, ProcessStopped, TimeoutError.
         """
@@ -139,19 +139,19 @@ def _start(code: str) -> subprocess.Popen[bytes]:
 def survived(
     function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
 ) -> _Result:
-    """Run ``function`` in another process, which is reused, and return or raise its outcome.
+    """Run ``function`` in a reused worker process, and return or raise its outcome.
 
     Raises ProcessDied, a CorruptFile.
     """
-    return _standing().run(function, *args, **kwargs)
+    return _shared_worker().run(function, *args, **kwargs)
 
 
 @cache
-def _standing() -> _Standing:
-    return _Standing()
+def _shared_worker() -> _SharedWorker:
+    return _SharedWorker()
 
 
-class _Standing:
+class _SharedWorker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
@@ -177,9 +177,9 @@ class _Standing:
 
 
 def serve(threads: int, begin: str) -> None:
-    """Run the calls that arrive on standard input, and answer on standard output, until the input ends."""
+    """Run calls read from standard input and write results to standard output, until end of input."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output that libraries print must not mix with the answers
+    os.dup2(2, 1)  # keeps output printed by libraries out of the results
     if begin:
         module, _, name = begin.partition(":")
         getattr(__import__(module, fromlist=[name]), name)()
@@ -195,11 +195,11 @@ def serve(threads: int, begin: str) -> None:
         try:
             pool.submit(answer, *_received(requests))
         except EOFError:
-            os._exit(0)  # nobody waits for calls that still run
+            os._exit(0)  # nobody waits for calls that are still running
 
 
 def _run(data: bytes) -> bytes:
-    """Run a pickled call, and return its pickled result or error."""
+    """Run a pickled call, and return its result or error, pickled."""
     try:
         function, args, kwargs = pickle.loads(data)
         with without_panic():
@@ -213,7 +213,7 @@ def _pickled(error: Exception) -> bytes:
     try:
         data = pickle.dumps((None, error))
         pickle.loads(data)
-    except Exception:  # a foreign exception may raise anything when it is copied
+    except Exception:  # pickling a third-party exception may raise anything
         return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
     return data
 
@@ -226,9 +226,9 @@ def _send(pipe: IO[bytes], number: int, data: bytes) -> None:
 def _received(pipe: IO[bytes]) -> tuple[int, bytes]:
     head = pipe.read(2 * _LENGTH.size)
     if len(head) < 2 * _LENGTH.size:
-        raise EOFError("The worker process has ended")
+        raise EOFError("The worker process exited")
     number, length = _LENGTH.unpack_from(head)[0], _LENGTH.unpack_from(head, _LENGTH.size)[0]
     data = pipe.read(length)
     if len(data) < length:
-        raise EOFError("The worker process ended while writing")
+        raise EOFError("The worker process exited while writing")
     return number, data

@@ -1,7 +1,7 @@
-"""Translate Lance's exceptions, retry its idempotent operations, and scan the table if one of its indexes is damaged.
+"""Translate Lance's exceptions, retry idempotent operations, and fall back to a scan if an index is damaged.
 
-Lance retries requests, but not a listing that breaks off in its body. It raises OSError for most failures, so this
-module tells conflicts, network failures, damage and full disks apart by the text of the error.
+Lance retries requests, but not a listing whose body is cut short. It raises OSError for most failures, so this module
+distinguishes conflicts, network failures, damage and full disks by the error text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FULL = re.compile(rf"os error ({errno.ENOSPC}|{errno.EDQUOT})\b")
 _OF_CACHE = re.compile(r"<Code>DriftlineRead</Code><Message>(.*?)</Message>", re.DOTALL)
 _CODE = re.compile(r"<Code>(\w+)</Code>|status code: (\d+)")
 _SOURCE_LINE = re.compile(r",? \S+\.rs:\d+:\d+")
-"""The position in Lance's own source code, which does not help the user."""
+"""A position in Lance's own source code, which does not help the user."""
 
 
 AGAIN = "Run it again."
@@ -42,7 +42,7 @@ REPAIR = "Run 'driftline verify --repair'."
 
 
 def write_failed(what: str, where: str, error: BaseException) -> DriftlineError:
-    """Return ``error`` of a write as AccessDenied or StorageError; the fix depends on whether the disk is full."""
+    """Translate a write's ``error`` into AccessDenied or StorageError; the fix depends on whether the disk is full."""
     if is_refusal(error):
         return _refused(what, where, error)
     text = str(error).partition("\n")[0]
@@ -52,7 +52,7 @@ def write_failed(what: str, where: str, error: BaseException) -> DriftlineError:
 
 
 def read_failed(what: str, where: str, error: BaseException, fix: str = REPAIR) -> DriftlineError:
-    """Return ``error`` of a read as AccessDenied, as StorageError if the store failed, or as CorruptFile."""
+    """Translate a read's ``error`` into AccessDenied, StorageError if the store failed, or CorruptFile."""
     if is_refusal(error):
         return _refused(what, where, error)
     what = f"{what} ({first_line(error)})"
@@ -63,13 +63,13 @@ def _refused(what: str, where: str, error: BaseException) -> AccessDenied:
     text = str(error)
     codes = [] if _OF_CACHE.search(text) else [code or status for code, status in _CODE.findall(text)]
     reason = codes[-1] if codes else first_line(error)
-    return AccessDenied(f"{what}: the store refused ({reason})", where, "Check the credentials and their permissions.")
+    return AccessDenied(f"{what}: access denied ({reason})", where, "Check the credentials and their permissions.")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the text of ``error``, shortened.
+    """Return the first line of the error text, truncated.
 
-    If a read through the cache failed, return that error instead.
+    If a read through the cache failed, return that error's text instead.
     """
     text = str(error)
     cause = _OF_CACHE.search(text)
@@ -82,13 +82,13 @@ def is_lance_failure(error: BaseException) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether Lance raised ``error`` because another commit came first."""
+    """Return whether Lance raised ``error`` because another writer committed first."""
     return "commit conflict" in str(error).lower() or type(error).__name__ == "CommitConflictError"
 
 
 @contextmanager
 def writing(what: str, where: str) -> Iterator[None]:
-    """Translate the exceptions of Lance into a StorageError whose message begins with ``what``."""
+    """Translate Lance's exceptions into a StorageError whose message starts with ``what``."""
     try:
         yield
     except BaseException as error:
@@ -109,16 +109,16 @@ _Result = TypeVar("_Result")
 
 
 def is_network_failure(error: BaseException) -> bool:
-    """Return whether Lance failed because the store or the network did; the same request may succeed soon."""
+    """Return whether Lance failed because of the store or the network; the same request may succeed soon."""
     return is_lance_failure(error) and bool(_NETWORK.search(str(error)))
 
 
 _REFUSED = re.compile(rf"status code: (?:400|401|403)\b|os error {errno.EACCES}\b")
-"""Codes of refusals. Amazon S3 answers with the status 400 if a token has expired, but also if a request times out."""
+"""Codes of denied requests. Amazon S3 returns status 400 for an expired token, but also for a timed-out request."""
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether the store refused Lance's request, as with credentials that have expired.
+    """Return whether the store denied Lance's request, for example because credentials expired.
 
     >>> is_refusal(OSError("status code: 400 Bad Request: <Code>ExpiredToken</Code>"))
     True
@@ -129,17 +129,17 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Return whether Lance failed because of the files, not of the store or the network."""
+    """Return whether Lance failed because of the files, not the store or the network."""
     return is_lance_failure(error) and not is_network_failure(error) and not is_refusal(error)
 
 
 def with_retries(operation: Callable[[], _Result]) -> _Result:
-    """Return the result of an idempotent ``operation``, with retries; raises the error of the last attempt."""
+    """Run an idempotent ``operation`` with retries, and return its result; raises the last attempt's error."""
     return store_requests.with_retries(operation, _may_pass)
 
 
 def retried(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Decorate an idempotent ``function`` so that ``with_retries`` calls it."""
+    """Decorate an idempotent ``function`` so that it runs through ``with_retries``."""
 
     @wraps(function)
     def persist(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
@@ -159,12 +159,12 @@ log = logging.getLogger(__name__)
 _MAX_REMEMBERED = 1_000
 
 _UNUSABLE: dict[tuple[str, int], None] = {}
-"""Versions of tables with an index that this process could not use."""
+"""Table versions with an index that this process could not use."""
 
 
 @contextmanager
 def without_panic(where: str = "") -> Iterator[None]:
-    """Translate a panic of native code, which ``except Exception`` misses, into CorruptFile; also a decorator."""
+    """Translate a native panic, which ``except Exception`` misses, into CorruptFile; also a decorator."""
     try:
         yield
     except BaseException as error:
@@ -175,19 +175,19 @@ def without_panic(where: str = "") -> Iterator[None]:
 
 @contextmanager
 def reading(title: str, where: str) -> Iterator[None]:
-    """Translate Lance's errors for unreadable data, as ``read_failed`` does."""
+    """Translate Lance's errors for unreadable data; see ``read_failed``."""
     try:
         yield
     except BaseException as error:
         if not is_lance_failure(error):
             raise
-        raise read_failed(f"The table of {title} cannot be read", where, error) from error
+        raise read_failed(f"The {title} table cannot be read", where, error) from error
 
 
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
-    """Return Lance's statistics of the indexes of ``dataset``, keyed by name; None for an unreadable index."""
+    """Return Lance's statistics for the indexes of ``dataset``, keyed by name; None for an unreadable index."""
     names = [index.name for index in with_retries(dataset.describe_indices)]
-    # Each index takes several reads of a bucket, one after another.
+    # Each index takes several reads from a bucket, one after another.
     with ThreadPoolExecutor(max(1, len(names))) as pool:
         return dict(zip(names, pool.map(partial(_index_stats, dataset), names), strict=True))
 
@@ -202,8 +202,8 @@ def _index_stats(dataset: LanceDataset, name: str) -> dict[str, Any] | None:
 
 
 def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Result]) -> _Result:
-    """Return ``read(True)``, which uses the indexes of ``dataset``, or ``read(False)``, which scans, if one is
-    unusable.
+    """Return ``read(True)``, which uses the indexes of ``dataset``; if one is unusable, fall back to ``read(False)``,
+    which scans.
 
     Raises CorruptFile, StorageError.
     """
@@ -217,19 +217,19 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
         if not is_lance_failure(error):
             raise
         if not is_damage(error):
-            raise read_failed(f"The table of {title} cannot be read", dataset.uri, error) from error
+            raise read_failed(f"The {title} table cannot be read", dataset.uri, error) from error
         reason = first_line(error)
     with reading(title, dataset.uri):
         result = with_retries(lambda: read(False))
     if len(_UNUSABLE) >= _MAX_REMEMBERED:
         _UNUSABLE.clear()
     _UNUSABLE[version] = None
-    log.warning("A search index of %s is unusable (%s): it is scanned instead. %s", dataset.uri, reason, REPAIR)
+    log.warning("A search index of %s is unusable (%s): scanning instead. %s", dataset.uri, reason, REPAIR)
     return result
 
 
 def _read_all(fragment: LanceFragment) -> None:
-    """Read all columns together, since any page may be damaged, and a row of each column separately, as searches do."""
+    """Read all columns together, as any page may be damaged, and one row of each column separately, like searches."""
     for _ in fragment.to_batches():
         pass
     for name in fragment.schema.names:
@@ -238,7 +238,7 @@ def _read_all(fragment: LanceFragment) -> None:
 
 
 def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = None) -> list[int]:
-    """Return the ids of fragments (all, or ``among`` some) whose files are missing, truncated, changed or foreign."""
+    """Return the ids of fragments (all, or only ``among``) with missing, truncated, changed or unrecognized files."""
     unreadable: list[int] = []
     for fragment in dataset.get_fragments():
         if among is not None and fragment.fragment_id not in among:

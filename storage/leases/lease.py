@@ -1,6 +1,6 @@
 """Acquire and renew leases with fencing tokens: one holder at a time, and a token that rejects late commits.
 
-A lease alone is not enough, because a paused holder may resume after expiry. Every commit under a lease therefore
+A lease alone is not enough, because a paused holder may resume after it expired. Every commit under a lease therefore
 checks the token (DESIGN, "Leases").
 """
 
@@ -58,9 +58,9 @@ class _Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """The content of a lease file. ``nonce`` distinguishes acquisitions whose other fields are equal.
+    """A lease file's content. ``nonce`` distinguishes acquisitions whose other fields are equal.
 
-    ``failures`` counts the holders that failed or did not release the lease, which may have left garbage.
+    ``failures`` is how many holders failed or did not release the lease; they may have left garbage.
     """
 
     format_version: int = FORMAT_VERSION
@@ -84,7 +84,7 @@ class _Record:
 
 
 class Lease:
-    """A held lease. A background thread renews it until it is released or abandoned; leaving the context releases it.
+    """A held lease. A background thread renews it until it is released or abandoned; exiting the context releases it.
 
     ``token`` is higher than the token of every earlier holder. ``taken_over`` is true if the previous holder did not
     release the lease, so that its late commits must be fenced off. A forked child neither renews nor releases the
@@ -103,7 +103,7 @@ class Lease:
         self._ended = threading.Event()
         self._leaves_garbage = False
         liveness.count_references(+1)
-        # The thread runs in a copy of this context, so that the tally counts its requests.
+        # The thread runs in a copy of this context, so that its requests are counted.
         renew = contextvars.copy_context().run
         self._thread = threading.Thread(
             target=renew, args=(self._renew_until_ended,), name=f"lease {path}", daemon=True
@@ -120,20 +120,20 @@ class Lease:
         try:
             current, _ = _read(self._objects, self._path)
         except ObjectNotFound:
-            raise LeaseLost("The lease file does not exist any more", self._where, "Start the run again.") from None
+            raise LeaseLost("The lease file no longer exists", self._where, "Start the run again.") from None
         if not self._is_ours(current):
             raise _lost(current, self._where)
 
     def expect_garbage(self) -> None:
-        """Count this holder as failed when it releases the lease, because it leaves files that nothing refers to."""
+        """Make ``release`` count this holder as failed, because it leaves unreferenced files."""
         self._leaves_garbage = True
 
     def release(self, *, failed: bool = False) -> None:
-        """Stop renewing and free the lease immediately; do nothing if the lease is already lost or released.
+        """Stop renewing and free the lease immediately; do nothing if it is already lost or released.
 
-        The file counts the holders that ``failed``.
+        If ``failed`` is set, the file's failure count increases.
 
-        A failure of the store is logged, not raised: the lease then expires.
+        A store failure is logged, not raised: the lease then expires.
         """
         if not self._stop():
             return
@@ -144,12 +144,14 @@ class Lease:
             liveness.count_references(-1)
         except LeaseLost:
             liveness.count_references(-1)
-            _log.warning("Another run took the lease over before its release: %s", self._where)
+            _log.warning("Another run took over the lease before its release: %s", self._where)
         except DriftlineError as error:
             _log.warning("The lease was not released and will expire: %s", error)
 
     def abandon(self) -> None:
-        """Stop renewing but leave the lease held, so that the next holder sees ``taken_over``; for unknown outcomes."""
+        """Stop renewing but leave the lease held, so that the next holder sees ``taken_over``; used for unknown
+        outcomes.
+        """
         self._stop()
 
     def __enter__(self) -> Self:
@@ -165,7 +167,7 @@ class Lease:
         return f"{self._objects.uri}/{self._path}"
 
     def _stop(self) -> bool:
-        """Stop the renewals; return False if they have already stopped or belong to another process."""
+        """Stop renewing; return False if renewal already stopped or belongs to another process."""
         if self._ended.is_set() or os.getpid() != self._pid:
             return False
         self._ended.set()
@@ -180,7 +182,7 @@ class Lease:
                 _log.warning("%s", error)
                 return
             except DriftlineError as error:  # the next renewal may succeed; commits call check() anyway
-                _log.warning("Could not renew the lease, will try again: %s", error)
+                _log.warning("Could not renew the lease, will retry: %s", error)
 
     def _write(self, state: Literal["held", "released"]) -> None:
         record = replace(self._record, state=state, renewed=datetime.now(UTC))
@@ -194,7 +196,7 @@ class Lease:
                 if not self._is_ours(current):
                     raise _lost(current, self._where) from None
         raise StorageError(
-            f"The store rejected {WRITE_ATTEMPTS} attempts to write a lease that no other run has taken",
+            f"The store rejected {WRITE_ATTEMPTS} attempts to write a lease that no other run holds",
             self._where,
             "Check that the store honours conditional writes.",
         )
@@ -215,12 +217,12 @@ def acquire(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Lease:
-    """Acquire the lease at ``path`` for this process, and wait up to ``wait_seconds`` for its holder.
+    """Acquire the lease at ``path`` for this process, waiting up to ``wait_seconds`` for its holder.
 
-    A lease is free if it was never taken or has been released, if its holder is provably dead (on this machine), or if
-    its file has not changed for the holder's TTL by ``clock``. Hence only a caller that waits can take over from a dead
-    holder on another host. If the file is missing, ``known_token`` returns the highest token in use, and numbering
-    continues there; a token above 0 then counts as a takeover. The new token is higher than ``at_least``.
+    A lease is free if it was never taken or was released, if its holder is provably dead (on this machine), or if its
+    file did not change for the holder's TTL, measured by ``clock``. So only a caller that waits can take over from a
+    dead holder on another host. If the file is missing, numbering continues after the highest token in use, which
+    ``known_token`` returns; a token above 0 is then treated as a takeover. The new token is higher than ``at_least``.
 
     Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError.
     """
@@ -270,12 +272,12 @@ def fenced(lease: Lease) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """The state of a lease file. ``is_free`` means that ``acquire`` would succeed without waiting; ``version`` is the
-    file's.
+class LeaseStatus:
+    """The state of a lease file. ``is_free`` means that ``acquire`` would succeed without waiting. ``version`` is the
+    file's version.
 
-    ``holder`` describes the holder in words. ``is_abandoned`` is true if the lease is free because its holder has died.
-    ``token`` belongs to the last holder; ``failures`` counts the holders that failed or did not release the lease.
+    ``holder`` is a human-readable description. ``is_abandoned`` is true if the lease is free because its holder died.
+    ``token`` is the last holder's; ``failures`` is how many holders failed or did not release the lease.
     """
 
     is_free: bool
@@ -286,14 +288,16 @@ class Sighting:
     failures: int = 0
 
 
-def look(objects: ObjectStore, path: str) -> Sighting:
-    """Read a lease without acquiring it; a missing file is free. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+def peek(objects: ObjectStore, path: str) -> LeaseStatus:
+    """Read a lease without acquiring it; a missing file means that it is free. Raises CorruptFile, WorkspaceTooNew,
+    StorageError.
+    """
     try:
         current, version = _read(objects, path)
     except ObjectNotFound:
-        return Sighting(True, "", "")
+        return LeaseStatus(True, "", "")
     is_abandoned = current.state == "held" and current.is_provably_dead()
-    return Sighting(
+    return LeaseStatus(
         current.state == "released" or is_abandoned,
         version,
         _held(current, path).what,
@@ -348,14 +352,14 @@ def _held(current: _Record, where: str) -> LeaseHeld:
     return LeaseHeld(
         f"Run {owner.run_id} holds the lease (host {owner.host}, process {owner.pid}), until {until} unless it renews",
         where,
-        f"Run again after it ends; if its host has died, wait {current.ttl_seconds:.0f} s for the lease to expire.",
+        f"Run again after it finishes; if its host died, wait {current.ttl_seconds:.0f} s for the lease to expire.",
     )
 
 
 def _lost(current: _Record, where: str) -> LeaseLost:
     owner = current.owner
     return LeaseLost(
-        f"Run {owner.run_id} has taken over the lease (host {owner.host}, process {owner.pid})",
+        f"Run {owner.run_id} took over the lease (host {owner.host}, process {owner.pid})",
         where,
         "This run can no longer publish; start it again.",
     )

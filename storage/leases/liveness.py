@@ -1,8 +1,7 @@
-"""Detect whether processes on this host are alive: each locks a file with a random name, which is unlocked when it
-ends.
+"""Detect whether processes on this host are alive: each locks a file with a random name, and exiting releases the lock.
 
-Process ids are unreliable across containers, with boot ids that hosts share, and with a hidden ``/proc``. The kernel
-releases a lock with its last descriptor, so leases of dead processes on this host can be taken over at once.
+Process ids are unreliable across containers, with boot ids shared by hosts, and with a hidden ``/proc``. The kernel
+releases a lock with its last descriptor, so leases of dead processes on this host can be taken over immediately.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from functools import cache
 from pathlib import Path
 
 FORGOTTEN_AFTER_SECONDS = 7 * 86_400
-"""Age at which the files of killed processes are removed. Their leases then expire like leases from other hosts."""
+"""Age at which files of killed processes are removed. Their leases then expire like leases from other hosts."""
 _NAME = re.compile(r"(\d{1,10})-([0-9a-f]{16})")
 
 
 class Liveness(enum.Enum):
-    """The state of a process according to its liveness file."""
+    """A process's state according to its liveness file."""
 
     UNKNOWN = "the file is not here"
     ALIVE = "a process holds the lock"
@@ -44,7 +43,7 @@ class _Own:
 
 
 class _Process:
-    """The liveness file of this process; a forked child gets a new one."""
+    """This process's liveness file; a forked child gets a new one."""
 
     def __init__(self) -> None:
         self.own: _Own | None = None
@@ -55,12 +54,12 @@ _process = _Process()
 
 
 def own_file_name() -> str:
-    """Return the name of this process's liveness file, which the first call creates; "" if that is not possible."""
+    """Return the name of this process's liveness file, creating it on the first call; "" if it cannot be created."""
     return _mine().name
 
 
 def count_references(difference: int) -> None:
-    """Count the leases that refer to the liveness file of this process; while any are left, the file stays at exit."""
+    """Count the leases that refer to this process's liveness file; while any remain, the file is kept at exit."""
     own = _mine()
     with _process.lock:
         own.needs += difference
@@ -106,14 +105,14 @@ def _give() -> _Own | None:
         _forget_old(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # no temporary folder, a full or read-only disk, or no locks
+    except OSError:  # no temporary folder, a full or read-only disk, or no file locks
         return None
     return _Own(name, descriptor)
 
 
 def _path(name: str) -> Path | None:
     match = _NAME.fullmatch(name)
-    with contextlib.suppress(OSError):  # no folder is writable, not even for temporary files
+    with contextlib.suppress(OSError):  # no folder is writable, not even a temporary folder
         return Path(tempfile.gettempdir(), f"driftline-{match[1]}", match[2]) if match else None
     return None
 
@@ -158,16 +157,16 @@ os.register_at_fork(after_in_child=_close_in_child)
 atexit.register(_remove_at_exit)
 
 
-_START_TIME_FIELD = 19  # of /proc/PID/stat after the command name: field 22, in clock ticks since boot
+_START_TIME_FIELD = 19  # in /proc/PID/stat after the command name: field 22, in clock ticks since boot
 _DEAD_STATES = ("Z", "X")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, unique across hosts and boots.
+    """A process, identified uniquely across hosts and boots.
 
-    ``start_time`` is "" if the system does not report it, ``liveness_file`` if the process could not lock a file of
-    its own. ``boot_id`` includes the namespace of ``pid``.
+    ``start_time`` is "" if the system does not report it, ``liveness_file`` is "" if the process could not lock one.
+    ``boot_id`` includes the namespace of ``pid``.
     """
 
     host: str
@@ -183,9 +182,9 @@ class ProcessIdentity:
         return cls(platform.node(), _boot_id(), pid, _start_time(pid) or "", own_file_name())
 
     def is_provably_dead(self) -> bool:
-        """Return True only if this host, in this boot, can prove it; False also means "unknown".
+        """Return True only if this host, in this boot, can prove it; False may also mean "unknown".
 
-        A process with a liveness file is judged only if this process finds the file, so both run on one machine.
+        A process with a liveness file is checked only if this process can find that file, so both run on one machine.
         """
         if self.boot_id.partition("/")[0] != _boot_id().partition("/")[0]:
             return False
@@ -196,7 +195,7 @@ class ProcessIdentity:
                 return False
             case Liveness.ENDED:
                 return not self._is_visible()
-            case Liveness.ALIVE:  # perhaps only a child that inherited the descriptor is alive
+            case Liveness.ALIVE:  # perhaps kept alive only by a child that inherited the descriptor
                 return self._has_left_its_pid()
 
     def _is_visible(self) -> bool:
@@ -204,7 +203,9 @@ class ProcessIdentity:
         return self.boot_id == _boot_id() and self.start_time != "" and _start_time(self.pid) == self.start_time
 
     def _has_left_its_pid(self) -> bool:
-        """Return whether the pid provably belongs to no process or another one; an invisible one may still run."""
+        """Return whether the pid provably belongs to no process or to another; an invisible process may still be
+        running.
+        """
         if self.boot_id != _boot_id():
             return False
         found = _start_time(self.pid)
@@ -229,7 +230,7 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return the start in clock ticks since boot; "" for a process that is not visible, None for one that has ended."""
+    """Return the start time in clock ticks since boot; "" for an invisible process, None for one that exited."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,8 +1,8 @@
-"""Find blocks of lines by meaning: two bits for each dimension of their vectors (DESIGN, "Search"; decision 20).
+"""Find blocks of lines semantically, by two bits for each dimension of their vectors (DESIGN, "Search"; decision 20).
 
-The vector of a block is the sum of its lines' vectors. For each dimension, the code holds the sign and whether the
-value is large. The signs alone select blocks, both bits order them, as in RaBitQ (Gao and Long, 2024) without a
-rotation: the dimensions of static models are similar enough.
+A block's vector is the sum of its lines' vectors. For each dimension, the code holds the sign and whether the value is
+large. The signs alone preselect blocks, both bits rank them, as in RaBitQ (Gao and Long, 2024) but without a rotation:
+the dimensions of static models are similar enough.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 WORD_BITS = 64
 SMALL_VALUE = 0.35
-"""The value that stands for a dimension that is not large; a large one counts as 1."""
+"""The value assumed for dimensions that are not large; large ones count as 1."""
 QUERY_BITS = 4
-"""Bits per dimension of the query while blocks are selected by signs."""
+"""Bits per query dimension during preselection by signs."""
 SELECTED = 8
-"""Number of blocks to preselect by signs for each block to return."""
+"""Number of blocks preselected by signs per block returned."""
 MIN_SELECTED = 512
 _BLOCKS_AT_ONCE = 1_024
-"""Blocks whose vectors are summed at once, in the cache of a core."""
+"""Number of blocks whose vectors are summed per step, so that they fit into a core's cache."""
 
 _FragmentKey = tuple[int, str]
-"""The number of a fragment, and its first data file. Names of data files are never reused."""
+"""A fragment's id and its first data file. Data file names are never reused."""
 _Read = Callable[[Sequence["LanceFragment"] | None], pa.Table]
 
 
 def encode(vectors: NDArray[np.float16], starts: NDArray[np.int64]) -> pa.Array:
-    """Return ``(b,) binary``: the codes of blocks of lines, null for a block without a vector.
+    """Return ``(b,) binary``: the codes of blocks of lines, null for a block with no vector.
 
     Args:
         vectors: ``(n, dim)`` unit vectors of lines, or zeros.
-        starts: ``(b,)`` the first line of each block, in ascending order from 0.
+        starts: ``(b,)`` the first line of each block, ascending from 0.
 
     Examples:
         >>> lines = np.array([[1, 0, 0], [0.6, -0.8, 0], [0, 0, 0]], np.float16)
@@ -66,7 +66,7 @@ def encode(vectors: NDArray[np.float16], starts: NDArray[np.int64]) -> pa.Array:
 
 
 def _sums(vectors: NDArray[np.float16], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return ``(b, dim)``: the sum of the vectors of each block; several times faster than ``np.add.reduceat``."""
+    """Return ``(b, dim)``: each block's sum of vectors; several times faster than ``np.add.reduceat``."""
     sums = vectors[starts].astype(np.float32)
     for row in range(1, lengths.max(initial=0)):
         longer = np.flatnonzero(lengths > row)
@@ -81,14 +81,14 @@ def _packed(bits: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class BlockCodes:
-    """The codes of the blocks of a table.
+    """The codes of a table's blocks.
 
     Attributes:
-        rows: ``(n,) uint64`` ids of the rows that begin the blocks.
-        signs: ``(w, n) uint64`` the signs of the dimensions, in words.
+        rows: ``(n,) uint64`` row ids of the blocks' first rows.
+        signs: ``(w, n) uint64`` dimension signs, packed into words.
         large: ``(w, n) uint64`` which dimensions are large.
         ranges: the range of blocks of each fragment.
-        may_hold_deleted: whether some blocks may have been deleted from their fragments.
+        may_hold_deleted: whether some blocks may have been deleted since.
     """
 
     rows: NDArray[np.uint64]
@@ -106,15 +106,15 @@ class BlockCodes:
         return len(self.rows)
 
     def among(self, held: NDArray[np.bool_]) -> BlockCodes:
-        """Return the codes of the blocks that are ``held``, ``(n,)``."""
+        """Return the codes of the blocks selected by ``held``, ``(n,)``."""
         return BlockCodes(self.rows[held], self.signs[:, held], self.large[:, held], {})
 
     def nearest(self, vector: NDArray[np.float32], limit: int) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
-        """Return the rows of the blocks nearest to ``vector``, nearest first, and their cosines, both ``(limit,)``.
+        """Return ``(limit,)`` rows of the blocks nearest to ``vector``, nearest first, and their ``(limit,)`` cosines.
 
         Args:
             vector: ``(dim,)``, not zero.
-            limit: at most this many blocks.
+            limit: the maximum number of blocks.
         """
         selected = max(SELECTED * limit, MIN_SELECTED)
         at = np.arange(len(self))
@@ -133,7 +133,7 @@ class BlockCodes:
     def nearest_in(
         self, parts: Sequence[BlockCodes], vector: NDArray[np.float32], limit: int
     ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.float32]]]:
-        """Yield the rows and cosines of ``nearest`` of the blocks in each of ``parts``, which these codes join."""
+        """Run ``nearest`` on these codes, which join ``parts``, and yield each part's share of the rows and cosines."""
         numbers, cosines = self.nearest(vector, limit)
         first = 0
         for each in parts:
@@ -143,22 +143,22 @@ class BlockCodes:
 
 
 def join(parts: Sequence[BlockCodes]) -> BlockCodes:
-    """Return the codes of all ``parts``, some of which have blocks, numbered from 0 on instead of by row."""
-    some = [each for each in parts if len(each)]  # those of an empty table have no width
+    """Return the codes of all ``parts``, at least one of which has blocks, numbered from 0 instead of by row."""
+    some = [each for each in parts if len(each)]  # the codes of an empty table have no width
     signs, large = (np.concatenate([getattr(each, name) for each in some], axis=1) for name in ("signs", "large"))
     return BlockCodes(np.arange(signs.shape[1], dtype=np.uint64), signs, large, {})
 
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Sums of a vector over sets of dimensions. ``of_bytes`` has 256 per position, one for each byte."""
+    """Sums of a vector over sets of dimensions. ``of_bytes`` holds 256 sums per position, one for each byte value."""
 
     of_bytes: NDArray[np.float32]
     offsets: NDArray[np.int64]
 
     @classmethod
     def of(cls, vector: NDArray[np.float32], width: int) -> Self:
-        """Compute the sums for sets of ``width`` bytes."""
+        """Precompute the sums for sets of ``width`` bytes."""
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32)
         dimensions = np.pad(vector, (0, 8 * width - len(vector))).reshape(width, 8)
         return cls((dimensions @ bits.T).ravel(), np.arange(0, 256 * width, 256))
@@ -171,7 +171,7 @@ class _Sums:
 def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return ``(n,)``: the product of each block's signs with ``vector``, up to a factor and a constant.
 
-    The query is rounded to QUERY_BITS. A product is then a sum of counts of common bits, one bit of the query at a
+    The query is quantised to QUERY_BITS. A product is then a weighted sum of common-bit counts, one query bit at a
     time.
     """
     low = vector.min()
@@ -185,24 +185,24 @@ def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> ND
 
 
 def _counts(sets: NDArray[np.uint64]) -> NDArray[np.uint16]:
-    """Return ``(n,)``: the number of bits in each of ``sets``, ``(w, n)``."""
+    """Return ``(n,)``: the number of bits set in each of ``sets``, ``(w, n)``."""
     return np.asarray(np.bitwise_count(sets).sum(axis=0, dtype=np.uint16), np.uint16)
 
 
 _CODES: LRUCache[str, BlockCodes] = LRUCache(512 * 2**20, lambda codes: codes.nbytes)
-"""For each table and each branch of a table, the codes of the last version that this process has searched."""
+"""For each table and table branch, the codes of the last version that this process searched."""
 _ONE_AT_A_TIME = Lock()
 _READING: defaultdict[str, Lock] = defaultdict(Lock)
-"""A lock for each table: its branches share most codes, so only one of them should read."""
+"""A lock for each table: its branches share most codes, so only one of them should read at a time."""
 
 
 def codes_of(dataset: LanceDataset, read: _Read, announce: Callable[[Sequence[LanceFragment]], None]) -> BlockCodes:
-    """Return the codes of a version of a table; only the codes of new fragments are read.
+    """Return the codes of a table version; only new fragments' codes are read.
 
     Args:
-        dataset: the version.
-        read: reads CODE_COLUMN, ``_rowid`` and ``_rowaddr`` of the blocks of some fragments, or of all.
-        announce: is called, before the read, with the fragments whose codes are missing.
+        dataset: the table version.
+        read: reads CODE_COLUMN, ``_rowid`` and ``_rowaddr`` of all blocks, or of the blocks in some fragments.
+        announce: called before the read, with the fragments whose codes are missing.
     """
     fragments = {(each.fragment_id, data_file(each)): each for each in dataset.get_fragments()}
     may_hold_deleted = any(each.deletion_file() for each in fragments.values())
@@ -218,7 +218,7 @@ def codes_of(dataset: LanceDataset, read: _Read, announce: Callable[[Sequence[La
 
 
 def _main_table(uri: str) -> str:
-    """Return the location of the table that a branch belongs to.
+    """Return the URI of the table that a branch belongs to.
 
     >>> _main_table("/a/tree/b/lines.lance/tree/01H") == _main_table("/a/tree/b/lines.lance")
     True
@@ -229,7 +229,7 @@ def _main_table(uri: str) -> str:
 
 
 def _known(uri: str) -> BlockCodes | None:
-    """Return the known codes of a table, or else of another branch, which shares most of its fragments."""
+    """Return a table's known codes, falling back to those of another branch, which shares most fragments."""
     with _ONE_AT_A_TIME:
         related = (each for each in _CODES if _main_table(each) == _main_table(uri))
         best = uri if uri in _CODES else next(related, None)
@@ -237,7 +237,7 @@ def _known(uri: str) -> BlockCodes | None:
 
 
 def _extended(known: BlockCodes | None, fragments: Mapping[_FragmentKey, LanceFragment], read: _Read) -> BlockCodes:
-    """Return the codes of ``fragments``; codes that are not ``known`` are read."""
+    """Return the codes of ``fragments``, reading only those that are not ``known``."""
     kept = {key: at for key, at in known.ranges.items() if key in fragments} if known else {}
     if known is None or not kept:
         return _read_codes([*fragments], read(None))

@@ -1,7 +1,7 @@
-"""Record commits in a table of lines: the commit marker of each source, a row with token and batch (decision 0001).
+"""Record commits in a lines table: each source's commit marker, a row with token and batch (decision 0001).
 
-Each commit replaces the marker of its source. Two commits of a source therefore conflict, and the marker shows whether
-an unacknowledged commit succeeded. Markers have neither vector nor text, so no search returns them.
+Each commit replaces its source's marker. Two commits for the same source therefore conflict, and the marker shows
+whether an unacknowledged commit succeeded. Markers have neither vector nor text, so no search returns them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MARKER_LINE = -1
-"""``line_number`` of a commit marker."""
+"""The ``line_number`` of commit markers."""
 MANY_FRAGMENTS = 32
-"""With fewer fragments, a scan of all of them finds a marker in a few milliseconds."""
+"""With fewer fragments, scanning them all for a marker takes only a few milliseconds."""
 SMALL_FRAGMENT_ROWS = 4096
 TABLES_REMEMBERED = 16
 
 
 @dataclass(frozen=True, slots=True)
 class CommitMarker:
-    """The commit marker of a source: the newest fencing token and the last committed batch."""
+    """A source's commit marker: the newest fencing token and the last committed batch."""
 
     token: int
     run_id: str = ""
@@ -55,9 +55,9 @@ class CommitMarker:
 
 @dataclass(frozen=True, slots=True)
 class SourceCommit:
-    """One source's part in a transaction: record ``batch`` under ``token``, and remove the rows of ``gone``.
+    """One source's part of a transaction: record ``batch`` under ``token``, and remove the rows of the paths ``gone``.
 
-    Without a batch, it only fences off older holders.
+    With no batch, it only fences off older holders.
     """
 
     entity: Entity
@@ -70,7 +70,7 @@ class SourceCommit:
         return CommitMarker(self.token, self.batch.run_id, self.batch.batch) if self.batch else self._fence(before)
 
     def is_committed(self, rows: Mapping[int, CommitMarker]) -> bool:
-        """Return whether the existing markers of the source show that its transaction has been committed."""
+        """Return whether the source's existing markers show that its transaction was committed."""
         markers = list(rows.values())
         if self.batch is None:
             return markers == [self._fence(newest(markers))]
@@ -83,7 +83,7 @@ class SourceCommit:
 def read_markers(
     table: LanceTable, dataset: LanceDataset, entities: Sequence[Entity]
 ) -> dict[str, dict[int, CommitMarker]]:
-    """Return the commit markers of ``entities`` in a version of ``table``, keyed by the addresses of their rows."""
+    """Return the commit markers of ``entities`` in a version of ``table``, keyed by row address."""
     names = [str(entity) for entity in entities]
     markers: dict[str, dict[int, CommitMarker]] = {name: {} for name in names}
     among = _PLACES.among(table.uri, dataset, names)
@@ -109,11 +109,11 @@ def read_markers(
 
 
 class _MarkerPlaces:
-    """For each small fragment of this process's tables, the sources whose commit markers it has.
+    """For each small fragment of this process's tables, the sources that have a commit marker in it.
 
-    A first run over many sources adds two fragments for each. Without an index, looking for a marker in all of them
-    would take longer with every source. A fragment is remembered by the names of its data and deletion files, which are
-    never reused.
+    A first run over many sources adds two fragments per source. Without an index, searching all of them for a marker
+    would get slower with every source. Fragments are identified by the names of their data and deletion files, which
+    are never reused.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class _MarkerPlaces:
         self._known: dict[str, dict[_State, frozenset[str] | None]] = {}
 
     def among(self, uri: str, dataset: LanceDataset, names: Sequence[str]) -> list[LanceFragment] | None:
-        """Return the fragments that may have a marker of the entities ``names``; None for all of them."""
+        """Return the fragments that may hold a marker for any entity in ``names``; None for all fragments."""
         fragments = dataset.get_fragments()
         if len(fragments) < MANY_FRAGMENTS:
             return None
@@ -132,7 +132,7 @@ class _MarkerPlaces:
         unseen = [each for each in fragments if states[each.fragment_id] not in held]
         try:
             held |= _held_by(dataset, unseen, states)
-        except (OSError, ValueError) as error:  # a file that is damaged or was removed, or the store failed
+        except (OSError, ValueError) as error:  # a damaged or deleted file, or the store failed
             log.debug("%s: all fragments are searched: %s", uri, error)
             return None
         with self._lock:
@@ -154,7 +154,7 @@ def _state(fragment: LanceFragment) -> _State:
 def _held_by(
     dataset: LanceDataset, fragments: Sequence[LanceFragment], states: Mapping[int, _State]
 ) -> dict[_State, frozenset[str] | None]:
-    """Return the sources with markers in each of ``fragments``, keyed by its state; None for a large, indexed one."""
+    """Return the sources with markers in each of ``fragments``, keyed by state; None for large, indexed fragments."""
     small = [each for each in fragments if each.physical_rows <= SMALL_FRAGMENT_ROWS]
     found: dict[int, set[str]] = {each.fragment_id: set() for each in small}
     if small:
@@ -187,7 +187,7 @@ def marker_rows(columns: pa.Schema, entities: Sequence[Entity], markers: Sequenc
 
 
 def newest(markers: Sequence[CommitMarker]) -> CommitMarker:
-    """Return the marker with the highest token and the last batch; concurrent first markers name no batch."""
+    """Return the marker with the highest token and the last batch; concurrent first markers have no batch."""
     last = max((marker for marker in markers if marker.run_id), key=lambda marker: marker.token, default=None)
     return replace(last or CommitMarker(0), token=max((marker.token for marker in markers), default=0))
 
@@ -198,5 +198,5 @@ def lines_only(where: str | None) -> str:
 
 
 def no_lines(where: str | None) -> str:
-    """Return a filter for the commit markers that match ``where``; the index of paths can answer it."""
+    """Return a filter for the commit markers that match ``where``; the path index can evaluate it."""
     return f"path = '' AND ({where})" if where else "path = ''"

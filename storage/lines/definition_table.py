@@ -1,7 +1,7 @@
-"""Store definition embeddings of a transformer in a Lance table: one row per definition (decision 0016).
+"""Store transformer embeddings of definitions in a Lance table, one row per definition (decision 0016).
 
-The table is derived from the lines. A row counts only while its hash equals the hash of its document, so the table may
-lag, or contain orphaned and duplicate rows; the next run repairs them.
+The table is derived from the lines. A row is valid only while its hash equals its document's, so the table may lag, or
+contain orphaned and duplicate rows; the next run repairs them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ PATHS_PER_LOOKUP = 2_000
 
 
 def schema(dim: int) -> pa.Schema:
-    """Return the columns of ``deep_embeddings``: a document, and a definition in it as in ``outline.Definition``,
+    """Return the columns of ``deep_embeddings``: a document, and one of its definitions (see ``outline.Definition``),
     0-based.
 
-    ``vector`` is ``(dim,) float16``, and ``text_hash`` is the hash of the embedded text. A document without definitions
-    has one row with ``line`` -1, and without vector and hash of text.
+    ``vector`` is ``(dim,) float16``; ``text_hash`` is the hash of the embedded text. A document with no definitions has
+    one row with ``line`` -1, and null vector and text hash.
     """
     return pa.schema(
         [
@@ -70,22 +70,22 @@ FOUND_COLUMNS = ("entity", "path", "hash", "kind", "name", "line", "first", "las
 
 
 class DeepTable(LanceTable):
-    """``deep_embeddings`` of one tenant and one transformer."""
+    """The ``deep_embeddings`` table of one tenant and one transformer."""
 
     KIND = "deep"
     TITLE = "definitions"
     REPAIR = "Delete it; the next run embeds them again."
 
     def create(self, dim: int) -> None:
-        """Create the table for vectors of ``dim`` dimensions unless it exists. Raises StorageError."""
+        """Create the table for ``dim``-dimensional vectors unless it exists. Raises StorageError."""
         self._create(schema(dim).empty_table())
 
     def write_fragments(self, rows: pa.Table) -> list[str]:
-        """Write rows of ``schema(dim)`` as fragments, invisible until a commit; return them as JSON."""
+        """Write rows of ``schema(dim)`` as fragments, invisible until committed; return them as JSON."""
         return [json.dumps(fragment.to_json()) for fragment in self.write(rows)]
 
     def documents(self, entity: Entity) -> pa.Table:
-        """Return the distinct pairs of ``path`` and ``hash`` of a source's documents that have rows.
+        """Return the distinct ``(path, hash)`` pairs of the source's documents that have rows.
 
         Raises StorageError.
         """
@@ -100,7 +100,7 @@ class DeepTable(LanceTable):
         return rows.group_by(["path", "hash"]).aggregate([]).select(["path", "hash"])
 
     def vectors(self, entity: Entity, paths: Sequence[str]) -> dict[str, NDArray[np.float16]]:
-        """Return the vectors of all definitions in documents of a source, by ``text_hash``. Raises StorageError."""
+        """Return the vectors of all definitions in a source's documents, by ``text_hash``. Raises StorageError."""
         found: dict[str, NDArray[np.float16]] = {}
         dataset = self.open()
         for start in range(0, len(paths), PATHS_PER_LOOKUP):
@@ -116,7 +116,7 @@ class DeepTable(LanceTable):
         """Add fragments and remove the rows of ``stale`` documents, ``(path, hash)``, in one version. Raises
         StorageError.
 
-        A commit whose outcome is unknown is repeated, so rows may be duplicated.
+        A commit with an unknown outcome is repeated, so rows may be duplicated.
         """
         import lance
 
@@ -171,7 +171,7 @@ class DeepTable(LanceTable):
 
 
 def deep_tables(objects: ObjectStore, tenant: Entity) -> list[DeepTable]:
-    """Return the tables of a tenant, one for each transformer."""
+    """Return a tenant's definition tables, one for each transformer."""
     names = objects.list_dirs(tables_directory(tenant))
     fingerprints = (table_fingerprint(name, DeepTable.KIND) for name in names)
     return [DeepTable(objects, tenant.tenant, fingerprint) for fingerprint in fingerprints if fingerprint]

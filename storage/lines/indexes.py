@@ -1,4 +1,4 @@
-"""Plan, build and publish the search indexes of a line table in segments (decisions 0008, 0010).
+"""Plan, build and publish a line table's search indexes in segments (decisions 0008, 0010).
 
 A segment covers some fragments. Any worker can build one; it stays invisible until the holder of the tenant's
 maintenance lease publishes it.
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 PATH, PARENT_DIRS = "path_idx", "parent_dirs_idx"
 COLUMNS = {PATH: "path", PARENT_DIRS: "parent_dirs", TEXT: TEXT_COLUMN, VECTOR: "vector"}
-"""The column of each index, in the order in which they are built."""
+"""The column of each index, in build order."""
 SCALAR_INDEXES: dict[str, Literal["BTREE", "LABEL_LIST"]] = {PATH: "BTREE", PARENT_DIRS: "LABEL_LIST"}
 IndexScope = Literal["all", "text", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The rows that an index covers and those left to a scan; its ``segments`` are searched in parallel."""
+    """How many rows an index covers, and how many are left to a scan; its ``segments`` are searched in parallel."""
 
     kind: str
     indexed_rows: int
@@ -37,7 +37,7 @@ class Coverage:
 
 
 def drop(table: LineTable, names: Sequence[str]) -> None:
-    """Drop indexes, which ``maintain`` builds again. The caller holds the tenant's maintenance lease.
+    """Drop indexes; ``maintain`` rebuilds them. The caller holds the tenant's maintenance lease.
 
     Raises StorageError.
     """
@@ -61,20 +61,22 @@ def coverage(dataset: LanceDataset) -> dict[str, Coverage]:
 
 
 SEGMENT_ROWS = 1 << 20
-"""Target rows of a segment: small enough to give every worker one, large enough that searches open few."""
+"""Target rows per segment: small enough to give every worker one, large enough that searches open few."""
 SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
-"""Segments with fewer rows are merged later; larger ones are kept."""
+"""Smaller segments are merged later; larger ones are kept."""
 MAX_SMALL_SEGMENTS = 8
 """Maximum number of small segments that a run leaves unmerged."""
 OUTWEIGHS = 2
-"""A small segment is merged with all smaller ones and new rows unless it is this many times their total size. So each
-row is indexed again only a few times, and a small segment is a fraction of the next larger one."""
+"""A small segment is merged with all smaller ones and new rows unless it is this many times their total size. This way,
+each row is reindexed only a few times, and a small segment is a fraction of the next larger one.
+"""
 MAX_UNINDEXED_ROWS = 20_000
 MAX_UNINDEXED_TEXT_ROWS = 1_000
 """Searches scan up to this many unindexed rows, which is cheaper than another segment.
 
-A search cuts the text of unindexed rows into words: a millisecond for a thousand rows. A segment of this size takes 10
-ms to build."""
+A search tokenizes the text of unindexed rows: a millisecond per thousand rows. A segment of this size takes 10 ms to
+build.
+"""
 MAX_UNINDEXED_TEXT_ROWS_OF_BRANCH = 100
 """The same limit for a branch: one search may read many branches, each with its own unindexed rows."""
 
@@ -87,11 +89,11 @@ def _most_unindexed(table: LineTable, name: str) -> int:
 def groups_to_build(
     rows: Mapping[int, int], segments: Sequence[Set[int]], *, few: int | None = None, thorough: bool = False
 ) -> list[tuple[int, ...]]:
-    """Return groups of fragments that each need a segment; a group has every fragment of the segments it replaces.
+    """Group fragments into the segments to build; a group includes every fragment of the segments it replaces.
 
-    ``rows`` are the rows of each live fragment, ``segments`` the fragments that each segment covers. ``few`` rows,
-    MAX_UNINDEXED_ROWS by default, may stay without one. ``thorough`` covers every row, and merges the small segments
-    that the others do not outweigh.
+    ``rows`` holds the row count of each live fragment, ``segments`` the fragments each segment covers. Up to ``few``
+    rows, by default MAX_UNINDEXED_ROWS, may stay unindexed. ``thorough`` covers every row, and also merges small
+    segments that do not outweigh the rest.
     """
     few = MAX_UNINDEXED_ROWS if few is None else few
     live = [found for segment in segments if (found := segment & rows.keys())]
@@ -121,7 +123,9 @@ def _outweighed(rows: Mapping[int, int], small: Sequence[Set[int]], uncovered: S
 
 
 def packed(rows: Mapping[int, int], fragments: Iterable[int]) -> list[tuple[int, ...]]:
-    """Group ``fragments``: a group has at most SEGMENT_ROWS rows, or one fragment. At most one group is small."""
+    """Group ``fragments`` so that a group has at most SEGMENT_ROWS rows, or a single fragment. At most one group is
+    small.
+    """
     groups: list[list[int]] = []
     open_group: list[int] = []
     size = 0
@@ -146,7 +150,7 @@ MIN_ROWS_FOR_VECTOR_INDEX = 256
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpec:
-    """A segment to build: the index ``name`` over ``fragments`` of a version of the table. Picklable."""
+    """A segment to build: the index ``name`` over ``fragments`` of a table version. Picklable."""
 
     name: str
     version: int
@@ -155,7 +159,7 @@ class SegmentSpec:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A built segment of the index ``name``, invisible until it is published; ``index`` is Lance's. Picklable."""
+    """A built segment of the index ``name``, invisible until published; ``index`` is Lance's object. Picklable."""
 
     name: str
     fragments: frozenset[int]
@@ -183,7 +187,7 @@ def build_segment(table: LineTable, spec: SegmentSpec) -> Segment:
 
 @retried
 def plan_new_segments(table: LineTable, scope: IndexScope, planned: set[int]) -> list[SegmentSpec]:
-    """Plan segments for new fragments once there are enough of them, and add the fragments to ``planned``.
+    """Plan segments for new fragments once there are enough of them, and add those fragments to ``planned``.
 
     ``maintain`` indexes the rest. Raises StorageError, CorruptFile.
     """
@@ -209,8 +213,8 @@ def maintain(
 ) -> list[str]:
     """Create missing indexes and extend lagging ones; return the names of the changed indexes.
 
-    Publishes the segments that are already ``built``, and builds all other missing ones with ``build``, by default in
-    this process. ``scope="text"`` skips the vector index. ``thorough`` covers every row and merges small segments. The
+    Publishes the segments that are already ``built``, and builds all other missing ones with ``build`` (default: in
+    this process). ``scope="text"`` skips the vector index. ``thorough`` covers every row and merges small segments. The
     caller holds the tenant's maintenance lease. Without indexes, searches are slower, and words are neither split nor
     stemmed. Raises StorageError, CommitConflict.
     """
@@ -225,10 +229,10 @@ def maintain(
 
 
 def publish(table: LineTable, built: Sequence[Segment]) -> set[str]:
-    """Make segments visible, in one version for each index; return the names of the changed indexes.
+    """Make segments visible, in one version per index; return the names of the changed indexes.
 
-    They replace the segments whose fragments they cover. A segment whose fragments have changed since its build is left
-    to cleanup, or cleanup may already have deleted it. Raises CommitConflict, StorageError.
+    They replace the segments whose fragments they cover. A segment whose fragments changed since it was built is left
+    to cleanup, which may already have deleted it. Raises CommitConflict, StorageError.
     """
     by_name: dict[str, list[Segment]] = {}
     present = table.index_files() if built else frozenset()
@@ -257,7 +261,7 @@ def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
 
 
 def _fitting(built: Sequence[Segment], published: Sequence[Set[int]], live: Set[int]) -> Sequence[Segment]:
-    """Return the segments that together replace whole published segments; others would leave rows without an index."""
+    """Return the segments that together replace whole published segments; any others would leave rows unindexed."""
     covered = frozenset[int]().union(*(segment.fragments for segment in built))
     fitting = [
         segment for segment in built if all(other & live <= covered for other in published if other & segment.fragments)
@@ -277,7 +281,7 @@ def _plan(table: LineTable, scope: IndexScope, *, thorough: bool) -> list[Segmen
 
 
 def _has_vectors_to_index(dataset: LanceDataset) -> bool:
-    """Return whether there are enough vectors for an index; commit markers and lines without known words have none."""
+    """Return whether there are enough vectors for an index; commit markers and lines with no known words have none."""
     rows = dataset.scanner(columns=["id"], filter="vector IS NOT NULL", limit=MIN_ROWS_FOR_VECTOR_INDEX).to_table()
     return len(rows) == MIN_ROWS_FOR_VECTOR_INDEX
 
@@ -288,19 +292,19 @@ def _names(dataset: LanceDataset, scope: IndexScope) -> list[str]:
 
 
 def _rows(dataset: LanceDataset) -> dict[int, int]:
-    """Return the rows of each fragment, including deleted rows, which indexes contain as well."""
+    """Return each fragment's row count, including deleted rows, which indexes still contain."""
     return {fragment.fragment_id: fragment.physical_rows for fragment in dataset.get_fragments()}
 
 
 def _segments(dataset: LanceDataset) -> dict[str, list[set[int]]]:
-    """Return the fragments that each segment of each index covers."""
+    """Return the fragments covered by each segment of each index."""
     return {
         index.name: [set(segment.fragment_ids) for segment in index.segments] for index in dataset.describe_indices()
     }
 
 
 def _drop_unusable(table: LineTable, *, thorough: bool) -> set[str]:
-    """Drop unreadable indexes, which ``maintain`` then rebuilds, and a vector index of too few vectors."""
+    """Drop unreadable indexes, which ``maintain`` then rebuilds, and a vector index over too few vectors."""
     dataset = table.open()
     stats = index_stats(dataset)
     unusable = {name for name, found in stats.items() if found is None}

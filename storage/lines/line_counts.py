@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 COUNTS = pa.schema([("entity", pa.string()), ("path", pa.string()), ("hash", pa.string()), ("rows", pa.int64())])
 MERGE_ROWS = 1_000_000
-"""Number of partial counts to collect before a merge."""
+"""Number of partial counts collected before a merge."""
 IDS_AT_ONCE = 32_000_000
-"""Number of ids to compare in one pass, in 256 MB; more ids take several passes."""
+"""Number of ids compared per pass, in 256 MB; more ids take several passes."""
 MAX_REPEATED = 10_000
 """Maximum number of repeated ids to look up; if there are more, many documents are affected anyway."""
 LOOKUP_IDS = 1_000
@@ -38,11 +38,11 @@ _INDEXED_WORD = re.compile(r"(?<![\w])[A-Za-z]{6,40}(?![\w])")
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The counted lines of a table.
+    """The line counts of a table.
 
-    ``counts`` has the schema COUNTS, sorted by entity and path; ``version`` is the counted version of the table.
-    ``repeated`` has the ``(entity, path)`` of documents with duplicate lines. ``markers`` counts the commit markers of
-    each entity, keyed by its name.
+    ``counts`` has the schema COUNTS, sorted by entity and path; ``version`` is the counted table version. ``repeated``
+    holds the ``(entity, path)`` of documents with duplicate lines. ``markers`` maps each entity's name to its number of
+    commit markers.
     """
 
     version: int
@@ -60,7 +60,7 @@ EMPTY = Inventory(0, COUNTS.empty_table(), frozenset(), {})
 
 @retried
 def take_inventory(table: LineTable) -> Inventory:
-    """Count the newest version of ``table``. Memory grows with documents, not with lines.
+    """Count the lines in the newest version of ``table``. Memory use grows with documents, not lines.
 
     Raises CorruptFile, StorageError.
     """
@@ -71,7 +71,7 @@ def take_inventory(table: LineTable) -> Inventory:
     except BaseException as error:
         if not is_lance_failure(error):
             raise
-        raise read_failed("The table of lines cannot be read", table.uri, error, table.REPAIR) from error
+        raise read_failed("The lines table cannot be read", table.uri, error, table.REPAIR) from error
 
 
 def _counted(dataset: LanceDataset) -> tuple[pa.Table, dict[str, int]]:
@@ -99,7 +99,7 @@ def _sum(counts: pa.Table) -> pa.Table:
 
 
 def _repeated(dataset: LanceDataset) -> frozenset[tuple[str, str]]:
-    """Return the documents with duplicate lines. The id of a row is derived from document, line and column."""
+    """Return the documents with duplicate lines. Row ids are derived from document, line and column."""
     passes = 1 + dataset.count_rows() // IDS_AT_ONCE
     repeated_ids = np.concatenate([_repeated_ids(dataset, number, passes) for number in range(passes)])[:MAX_REPEATED]
     documents: set[tuple[str, str]] = set()
@@ -129,12 +129,12 @@ def _repeated_ids(dataset: LanceDataset, number: int, passes: int) -> np.ndarray
 
 
 def index_names(table: LineTable) -> list[str]:
-    """Return the names of the indexes of ``table``, without reading them."""
+    """Return the names of the indexes of ``table``, without reading the indexes."""
     return [index.name for index in table.open().describe_indices()]
 
 
 def check_indexes(table: LineTable, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield ``(index, problem)`` for each index that reports a wrong number of rows or misses a sampled line.
+    """Yield ``(index, problem)`` for each index that reports a wrong row count or misses a sampled line.
 
     The sample has ``SAMPLE_ROWS`` lines, drawn with ``seed``; each is searched with and without the index.
     """
@@ -168,7 +168,7 @@ def _sample(dataset: LanceDataset, rows: int, seed: int) -> list[dict[str, Any]]
 
 
 class _Counts:
-    """Counts the rows that meet a condition on one document or folder, with indexes and by a scan, each once."""
+    """Counts the rows of one document or folder that meet a condition, with indexes and by a scan; caches both."""
 
     def __init__(self, dataset: LanceDataset) -> None:
         self.indexed = cache(dataset.count_rows)

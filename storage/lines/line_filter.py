@@ -1,4 +1,4 @@
-"""Translate line filters into expressions that Lance applies before a search (DESIGN, "Search")."""
+"""Translate line filters into expressions that Lance evaluates before a search (DESIGN, "Search")."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from driftline.storage.lance.lance_table import is_one_of, quote
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """Conditions that a line must satisfy; ``None`` adds no condition, an empty tuple matches nothing.
+    """Conditions on a line; ``None`` means no condition, an empty tuple matches nothing.
 
     Paths, directories and globs are relative to their source, or absolute on this machine; accents may be composed or
     decomposed. Directories and entities include everything below them. In a glob, ``*`` and ``?`` do not match a slash,
-    but ``**`` does, and ``{a,b}`` matches either. A glob without a slash matches file names in any directory; one that
-    ends in a slash matches the content of such directories. ``not_of`` excludes lines of these sources. A line must
-    satisfy at least one filter of ``any_of``, every filter of ``all_of``, and none of ``none_of``.
+    but ``**`` does, and ``{a,b}`` matches either. A glob with no slash matches file names in any directory; one with a
+    trailing slash matches the content of such directories. ``not_of`` excludes lines of these sources. A line must
+    satisfy at least one filter in ``any_of``, every filter in ``all_of``, and none in ``none_of``.
     """
 
     entities: tuple[Entity, ...] | None = None
@@ -37,10 +37,10 @@ class LineFilter:
         """Return the filter as a Lance expression.
 
         Returns:
-            The expression with every value quoted, or None for no filter.
+            The expression with every value quoted, or None if there is no filter.
 
         Raises:
-            UsageError: If a path leads outside its source, or a glob is not valid.
+            UsageError: If a path points outside its source, or a glob is invalid.
 
         Examples:
             >>> LineFilter(exts=(".py", "pyi")).to_sql()
@@ -77,12 +77,12 @@ def normalise(path: str) -> str:
     """Normalise a relative path: ``a/b`` for ``a/b/`` and ``./a/b``, "" for the root. Raises UsageError."""
     clean = posixpath.normpath(path.strip("/") or ".")
     if clean == ".." or clean.startswith("../"):
-        raise UsageError("The path leads outside its source", repr(path), "Give a path relative to the source.")
+        raise UsageError("The path points outside its source", repr(path), "Give a path relative to the source.")
     return "" if clean == "." else clean
 
 
 def _glob(glob: str) -> str:
-    """Return a glob as a condition, with a separate condition for its literal prefix, which can use an index."""
+    """Return a glob as a condition. Its literal prefix becomes a separate condition, which can use an index."""
     fixed = fixed_prefix(normal_glob(glob))
     matches = f"regexp_like(path, {quote(glob_pattern(glob))})"
     return f"starts_with(path, {quote(fixed)}) AND {matches}" if "/" in fixed else matches

@@ -1,8 +1,8 @@
-"""Search one version of a table of lines, with filter pushdown (DESIGN, "Search").
+"""Search one version of a lines table, with filter pushdown (DESIGN, "Search").
 
-``LineQuery`` finds nearest lines, blocks by words and by meaning, definitions by name, and passages. On a bucket,
-``read_ahead`` prefetches index data in a few large parallel reads instead of many small sequential ones. A table with
-an unusable index is scanned.
+``LineQuery`` finds nearest lines, lexical and semantic block matches, definitions by name, and passages. On a bucket,
+``read_ahead`` prefetches index data with a few large parallel reads instead of many small sequential ones. If an index
+is unusable, the table is scanned.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
 
 MAX_TEXT_BYTES = 64 * 2**20
-"""If the text index is larger, only the postings of the words in a query are read."""
+"""If the text index is larger, only the postings of the query's words are read."""
 
 PARTS = {TEXT: ("metadata.lance", "part_0_tokens.lance", "part_0_docs.lance", "part_0_invert.lance")}
-"""The files of a segment of the text index. Lance opens them one after another."""
+"""The files of a text index segment. Lance opens them one after another."""
 
 _done: set[tuple[str, str, int | None]] = set()
-"""Index segments that this process has loaded, by the URI of their table, with their base; they are immutable."""
+"""Index segments that this process already loaded, by table URI and base; segments are immutable."""
 _lock = threading.Lock()
 _MAX_DONE = 10_000
 
@@ -68,7 +68,7 @@ _MAX_DONE = 10_000
 def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) -> None:
     """Load the indexes ``names`` of ``dataset`` into its session, in parallel.
 
-    A damaged index is left to the search, which works without it.
+    Damaged indexes are left to the search, which works without them.
     """
     requested = set(names)
     found = [
@@ -108,27 +108,27 @@ def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) ->
 __all__ = ["NOTHING", "LineFilter", "LineQuery", "Passage", "Scored", "Strategy", "nearest_lines"]
 
 EXACT_SEARCH_SHARE = 1 / 32
-"""Maximum share of all lines to compare exactly, even if these are more than EXACT_SEARCH_ROWS."""
+"""Maximum share of a table's lines to compare exactly, even if that is more than EXACT_SEARCH_ROWS."""
 RESULT_COLUMNS = ("entity", "path", "line_number", "column_number", "text", "hash")
 PASSAGE_COLUMNS = ("entity", "path", "line_number", "column_number", "text")
 BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
 
 MAX_FOLDERS = 32
-"""Maximum number of trailing components of a path in a query that are compared with indexed paths."""
+"""Maximum number of trailing path components in a query that are compared with indexed paths."""
 MAX_FILES = 20
-"""Maximum number of files to look up by one name."""
+"""Maximum number of files to look up per name."""
 
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
-"""The sources of each table version that this process has searched; versions are immutable."""
+"""The sources in each table version that this process searched; versions are immutable."""
 _MAX_VERSIONS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Outlines:
-    """The outlines of all blocks of a version, in ``rows``: ``outline``, ``line_number`` and ``_rowid``.
+    """The outlines of all blocks in a version: ``rows`` has ``outline``, ``line_number`` and ``_rowid``.
 
-    ``lower`` has them in lower case, each with a line feed after it; row ``i`` ends before ``ends[i]``. Entry ``e`` is
-    one definition. It ends before the line feed at ``entries[e]``, with the bytes ``tails[e]``.
+    ``lower`` is their lowercase concatenation, with a newline after each; row ``i`` ends before ``ends[i]``. Entry
+    ``e`` is one definition: it ends before the newline at ``entries[e]``, with the bytes ``tails[e]``.
     """
 
     rows: pa.Table
@@ -139,7 +139,7 @@ class _Outlines:
 
     @classmethod
     def of(cls, rows: pa.Table) -> Self:
-        """Prepare the outlines in ``rows`` for searches."""
+        """Prepare the outlines in ``rows`` for searching."""
         outlines = pc.binary_join_element_wise(pc.utf8_lower(rows[OUTLINE_COLUMN]), "", "\n").combine_chunks()
         ends = pc.binary_length(outlines).to_numpy().cumsum(dtype=np.int64)
         lower = outlines.buffers()[2].to_pybytes()[: ends[-1]] if len(ends) else b""
@@ -153,7 +153,7 @@ class _Outlines:
         return sum(each.nbytes for each in (self.rows, self.ends, self.entries, self.tails)) + len(self.lower)
 
     def with_name_ending_in(self, part: str) -> pa.Table:
-        """Return the rows with a definition whose name ends in the whole word ``part``, ignoring case."""
+        """Return the rows with a definition whose name ends in the whole word ``part``, case-insensitively."""
         ending = part.lower().encode()
         tail = ending[-_TAIL_BYTES:]
         alike = self.entries[self.tails & np.uint64(256 ** len(tail) - 1) == int.from_bytes(tail, "big")].tolist()
@@ -166,37 +166,38 @@ class _Outlines:
 
 
 _TAIL_BYTES = 8
-"""Bytes at the end of a name that are compared for all definitions at once."""
+"""Bytes at the end of a name that are compared for all definitions in one pass."""
 _OF_WORDS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_")
 _OUTLINES: SharedCache[tuple[str | int, ...], _Outlines] = SharedCache(
     LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
 )
-"""The outlines of each version in which this process has looked up a name, about 6 bytes per line."""
+"""The outlines of each version in which this process looked up a name, about 6 bytes per line."""
 MAX_KEPT_LINES = 1_500_000
-"""The blocks of tables of up to this many lines may stay in memory, at some 70 bytes per line."""
+"""Blocks of tables with up to this many lines may stay in memory, at some 70 bytes per line."""
 FASTER_TOGETHER = 6
-"""Reading all blocks together takes a sixth of the time per block that reading them one by one takes."""
+"""Reading all blocks together is this many times as fast, per block, as reading them one by one."""
 FEW_LINES = 50_000
-"""The blocks of a table with at most this many lines stay in memory from the second search on."""
+"""Blocks of a table with at most this many lines stay in memory from the second search on."""
 _Filtered = tuple[str | int | None, ...]
-"""A version and the condition of a filter."""
+"""A version and a filter condition."""
 _BLOCKS: SharedCache[_Filtered, pa.Table] = SharedCache(LRUCache(128 * 2**20, lambda kept: kept.nbytes))
-"""All blocks that a filter allows, for small versions that this process searches repeatedly."""
+"""All blocks that pass a filter, for small versions that this process searches repeatedly."""
 _BLOCKS_READ: SharedCache[_Filtered, int] = SharedCache(LRUCache(1_024))
-"""The number of blocks that this process has read one by one."""
+"""How many blocks this process read one by one."""
 _ALLOWED: SharedCache[_Filtered, NDArray[np.uint64]] = SharedCache(LRUCache(64 * 2**20, lambda rows: rows.nbytes))
-"""The rows that each filter allows, sorted."""
+"""The row ids that pass each filter, sorted."""
 _ALLOWED_CODES: SharedCache[_Filtered, BlockCodes] = SharedCache(LRUCache(64 * 2**20, lambda codes: codes.nbytes))
 MAX_JOINED_BYTES = 16 * 2**20
-"""Limit of the codes of several tables that are kept joined, too."""
+"""Limit for several tables' joined codes; smaller joins are cached as well."""
 MIN_SHARE_AFTERWARDS = 1 / 100
-"""If a filter allows at least this share of all lines, words are searched without it, and the known rows are
-intersected: this is faster than Lance's evaluation of the filter in each search."""
+"""If a filter passes at least this share of all lines, words are searched without it, and the known rows are
+intersected: this is faster than having Lance evaluate the filter in each search.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Blocks, best first: ``rows`` ``(n,) uint64`` are the ids of their first rows, ``scores`` ``(n,) float32``."""
+    """Blocks, best first: ``rows``, ``(n,) uint64``, are ids of their first rows; ``scores`` is ``(n,) float32``."""
 
     rows: NDArray[np.uint64]
     scores: NDArray[np.float32]
@@ -211,7 +212,7 @@ NOTHING = Scored(np.zeros(0, np.uint64), np.zeros(0, np.float32))
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Lines of a document, 0-based, both ends included."""
+    """Lines of a document, 0-based, inclusive."""
 
     entity: str
     path: str
@@ -223,7 +224,7 @@ _Value = TypeVar("_Value")
 
 
 class once(Generic[_Value]):
-    """Like ``functools.cached_property``, but with a lock for each instance, so that tables open in parallel."""
+    """Like ``functools.cached_property``, but with one lock per instance, so that tables open in parallel."""
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:
         self._compute = compute
@@ -242,7 +243,7 @@ class once(Generic[_Value]):
 
 @dataclass(frozen=True)
 class LineQuery:
-    """A filter over one version of a table, by default the newest, and the strategy of its searches.
+    """A filter on one version of a table (default: the newest), and the strategy for its searches.
 
     Raises UsageError, StorageError, CorruptFile.
     """
@@ -265,9 +266,9 @@ class LineQuery:
         return self.table.open(self.version, cached=True)
 
     def open(self, *, words: bool = False, lines: bool = False, blocks: bool = False) -> None:
-        """Open the table now rather than on first use.
+        """Open the table now instead of on first use.
 
-        For a table in a bucket, read ahead, in parallel, the data for searches by ``words``, nearest ``lines`` or near
+        For a table in a bucket, prefetch in parallel the data for searches by ``words``, nearest ``lines`` or near
         ``blocks``.
         """
         dataset = self.dataset
@@ -292,7 +293,7 @@ class LineQuery:
     def sql(self) -> str | None:
         return self.where.to_sql() if self.where else None
 
-    # Commit markers are counted separately: an index finds them, but not the lines.
+    # Commit markers are counted separately: an index finds them, but cannot find all other lines.
 
     @once
     def lines(self) -> int:
@@ -313,11 +314,11 @@ class LineQuery:
 
     @once
     def sources(self) -> tuple[str, ...]:
-        """The entities that have written to the table, by their commit markers."""
+        """The entities that wrote to the table, according to their commit markers."""
         version = self.exact_version
         sources = _SOURCES.get(version)
         if sources is None:
-            # In a bucket, every search reads the paths anyway; their index would be read only for this.
+            # In a bucket, every search reads the paths anyway; the path index would be read only for this.
             rows = self._scanned(["entity"], filter=no_lines(None), use_scalar_index=self.table.is_local)
             sources = tuple(rows["entity"].to_pylist())
             if len(_SOURCES) >= _MAX_VERSIONS:
@@ -327,7 +328,7 @@ class LineQuery:
 
     @once
     def exact_version(self) -> tuple[str | int, ...]:
-        """An id of this version, derived from its files: a deleted and recreated table may repeat URI and version."""
+        """An id for this version, derived from its files: a deleted and recreated table may reuse URI and version."""
         files = map(data_file, self.dataset.get_fragments()[:1])
         return (self.dataset.uri, self.dataset.version, *files)
 
@@ -339,12 +340,12 @@ class LineQuery:
 
     @once
     def examined_blocks(self) -> list[int]:
-        """The number of blocks that each search found before the post-filter."""
+        """How many blocks each search found before the post-filter."""
         return []
 
     @once
     def index(self) -> str | None:
-        """The type of the vector index that a search uses, or None for an exact search."""
+        """The type of vector index that searches use, or None for exact search."""
         few = max(EXACT_SEARCH_ROWS, EXACT_SEARCH_SHARE * self.dataset.count_rows())
         if self.exact or (self.strategy == "auto" and self._matching_rows <= few):
             return None
@@ -352,7 +353,7 @@ class LineQuery:
 
     @property
     def examined(self) -> int:
-        """The number of lines that a search compares with its query, through the index or exactly."""
+        """The number of lines that a search compares with its query, whether through the index or exactly."""
         return self.lines if self.filters_afterwards else self.matches
 
     def nearest(
@@ -362,7 +363,7 @@ class LineQuery:
         max_distance: float | None = None,
         columns: Sequence[str] = RESULT_COLUMNS,
     ) -> pa.Table:
-        """Search as ``nearest_lines`` does."""
+        """Same as ``nearest_lines``."""
         if limit < 0:
             raise UsageError("top_k must not be negative", str(limit))
         dim = self.dataset.schema.field("vector").type.list_size
@@ -390,7 +391,7 @@ class LineQuery:
         return hits.sort_by([(name, "ascending") for name in order]).slice(0, limit)
 
     def _nearest(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
-        """Return the nearest lines by the options ``nearest`` of Lance, unordered, with their ``distance``."""
+        """Return the nearest lines for Lance's ``nearest`` options, unordered, with their ``distance``."""
         hits = self._read(
             [*columns, "_distance"],
             where=self.sql,
@@ -398,13 +399,14 @@ class LineQuery:
             prefilter=not self.filters_afterwards,
             limit=nearest["k"],
         ).rename_columns([*columns, "distance"])
-        halved = pc.divide(hits["distance"], pa.scalar(2, pa.float32()))  # 1 - cosine for vectors of length 1
+        halved = pc.divide(hits["distance"], pa.scalar(2, pa.float32()))  # 1 - cosine for unit vectors
         return hits.set_column(len(columns), "distance", halved)
 
     def _read(self, columns: Sequence[str], *, where: str | None, **search: Any) -> pa.Table:
-        """Return the rows of a search. With one source its entity is known, which saves reading the slowest column.
+        """Return a search's rows. If there is only one source, its entity is known, which avoids reading the slowest
+        column.
 
-        In a bucket, finding the sources takes longer than reading the column, which is at the end of each file.
+        In a bucket, finding the sources would take longer than reading the column, which is at the end of each file.
         """
         known = "entity" in columns and self.table.is_local and len(self.sources) == 1
         read = [name for name in columns if not (known and name == "entity") and name != "_rowid"]
@@ -424,7 +426,7 @@ class LineQuery:
         return with_indexes(self.dataset, self.table.TITLE, count)
 
     def _scanned(self, columns: Sequence[str], **search: Any) -> pa.Table:
-        """Run a search of Lance; without its indexes if one of them is unusable."""
+        """Run a Lance search, retrying without indexes if one is unusable."""
 
         def scan(indexed: bool) -> pa.Table:
             if indexed:
@@ -439,7 +441,7 @@ class LineQuery:
         return with_indexes(self.dataset, self.table.TITLE, scan)
 
     def _scanned_words(self, *, full_text_query: Any, limit: int, filter: str | None = None) -> pa.Table:
-        """Search the full text of a copy in memory, because Lance always uses the index that a table has."""
+        """Run the full-text search on an in-memory copy, because Lance always uses a table's index."""
         import lance
 
         where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({filter})" if filter else "")
@@ -450,9 +452,9 @@ class LineQuery:
         return found.rename_columns(["_rowid", "_score"])
 
     def blocks(self, words: str, limit: int) -> pa.Table:
-        """Return the ``limit`` blocks that best match ``words`` by BM25, best first, with a column ``bm25`` (float32).
+        """Return the ``limit`` blocks that best match ``words`` by BM25, best first, with a ``bm25`` column (float32).
 
-        ``line_number`` is the first line with a row in the block.
+        ``line_number`` is the block's first line that has a row.
         """
         found = self.matching(words, limit)
         return (
@@ -460,7 +462,7 @@ class LineQuery:
         )
 
     def matching(self, words: str, limit: int) -> Scored:
-        """Return the ``limit`` blocks that best match ``words``, best first, with their BM25."""
+        """Return the ``limit`` blocks that best match ``words``, best first, with their BM25 scores."""
         from lance.query import MatchQuery
 
         if limit == 0 or not words.strip():
@@ -481,8 +483,8 @@ class LineQuery:
         return Scored(found["_rowid"].to_numpy(), found["_score"].to_numpy())
 
     def defining(self, names: Sequence[str], limit: int) -> NDArray[np.uint64]:
-        """Find at most ``limit`` definitions of each name, ignoring case, and return the rows of the blocks that hold
-        them.
+        """Return the rows of the blocks that hold definitions of ``names``, case-insensitively, at most ``limit`` per
+        name.
 
         Outer definitions precede inner ones.
         """
@@ -491,11 +493,12 @@ class LineQuery:
         return rows[self._held(rows)] if self.sql else rows
 
     def holding(self, places: Sequence[tuple[str, int | None]]) -> NDArray[np.uint64]:
-        """Return the rows of the blocks that hold ``places``, paths and 1-based lines; without a line, the first block.
+        """Return the rows of the blocks that hold ``places``, pairs of a path and a 1-based line; with no line, the
+        first block.
 
-        A path may have more leading folders than the indexed path, as in a stack trace. If it is the only place, the
-        path may have fewer folders: it then stands for the MAX_FILES files of that name nearest to the root, ignoring
-        case.
+        A path may have more leading folders than the indexed path, as in a stack trace. If it is the only place, it may
+        also have fewer: it then matches up to MAX_FILES files with that name, nearest to the root first,
+        case-insensitively.
         """
         if not places:
             return np.empty(0, np.uint64)
@@ -512,14 +515,14 @@ class LineQuery:
         return rows[self._held(rows)] if self.sql else rows
 
     def _files_named(self, name: str, within: str) -> list[str]:
-        """Return the paths that end in ``name`` among documents with lines ``within`` a condition."""
+        """Return the paths ending in ``name`` among documents that have lines ``within`` a condition."""
         where = f"ends_with(lower(path), {quote('/' + name.lower().lstrip('/'))}) AND {within}"
         where += f" AND ({self.sql})" if self.sql else ""
         found = pc.unique(self._scanned(["path"], filter=where)["path"]).to_pylist()
         return sorted(found, key=lambda path: (path.count("/"), path))[:MAX_FILES]
 
     def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: which ``rows`` exist and are allowed by the filter."""
+        """Return ``(n,)``: which ``rows`` exist and pass the filter."""
         if self.sql is not None:
             return _is_in(rows, self._allowed)
         if not len(rows):
@@ -532,14 +535,14 @@ class LineQuery:
 
     @once
     def _allowed(self) -> NDArray[np.uint64]:
-        """The rows that the filter allows, sorted."""
+        """The row ids that pass the filter, sorted."""
         return _ALLOWED.get_or_compute(self._filtered, self._read_allowed)
 
     def _read_allowed(self) -> NDArray[np.uint64]:
         return np.sort(self._scanned([], filter=self.sql, with_row_id=True)["_rowid"].to_numpy())
 
     def blocks_at(self, rows: Sequence[int]) -> pa.Table:
-        """Return BLOCK_COLUMNS and ``_rowid`` of the blocks that begin at ``rows``, in this order."""
+        """Return BLOCK_COLUMNS and ``_rowid`` of the blocks that start at ``rows``, in this order."""
         columns = [*BLOCK_COLUMNS, "_rowid"]
         if not rows:
             return pa.schema([schema(1).field(name) for name in BLOCK_COLUMNS]).append(_ROW).empty_table()
@@ -550,11 +553,11 @@ class LineQuery:
         at = np.searchsorted(found["_rowid"].to_numpy(), np.array(rows, np.uint64))
         return found.take(
             pa.array(at.tolist(), pa.int64())
-        )  # a list, because for an array Arrow imports numpy.ma, which is slow
+        )  # a list: for an array, Arrow would import numpy.ma, which is slow
 
     @once
     def _kept_blocks(self) -> pa.Table | None:
-        """All allowed blocks, keyed by row, if they are few, and once it pays to read them all; else None."""
+        """All blocks that pass the filter, keyed by row, if they are few and reading them pays off; otherwise None."""
         if not self.table.is_local:
             return None
         known, read = _BLOCKS.get(self._filtered), _BLOCKS_READ.get(self._filtered)
@@ -570,17 +573,14 @@ class LineQuery:
         return known
 
     def near_blocks(self, vector: NDArray[np.float32], limit: int) -> pa.Table:
-        """Return the blocks that ``near`` finds, like ``blocks``, but with ``cosine`` (float32) instead of ``bm25``."""
+        """Return the blocks found by ``near``, like ``blocks``, but with ``cosine`` (float32) instead of ``bm25``."""
         found = self.near(vector, limit)
         return (
             self.blocks_at(found.rows.tolist()).append_column("cosine", pa.array(found.scores)).drop_columns(["_rowid"])
         )
 
     def near(self, vector: NDArray[np.float32], limit: int) -> Scored:
-        """Return the ``limit`` allowed blocks whose meaning is nearest to ``vector``, ``(dim,)``.
-
-        They come nearest first, with their estimated cosine.
-        """
+        """Return the ``limit`` blocks nearest to ``vector``, ``(dim,)``, that pass the filter, and their cosines."""
         if limit == 0 or not vector.any() or not len(codes := self._codes):
             return NOTHING
         if self.sql is not None:
@@ -614,7 +614,7 @@ class LineQuery:
         return codes_of(self.dataset, read, announce)
 
     def _definition_rows(self, name: str, limit: int) -> list[int]:
-        """Return the row ids of the blocks of the best definitions of one name."""
+        """Return the row ids of the blocks with the best definitions of one name."""
         parts = parts_of_name(name)
         found: list[tuple[bool, int, int]] = []
         for row, definition in self._named(name):
@@ -623,7 +623,7 @@ class LineQuery:
         return [row for *_, row in sorted(found)[:limit]]
 
     def _named(self, name: str) -> Iterator[tuple[int, Definition]]:
-        """Yield each definition of ``name``, ignoring case, with the row id of the block that holds its name."""
+        """Yield each definition of ``name``, case-insensitively, with the row id of the block that holds its name."""
         parts = parts_of_name(name)
         if not parts:
             return
@@ -633,13 +633,13 @@ class LineQuery:
         for outline, row, first in zip(*columns, strict=True):
             for match in named.finditer(outline):
                 definition = decode(match[0])[0]
-                if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.is_named(name):
+                if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.matches_name(name):
                     yield row, definition
 
     def definitions(self, name: str) -> list[tuple[str, str, str, Definition]]:
-        """Return the definitions of ``name`` that the filter allows, each with its entity, path and hash.
+        """Return the definitions of ``name`` that pass the filter, each with its entity, path and hash.
 
-        Case counts if ``name`` has a capital.
+        Matching is case-sensitive if ``name`` has a capital letter.
         """
         parts = parts_of_name(name)
         exactly = name.lower() != name
@@ -658,7 +658,7 @@ class LineQuery:
 
     @property
     def _outlines(self) -> _Outlines:
-        """The outlines of all blocks that have any, read once for each version."""
+        """The outlines of all blocks that have one, read once per version."""
         return _OUTLINES.get_or_compute(self.exact_version, self._read_outlines)
 
     def _read_outlines(self) -> _Outlines:
@@ -667,11 +667,11 @@ class LineQuery:
         return _Outlines.of(rows.combine_chunks())
 
     def passages(self, requested: Sequence[Passage]) -> pa.Table:
-        """Return the lines of one or more passages that the filter allows: ``PASSAGE_COLUMNS``, unordered.
+        """Return the lines of ``requested`` passages that pass the filter: ``PASSAGE_COLUMNS``, unordered.
 
-        A table may also hold lines of sources that are searched in another one, such as a branch.
+        A table may also hold lines of sources that are searched elsewhere, such as in a branch.
         """
-        # One condition on all paths and one on all lines are ten times as fast as a condition for each passage.
+        # One condition on all paths and one on all lines are ten times as fast as one condition per passage.
         lines = " OR ".join(sorted({f"line_number BETWEEN {each.first} AND {each.last}" for each in requested}))
         paths = is_one_of("path", sorted({each.path for each in requested}))
         where = f"{paths} AND ({lines})" + (f" AND ({self.sql})" if self.sql else "")
@@ -687,9 +687,9 @@ class LineQuery:
         return rows.filter(pa.array(held, pa.bool_()))
 
     def lines_at(self, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], tuple[str, str]]:
-        """Return ``(text, hash)`` of the lines ``(entity, path, number)`` that exist and that the filter allows.
+        """Return ``(text, hash)`` for the lines ``(entity, path, number)`` that exist and pass the filter.
 
-        If a line has several rows, its text is the text of the first one.
+        If a line has several rows, its text is that of the first.
         """
         if not requested:
             return {}
@@ -711,7 +711,7 @@ class LineQuery:
         """Return the known outlines of the blocks that contain the lines ``(entity, path, number)``."""
         if not requested:
             return {}
-        # The index covers paths; comparing entities and lines in Lance as well takes three times as long.
+        # The index covers paths; comparing entities and lines in Lance as well would take three times as long.
         paths = sorted({path for _, path, _ in requested})
         columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
         where = f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL"
@@ -720,12 +720,13 @@ class LineQuery:
         known: dict[tuple[str, str, int], str] = {}
         for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
             block = entity, path, number // LINES_PER_BLOCK
-            known[block] = max(known.get(block, ""), outline, key=len)  # a block that continues a line has fewer
+            # a block that starts in the middle of a line has fewer definitions
+            known[block] = max(known.get(block, ""), outline, key=len)
         blocks = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in requested)
         return {line: known[block] for line, block in blocks if block in known}
 
     def _matching_afterwards(self, search: Any, limit: int, fetch: int) -> Scored:
-        """Like ``_matching``, but search all blocks, then filter the best ``fetch`` or more until enough are left."""
+        """Like ``_matching``, but search all blocks, then filter the best ``fetch`` or more until enough remain."""
         while True:
             found = self._matching(search, fetch, where=None)
             if self.filters_afterwards:
@@ -737,15 +738,15 @@ class LineQuery:
 
 
 def nearest_blocks(tables: Sequence[LineQuery], vector: NDArray[np.float32], limit: int) -> list[Scored]:
-    """Return, for each table, what ``LineQuery.near`` finds. The blocks of many small tables, as of branches, are
-    compared together, which takes a fraction of the time; only the ``limit`` nearest of all are returned.
+    """Run ``LineQuery.near`` on each table. Blocks of many small tables, such as branches, are compared together, which
+    takes a fraction of the time; then only the overall nearest ``limit`` blocks are returned.
     """
     if len(tables) == 1 or limit == 0 or not vector.any() or any(table.sql is None for table in tables):
         return [table.near(vector, limit) for table in tables]
     parts = [table._allowed_codes for table in tables]
     if not any(map(len, parts)):
         return [NOTHING] * len(tables)
-    if sum(each.nbytes for each in parts) > MAX_JOINED_BYTES:  # a copy would drive the parts out of the cache
+    if sum(each.nbytes for each in parts) > MAX_JOINED_BYTES:  # a copy would evict the parts from the cache
         return [table.near(vector, limit) for table in tables]
     key = tuple(value for table in tables for value in table._filtered)
     joined = _ALLOWED_CODES.get_or_compute(key, lambda: join(parts))
@@ -753,7 +754,7 @@ def nearest_blocks(tables: Sequence[LineQuery], vector: NDArray[np.float32], lim
 
 
 def _is_in(rows: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return ``(n,)``: which ``rows`` are among the ``known`` ones, which are sorted."""
+    """Return ``(n,)``: which ``rows`` are in ``known``, which is sorted."""
     if not len(known):
         return np.zeros(len(rows), np.bool_)
     return np.asarray(known[np.searchsorted(known, rows).clip(max=len(known) - 1)] == rows, np.bool_)
@@ -777,7 +778,7 @@ def nearest_lines(
     (float32).
 
     ``distance`` is 1 - cosine; a zero vector has no neighbours. Ties are ordered by path, line and column. The search
-    is exact if the filter leaves few lines, without an index, or with ``exact``; otherwise it probes all partitions of
-    the index. Raises UsageError, StorageError, CorruptFile.
+    is exact if the filter leaves few lines, if there is no index, or if ``exact`` is set; otherwise it probes all
+    partitions of the index. Raises UsageError, StorageError, CorruptFile.
     """
     return LineQuery(table, where, exact=exact).nearest(query, limit, max_distance, columns)

@@ -1,7 +1,7 @@
-"""Write and read the Lance table of line embeddings: one row per line (DESIGN, "Index run").
+"""Write and read the Lance table of line embeddings, one row per line (DESIGN, "Index run").
 
-Workers write fragments; one process commits. One version removes the old rows of replaced documents, adds fragments and
-rewrites the source's commit marker.
+Workers write fragments; one process commits. A commit removes the old rows of replaced documents, adds fragments and
+rewrites the source's commit marker, all in one version.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ if TYPE_CHECKING:
 
 PATHS_PER_LOOKUP = 2_000
 UNKNOWN_OUTCOMES = 3
-"""Unknown outcomes tolerated per commit."""
+"""How many unknown outcomes are tolerated per commit."""
 TEXT_COLUMN, TEXT = "block", "text_idx"
 """The column of blocks, and its full-text index."""
 LINES_PER_BLOCK = 16
 """Lines per block of the full-text index. Blocks need fewer postings than lines, and words of neighbouring lines add
-up. A block has at most this many rows."""
+up. A block has at most this many rows.
+"""
 CODE_COLUMN = "block_code"
 METADATA_BYTES = 2**16
 END_BYTES_PER_ROW, PLACE_BYTES_PER_ROW = 11, 5
@@ -65,22 +66,24 @@ _COMPRESSED = {
 }
 """Neighbouring values are compressed together, in a third of the bytes, and a value is read without looking up its
 offset. Chunks of Lance's default size, 4 KiB, would make texts a third larger."""
+_PACKED = {**_COMPRESSED, "lance-encoding:minichunk-size": str(2**16), "lance-encoding:compression-level": "6"}
+"""Packs are larger than blocks, and most are read once: several share a chunk, in three quarters of the bytes."""
 
 
 def schema(dim: int) -> pa.Schema:
     """Return the columns of ``line_embeddings``; ``vector`` is ``(dim,) float16``; ``parent_dirs`` end with a slash.
 
-    A long line has several rows; ``column_number`` is the column at which a row begins.
+    A long line has several rows; ``column_number`` is the column where a row starts.
 
-    Only the first row of each block has ``block``, ``outline`` and ``block_code``. ``block`` is the path; a tab and
-    the name of the definition that the block begins in, if any; SPELLED and the words that the tokenizer of the index
-    would miss (tokenizer.py), if any; a line feed; and the lines of the block from the first to the last line with a
-    row, joined by line feeds, and by CONTINUED if a row continues a line (decision 0007). ``outline`` has the
-    definitions in the block (outline.py), or null if they were not determined. ``block_code`` is the meaning of the
-    block (block_codes.py), or null if the model knows none of its words.
+    Only the first row of each block has ``block``, ``outline`` and ``block_code``. ``block`` consists of the path; a
+    tab and the name of the definition that the block starts in, if any; SPELLED and the words that the index's own
+    tokenizer would miss (tokenizer.py), if any; a newline; and the lines of the block from the first to the last that
+    has a row, joined by newlines, or by CONTINUED if a row continues a line (decision 0007). ``outline`` holds the
+    block's definitions (outline.py), or null if they were not determined. ``block_code`` is the block's quantised
+    vector (block_codes.py), or null if the model knows none of its words.
 
-    Some rows have a ``pack``: the text of their document from line ``pack_line`` to the next pack, exactly as it was
-    decoded, with ``grams``, the filter of its trigrams (packs.py).
+    Some rows have a ``pack``: their document's text from line ``pack_line`` to the next pack, exactly as decoded, with
+    ``grams``, the filter over its trigrams and letter runs (packs.py).
 
     Files hold the columns in this order. The columns that every search reads come last, next to the metadata of the
     file, so that one read of the end of the file gets both (block_cache.py). ``grams`` are away from ``block``, so that
@@ -95,7 +98,7 @@ def schema(dim: int) -> pa.Schema:
             pa.field("ext", pa.string()),
             pa.field(PACK_LINE_COLUMN, pa.int32()),
             pa.field(GRAMS_COLUMN, pa.binary(), metadata=_COMPRESSED),
-            pa.field(PACK_COLUMN, pa.string(), metadata=_COMPRESSED),
+            pa.field(PACK_COLUMN, pa.string(), metadata=_PACKED),
             pa.field(TEXT_COLUMN, pa.string(), metadata=_COMPRESSED),
             pa.field(CODE_COLUMN, pa.binary(), metadata=_COMPRESSED),
             pa.field("entity", pa.string()),
@@ -128,7 +131,7 @@ def searched_parts(
 
 
 class LineTable(LanceTable):
-    """``line_embeddings`` of one tenant and one embedding fingerprint."""
+    """The ``line_embeddings`` table of one tenant and one embedding fingerprint."""
 
     KIND = "line"
     COLUMNS = tuple(schema(1).names)
@@ -136,36 +139,36 @@ class LineTable(LanceTable):
     REPAIR = "Restore it, or index the sources again."
 
     def create(self, dim: int) -> LanceDataset:
-        """Create the table for vectors of ``dim`` dimensions unless it exists, and open it. Raises StorageError."""
+        """Create the table for ``dim``-dimensional vectors unless it exists, and open it. Raises StorageError."""
         self._create(schema(dim).empty_table())
         return self.open()
 
     # -- writing -----------------------------------------------------------------------------
 
     def write_fragments(self, rows: pa.Table) -> list[str]:
-        """Write rows of ``schema(dim)`` and return the fragments as JSON, for ``commit``.
+        """Write rows of ``schema(dim)``, and return the fragments as JSON, for ``commit``.
 
-        Raises StorageError, and UsageError if the table has another format.
+        Raises StorageError, and UsageError if the table's format is unsupported.
         """
         try:
             fragments = self.write(rows)
         except StorageError:
             if self.exists():
-                self.open()  # names the format if that is the reason
+                self.open()  # reports the format if that is the cause
             raise
         return [json.dumps(fragment.to_json()) for fragment in fragments]
 
     def commit_marker(self, entity: Entity) -> CommitMarker:
-        """Return the commit marker of ``entity``, with token 0 if it has none."""
+        """Return the commit marker of ``entity``; it has token 0 if the table has none."""
         return self.marker_in(self.open(), entity)
 
     def commit_markers(self, entities: Sequence[Entity]) -> dict[Entity, CommitMarker]:
-        """Return the commit marker of each of ``entities``, with token 0 for those without one."""
+        """Return the commit marker of each of ``entities``; it has token 0 if the table has none."""
         found = read_markers(self, self.open(), entities)
         return {entity: newest(list(found[str(entity)].values())) for entity in entities}
 
     def marker_in(self, dataset: LanceDataset, entity: Entity) -> CommitMarker:
-        """Like ``commit_marker``, in a version of the table."""
+        """Like ``commit_marker``, for a given version of the table."""
         return newest(list(read_markers(self, dataset, [entity])[str(entity)].values()))
 
     def fence(self, entity: Entity, token: int) -> CommitMarker:
@@ -180,24 +183,24 @@ class LineTable(LanceTable):
     ) -> None:
         """Remove the rows of the ``replaced`` paths, add ``fragments`` and record ``batch``, in one version.
 
-        Exactly once: a batch that the marker already records is skipped. Raises LeaseLost if the marker has a newer
+        Exactly once: a batch already recorded by the marker is skipped. Raises LeaseLost if the marker has a newer
         token, CommitConflict after ``COMMIT_ATTEMPTS``, StorageError.
         """
         self._commit([SourceCommit(entity, token, batch, tuple(replaced))], fragments)
 
     def commit_together(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> None:
-        """Commit the batches of several sources, whose rows share ``fragments``, in one version: all of them or none.
+        """Commit the batches of several sources, whose rows share ``fragments``, in one version: all or none.
 
-        Raises LeaseLost if a marker has a newer token: then none of the batches can ever be committed. Raises
-        CommitConflict and StorageError as ``commit`` does.
+        Raises LeaseLost if a marker has a newer token: none of the batches can ever be committed then. Also raises
+        CommitConflict and StorageError, like ``commit``.
         """
         self._commit(parts, fragments)
 
     def _commit(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> list[CommitMarker]:
-        """Replace every existing commit marker of ``parts`` with a new one in the transaction, and return the old ones.
+        """Replace every existing commit marker of ``parts`` in the transaction, and return the old markers.
 
-        Two transactions conflict only if they remove the same row. Sources without a marker therefore first get one
-        with only the token. If two holders write one concurrently, the later commit sees both markers.
+        Two transactions conflict only if they remove the same row. Sources with no marker therefore first get one that
+        has only the token. If two holders write one concurrently, the later commit sees both markers.
         """
         import lance
         from lance.commit import CommitConflictError
@@ -234,7 +237,7 @@ class LineTable(LanceTable):
                 if not unmarked:
                     return before
             except CommitConflictError:
-                pass  # plan the deletions again on the newest version; the new fragments stay valid
+                pass  # recompute the deletions for the newest version; the new fragments stay valid
             except OSError as error:
                 unknown_outcomes += 1
                 if unknown_outcomes == UNKNOWN_OUTCOMES:
@@ -242,8 +245,8 @@ class LineTable(LanceTable):
         raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Run it again.")
 
     def _lost(self, part: SourceCommit, marker: CommitMarker, *, is_known: bool) -> DriftlineError:
-        """Return the error of a fenced holder. Unless its outcome ``is_known``, an attempt may still be committed."""
-        why = f"Another run has taken over {part.entity} (its token is {marker.token}, ours is {part.token})"
+        """Return the error for a fenced holder. Unless ``is_known`` is set, an attempt may still get committed."""
+        why = f"Another run took over {part.entity} (its token is {marker.token}, ours is {part.token})"
         return (LeaseLost if is_known else StorageError)(why, self.uri, "Start this run again.")
 
     # -- reading -----------------------------------------------------------------------------
@@ -257,7 +260,7 @@ class LineTable(LanceTable):
             return int(self.open().count_rows(lines_only(where)))
 
     def paths(self, entity: Entity) -> set[str]:
-        """Return the paths of the documents of a source that have lines; reads the path of every line."""
+        """Return the paths of a source's documents that have lines; reads every line's path."""
         batches = self.rows(["path"], f"entity = {quote(str(entity))}")
         return {path for batch in batches for path in pc.unique(batch.column("path")).to_pylist()}
 
@@ -283,7 +286,7 @@ def _update(
 ) -> LanceOperation.Update:
     """Return the operation that removes rows of ``dataset`` and adds fragments.
 
-    It removes the rows that match any of ``removals``, and those at ``addresses``.
+    It removes the rows that match any of ``removals``, and the rows at ``addresses``.
     """
     import lance
 

@@ -1,7 +1,7 @@
-"""Encode and decode outlines: the definitions that enclose or begin in a block of lines (decision 0012).
+"""Encode and decode outlines: the definitions that enclose or start in a block of lines (decision 0012).
 
-The outline of a block is stored in its first row. For a document from which text was extracted, it also has anchors:
-the positions in the file that its lines come from.
+A block's outline is stored in its first row. For documents with extracted text, it also has anchors: the positions in
+the file that lines come from.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Kind = Literal[
 ]  # fmt: skip
 KINDS: tuple[str, ...] = get_args(Kind)
 OF_TEXT = frozenset(("key", "section"))
-"""Kinds in prose and configuration: they locate a line, but define nothing."""
+"""Kinds used for prose and configuration: they locate a line, but define nothing."""
 OUTLINE_COLUMN = "outline"
 _ANCHOR = "@"
-"""Marks an anchor, in the position of a kind."""
+"""Marks an anchor, in place of a kind."""
 _UNREACHED = (".bz2", ".gz", ".lz4", ".xz", ".zst", ".zstd")
 """No viewer opens these at a position inside the file."""
 _SCOPES = frozenset(("module", "namespace"))
 _TESTS = re.compile(r"(?:^|\.)tests?\.")
 _SEPARATORS = re.compile(r"<[^<>]*>|::|->|\s*>\s*|[.\\#/:]")
-"""Separators of the names in a qualified name, in outlines and in queries of any language."""
+"""Separators in qualified names, in outlines and in queries of any language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +49,23 @@ class Definition:
 
     @property
     def is_code(self) -> bool:
-        """Return whether it is code, and not prose or configuration."""
+        """Return whether it is code, rather than prose or configuration."""
         return self.kind not in OF_TEXT
 
     @property
     def is_test(self) -> bool:
-        """Return whether it is, or is in, a module of tests."""
+        """Return whether it is a test module, or is inside one."""
         return self.is_code and _TESTS.search(f"{self.name}." if self.kind in _SCOPES else self.name) is not None
 
-    def is_named(self, name: str) -> bool:
-        """Return whether it has this name, ignoring case; for ``Session.get``, both names must match."""
+    def matches_name(self, name: str) -> bool:
+        """Return whether it has this name, ignoring case; for ``Session.get``, both parts must match."""
         parts, own = parts_of_name(name.lower()), parts_of_name(self.name.lower())
         return bool(parts) and own[-len(parts) :] == parts
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A position in a file that a viewer can open, ``cell 7`` or ``p. 12``, and the lines of extracted text from there.
+    """A position in a file that viewers can open (``cell 7`` or ``p. 12``), and the extracted lines that start there.
 
     Lines are 0-based and both ends are included.
     """
@@ -76,7 +76,7 @@ class Anchor:
 
 
 def encode(found: Sequence[Definition], anchors: Sequence[Anchor] = ()) -> str:
-    """Encode the definitions and the anchors of a block, one per line."""
+    """Encode a block's definitions and anchors, one per line."""
     lines = [f"{each.kind}\t{each.line}\t{each.first}\t{each.last}\t{each.name}" for each in found]
     lines += [f"{_ANCHOR}\t{each.first}\t{each.first}\t{each.last}\t{each.name}" for each in anchors]
     return "\n".join(lines)
@@ -84,20 +84,20 @@ def encode(found: Sequence[Definition], anchors: Sequence[Anchor] = ()) -> str:
 
 @lru_cache(8_192)
 def decode(outline: str) -> tuple[Definition, ...]:
-    """Decode the definitions that ``encode`` wrote, outer ones first."""
+    """Decode definitions written by ``encode``, outer ones first."""
     if not outline:
         return ()
     return tuple([_definition(line) for line in outline.split("\n") if line[0] != _ANCHOR])
 
 
 def anchors_in(outline: str) -> tuple[Anchor, ...]:
-    """Decode the anchors that ``encode`` wrote, in order."""
+    """Decode anchors written by ``encode``, in order."""
     parts = (each.split("\t", 4) for each in outline.split("\n") if each.startswith(_ANCHOR))
     return tuple(Anchor(name, int(first), int(last)) for _, _, first, last, name in parts)
 
 
 def anchor_at(outline: str, line: int) -> str | None:
-    """Return the name of the anchor that contains ``line``, from the outline of its block; None if there is none."""
+    """Return the name of the anchor that contains ``line``, given its block's outline; None if there is none."""
     return next((each.name for each in anchors_in(outline) if each.first <= line <= each.last), None)
 
 
@@ -107,7 +107,7 @@ _CELL = re.compile(r"[^!#]+![A-Z]{1,3}\d+")
 
 
 def location_of(anchor: str | None, line: int | str) -> str:
-    """Return the part of a location after the path: the anchor, if the document has one, else the line.
+    """Return the part of a location after the path: the anchor if the document has one, otherwise the line.
 
     Examples:
         >>> location_of("p. 12", 412), location_of("cell 7", 30), location_of("Sheet1!B7", 9), location_of(None, 4)
@@ -120,9 +120,9 @@ def location_of(anchor: str | None, line: int | str) -> str:
 
 
 def fragment_of(path: str, anchor: str | None) -> str | None:
-    """Return the URL fragment that opens ``anchor`` in a document; None if no viewer understands one.
+    """Return the URL fragment that opens ``anchor`` in a document; None if no viewer supports one.
 
-    Browsers and PDF readers understand pages, browsers also HTML ids, and office programs cells and slides.
+    Browsers and PDF readers support pages; browsers also support HTML ids, and office programs cells and slides.
 
     Examples:
         >>> fragment_of("handbook.pdf", "p. 12"), fragment_of("guide/index.html", "#install")
@@ -141,7 +141,7 @@ def fragment_of(path: str, anchor: str | None) -> str | None:
     return quote(anchor.replace("!", ".") if path.lower().endswith(".ods") else anchor, safe="/!")
 
 
-@lru_cache(65_536)  # a class is in the outline of each of its blocks
+@lru_cache(65_536)  # a class appears in the outline of each of its blocks
 def _definition(line: str) -> Definition:
     kind, at, first, last, name = line.split("\t", 4)
     return Definition(kind, name, int(at), int(first), int(last))
@@ -149,10 +149,10 @@ def _definition(line: str) -> Definition:
 
 @lru_cache(65_536)
 def parts_of_name(name: str) -> tuple[str, ...]:
-    """Split a qualified name into its names, outer ones first: ``net::Session.get`` has three."""
+    """Split a qualified name into parts, outer ones first: ``net::Session.get`` has three."""
     return tuple(part for part in _SEPARATORS.split(name) if part)
 
 
 def innermost(found: Sequence[Definition], line: int) -> Definition | None:
-    """Return the innermost definition of ``found`` that contains ``line``; outer ones come first."""
+    """Return the innermost definition in ``found`` that contains ``line``; outer ones come first in ``found``."""
     return next((each for each in reversed(found) if each.first <= line <= each.last), None)

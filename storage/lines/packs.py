@@ -1,13 +1,13 @@
-"""Store the decoded text of documents in packs next to their lines, and search it exactly (decision 19).
+"""Store decoded document text in packs next to the lines, and search it exactly (decision 19).
 
-A pack contains consecutive lines of one document, including lines without a word, which have no row. Its grams are a
-filter of its trigrams; most packs without a match are ruled out by their grams and need not be read.
+A pack contains consecutive lines of one document, including lines with no words, which have no row. Its grams are a
+filter over its trigrams and runs of four letters that rules out most non-matching packs without reading them.
 """
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,15 +34,16 @@ from driftline.storage.lines.regex_patterns import GRAM_BYTES, Clause, folded
 from driftline.storage.shared_cache import SharedCache
 
 PACK_BYTES = 16 * 2**10
-"""Once a pack has this size, it ends before the next line with a row."""
+"""A pack that has reached this size ends before the next line that has a row."""
 _HASH = np.uint32(0x9E3779B1)
-_MAX_GRAM_BITS = 1 << 17
-_MIN_GRAM_BITS = 1 << 9
+_HASH_BITS = 17
+_SHIFT = np.uint32(32 - _HASH_BITS)
 _BITS_PER_GRAM = 2
-"""Minimum number of bits in a filter per gram; the maximum is twice that. The test of a single gram has many false
-positives, but a literal has several grams.
+"""Minimum number of filter bits per gram; the maximum is 1.43 times that. A single gram has many false positives, but a
+literal has several grams.
 """
-_SHIFT = np.uint32(32 - 17)
+_SIZES = sorted(part << exponent for part in (5, 7) for exponent in range(6, 15))
+"""The sizes of filters, in bits. None is a power of two, as are those of filters of trigrams alone."""
 
 
 def packs(
@@ -52,10 +53,10 @@ def packs(
     column: NDArray[np.int32],
     first_line: int = 0,
 ) -> dict[str, pa.Array]:
-    """Return the columns PACK, PACK_LINE and GRAMS, ``(n,)`` each, null except in rows with a pack.
+    """Return the columns PACK, PACK_LINE and GRAMS, ``(n,)`` each, null except in rows that hold a pack.
 
-    ``document`` points into ``texts``, the documents' texts from ``first_line`` on. The rows are in order, and each
-    document that has a line has a row. The packs of a document follow one another from its first line to its last.
+    ``document`` holds indices into ``texts``, the documents' texts starting at ``first_line``. The rows are in order,
+    and every document that has lines has a row. A document's packs are contiguous from its first line to its last.
     """
     rows: list[int] = []
     first_lines: list[int] = []
@@ -81,7 +82,7 @@ def packs(
 
 
 def _cuts(data: bytes, line: NDArray[np.int32], column: NDArray[np.int32]) -> list[tuple[int, int, int]]:
-    """Return the row of each pack of a document, the byte where it begins, and the number of its first line."""
+    """Return, for each pack of a document, its row, its first byte, and the number of its first line."""
     cuts = [(0, 0, 0)]
     if len(data) <= PACK_BYTES:
         return cuts
@@ -96,40 +97,48 @@ def _cuts(data: bytes, line: NDArray[np.int32], column: NDArray[np.int32]) -> li
 
 
 def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
-    """Return a text with each row on its line, and empty lines elsewhere. Rows of one line are consecutive."""
+    """Return a text with each row on its line, and empty lines elsewhere. Rows of the same line are adjacent in the
+    input.
+    """
     lines = [""] * (max(line, default=-1) + 1)
     for number, part in zip(line, text, strict=True):
         lines[number] += part.replace("\n", " ")
     return "".join(f"{each}\n" for each in lines)
 
 
-def _hashes(data: bytes) -> NDArray[np.uint32]:
-    """Return a number below ``_MAX_GRAM_BITS`` for each trigram of folded text."""
+def _hashes(data: bytes, *, words: bool = True) -> NDArray[np.uint32]:
+    """Return a number of ``_HASH_BITS`` bits for each trigram of folded text, and for each four letters if ``words``.
+
+    Other words of a long text often hold all trigrams of a word, but rarely all its runs of four letters.
+    """
     codes = np.frombuffer(data, np.uint8).astype(np.uint32)
-    hashes: NDArray[np.uint32] = np.right_shift(
-        (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH, _SHIFT, dtype=np.uint32
-    )
+    grams = (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH
+    if words and len(codes) > GRAM_BYTES:
+        is_letter = (codes >= ord("a")) & (codes <= ord("z"))
+        four = is_letter[:-3] & is_letter[1:-2] & is_letter[2:-1] & is_letter[3:]
+        grams = np.concatenate([grams, ((grams[:-1] ^ codes[3:]) * _HASH)[four]])
+    hashes: NDArray[np.uint32] = np.right_shift(grams, _SHIFT)
     return hashes
 
 
 def grams(data: bytes) -> bytes:
-    """Return the filter of the trigrams of a text: a bit for each, at its hash modulo the size, a power of two."""
-    bits = np.zeros(_MAX_GRAM_BITS, np.bool_)
+    """Return the filter of the grams of a text: a bit for each, at its hash modulo the size of the filter."""
+    held = np.zeros(1 << _HASH_BITS, np.bool_)
     if len(data) >= GRAM_BYTES:
-        bits[_hashes(folded(data))] = True
-    size = max(_MIN_GRAM_BITS, 1 << (_BITS_PER_GRAM * int(np.count_nonzero(bits)) - 1).bit_length())
-    if size < _MAX_GRAM_BITS:
-        bits = np.asarray(bits.reshape(-1, size).any(axis=0))
+        held[_hashes(folded(data))] = True
+    found = np.flatnonzero(held)
+    bits = np.zeros(_SIZES[min(bisect_left(_SIZES, _BITS_PER_GRAM * len(found)), len(_SIZES) - 1)], np.bool_)
+    bits[found % len(bits)] = True
     return np.packbits(bits, bitorder="little").tobytes()
 
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """The packs of one version of a table, without their texts.
+    """The packs of one table version, without their texts.
 
-    ``rows`` has ``entity``, ``path``, ``hash``, ``line``, the number of the first line, and ``_rowid``. ``documents``
-    ``(n,)`` is the document number of each pack. ``filters`` holds the grams, grouped by size, each group with the
-    positions of its packs in ``rows``.
+    ``rows`` has the columns ``entity``, ``path``, ``hash``, ``line`` (the number of the first line) and ``_rowid``.
+    ``documents`` ``(n,)`` holds the document number of each pack. ``filters`` holds the grams, grouped by size, each
+    group with the positions of its packs in ``rows``.
     """
 
     rows: pa.Table
@@ -142,7 +151,7 @@ class Packs:
         return int(self.rows.nbytes) + sum(positions.nbytes + grams.nbytes for positions, grams in self.filters)
 
     def of(self, documents: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[list[int], list[int]]]:
-        """Return the first lines of the packs of ``documents``, entities and paths, in order, and their row ids."""
+        """Return the packs' first lines, in order, and their row ids, for each of ``documents``, ``(entity, path)``."""
         paths = pa.array([path for _, path in documents], pa.string())
         rows = self.rows.filter(pc.is_in(self.rows["path"], value_set=paths)).sort_by("line")
         found: dict[tuple[str, str], tuple[list[int], list[int]]] = {document: ([], []) for document in documents}
@@ -154,7 +163,7 @@ class Packs:
         return found
 
     def may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: whether each pack may hold a literal of every clause."""
+        """Return ``(n,)``: whether each pack may contain a literal from every clause."""
         possible = np.ones(len(self.rows), np.bool_)
         for positions, filters in self.filters:
             size = 8 * filters.shape[1]
@@ -165,7 +174,9 @@ class Packs:
         return possible
 
     def documents_that_may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: the packs of documents that may contain, for each clause, one of its literals."""
+        """Return ``(n,)``: the packs of documents that may contain a literal from every clause, possibly in different
+        packs.
+        """
         possible = np.ones(len(self.rows), np.bool_)
         for clause in required:
             possible &= (np.bincount(self.documents, self.may_hold([clause])) > 0)[self.documents]
@@ -174,13 +185,13 @@ class Packs:
 
 def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.bool_]:
     left = np.ones(len(filters), np.bool_)
-    for each in {*(_hashes(literal) & np.uint32(size - 1)).tolist()}:
+    for each in {*(_hashes(literal, words=size in _SIZES) % np.uint32(size)).tolist()}:
         left &= (filters[:, each >> 3] >> (each & 7) & 1).astype(np.bool_)
     return left
 
 
 _PACKS: SharedCache[tuple[str | int, ...], Packs] = SharedCache(LRUCache(256 * 2**20, lambda packs: packs.nbytes))
-"""The packs of each version that this process has searched."""
+"""The packs of each version that this process searched."""
 
 
 def packs_of(query: LineQuery) -> Packs:
@@ -207,13 +218,13 @@ def _read_packs(query: LineQuery) -> Packs:
 
 def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     positions = np.flatnonzero(sizes == size)
-    # A list, because for an array Arrow imports numpy.ma, as np.unique does, which takes longer than a search.
+    # A list: for an array, Arrow imports numpy.ma (as does np.unique), which takes longer than a search.
     joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions.tolist(), pa.int64())).to_pylist())
     return positions, np.frombuffer(joined, np.uint8).reshape(len(positions), size)
 
 
 def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
-    """Return ``(n,)``: the packs of documents that the filter of ``query`` allows."""
+    """Return ``(n,)``: the packs of documents that pass the filter of ``query``."""
     if query.sql is None:
         return np.ones(len(found.rows), np.bool_)
     rows = _scan(query, [], f"{PACK_LINE_COLUMN} IS NOT NULL AND ({query.sql})")
@@ -221,18 +232,19 @@ def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
 
 
 def documents_of(query: LineQuery) -> Iterator[tuple[str, str, str]]:
-    """Yield path, entity and hash of each document that the filter of ``query`` allows, unordered."""
+    """Yield path, entity and hash of each document that passes the filter of ``query``, unordered."""
     first = f"{PACK_LINE_COLUMN} = 0" + (f" AND ({query.sql})" if query.sql else "")
     rows = _scan(query, ["path", "entity", "hash"], first)
     yield from zip(*(rows[name].to_pylist() for name in ("path", "entity", "hash")), strict=True)
 
 
 _TEXTS: SharedCache[tuple[str | int, ...], pa.StringArray] = SharedCache(LRUCache(64 * 2**20, lambda text: text.nbytes))
-"""The packs that this process has read, keyed by version and row id. Packs with many trigrams are read repeatedly."""
+"""Pack texts that this process already read, keyed by version and row id. Packs with many trigrams are read repeatedly.
+"""
 
 
 def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
-    """Return the texts of packs, each of a query and a row id, in this order."""
+    """Return the texts of packs, each given as a query and a row id, in this order."""
     keys = [(*query.exact_version, row) for query, row in packs]
     known = {key: text for key in keys if (text := _TEXTS.get(key)) is not None}
     for query in {id(query): query for query, _ in packs}.values():
@@ -249,18 +261,19 @@ def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
 
 
 LINES_BEFORE = 2_048
-"""Lines before a passage among which to look for the row of its pack: few packs have more."""
+"""How many lines before a passage to search for the row of its pack: few packs have more."""
 
 
 _WITH_PASSAGES: SharedCache[tuple[str | int, ...], bool] = SharedCache(LRUCache(1_024))
-"""The versions of which this process has read passages. In a bucket, the first time looks through the paths of all
-rows, which a search has read anyway: the index of paths would take two more rounds."""
+"""Versions from which this process already read passages. In a bucket, the first read scans the paths of all rows,
+which a search has loaded anyway: the path index would take two more round trips.
+"""
 
 
 def lines_of(query: LineQuery, passages: Collection[Passage]) -> dict[Passage, list[str]]:
-    """Return the lines of passages as they were indexed, except those beyond the end of a document.
+    """Return the lines of passages as they were indexed, omitting lines past the end of a document.
 
-    Documents that do not exist, or that the filter excludes, have no lines.
+    Documents that do not exist or do not pass the filter have no lines.
     """
     near = {each: f"line_number BETWEEN {each.first - LINES_BEFORE} AND {each.last}" for each in passages}
     found = _lines_among(query, near)
@@ -269,10 +282,10 @@ def lines_of(query: LineQuery, passages: Collection[Passage]) -> dict[Passage, l
 
 
 def _lines_among(query: LineQuery, rows: Mapping[Passage, str]) -> dict[Passage, list[str]]:
-    """Return the lines of the passages whose first pack is among their ``rows``, each a condition."""
+    """Return the lines of passages whose first pack matches their condition in ``rows``."""
     if not rows:
         return {}
-    paths = is_one_of("path", sorted({each.path for each in rows}))  # which the index finds
+    paths = is_one_of("path", sorted({each.path for each in rows}))  # uses the path index
     each_of = [f"({is_one_of('path', [each.path])} AND {condition})" for each, condition in rows.items()]
     where = f"{paths} AND ({' OR '.join(each_of)})" + (f" AND ({query.sql})" if query.sql else "")
     version = query.exact_version

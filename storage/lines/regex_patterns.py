@@ -1,8 +1,7 @@
-"""Match the patterns of an exact search: RE2 expressions, which Arrow evaluates in linear time (decision 19).
+"""Match exact-search patterns: RE2 expressions, which Arrow evaluates in linear time (decision 19).
 
-A pattern matches within one line, unless it is ``multiline``. Whole packs of lines are tested first, which is ten times
-as fast as line by line. A pack is not even read if its grams show that it lacks a literal that every match holds
-(packs.py).
+A pattern matches within one line, unless it is ``multiline``. Whole packs are tested first, ten times as fast as line
+by line. A pack is not even read if its grams prove that it lacks a literal that every match contains (packs.py).
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from driftline.storage.globs import is_unicode
 ONE_LINE = "A pattern matches within one line, unless `multiline` is set."
 MAX_PATTERN_CHARACTERS = 4_000
 MAX_PATTERN_SIZE = 8_000
-"""Approximate maximum number of states: once RE2's cache is full, its time grows with states times text length."""
+"""Approximate maximum number of states: once RE2's cache is full, its run time grows with states times text length."""
 MAX_SPANS = 1_000
-"""The maximum number of matches to return for one line."""
+"""Maximum number of matches returned per line."""
 GRAM_BYTES = 3
 _MAX_ALTERNATIVES = 200
 _WORD = r"\pL\pM\pN_"
 _MARKS = ("\ufdd0\ufdd1", "\ufdd2\ufdd3", "\ufdd4\ufdd5", "\ufdd6\ufdd7")
-"""Pairs of noncharacters; one pair marks each match of a line that contains neither of them."""
+"""Pairs of noncharacters; a pair marks matches in a line that contains neither of its characters."""
 _REPEAT = re.compile(r"\{(\d+)(,?)(\d*)\}")
 _FLAGS = re.compile(r"\?(?P<flags>[a-zA-Z]*-?[a-zA-Z]*)(?P<end>[:)])")
 _HEXADECIMAL = re.compile(r"x(?:\{([0-9A-Fa-f]+)\}|([0-9A-Fa-f]{2}))")
@@ -46,9 +45,9 @@ Clause = frozenset[bytes]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A valid pattern. ``text`` is the input, ``expression`` its form for RE2, without flags.
+    """A valid pattern. ``text`` is the input, ``expression`` the equivalent for RE2, without flags.
 
-    A match of whole ``words`` has no letter, mark, digit or underscore before or after it.
+    With ``words``, a match has no letter, mark, digit or underscore directly before or after it.
     """
 
     text: str
@@ -57,10 +56,11 @@ class Pattern:
     words: bool = False
     required: tuple[Clause, ...] = field(default=(), compare=False)
     in_lines_only: bool = field(default=False, compare=False)
-    """Whether the pattern distinguishes the start of a line from the start of a text, so that packs cannot be tested
-    whole."""
+    """Whether the pattern distinguishes the start of a line from the start of the text, so packs cannot be tested
+    whole.
+    """
     multiline: bool = False
-    """Whether a match may hold line breaks; as in a line, ``.`` matches none."""
+    """Whether a match may contain line breaks; ``.`` still matches none."""
 
     @classmethod
     def of(
@@ -72,11 +72,11 @@ class Pattern:
         words: bool = False,
         multiline: bool = False,
     ) -> Self:
-        """Return the pattern of a regular expression, or of ``literal`` text.
+        """Build a pattern from a regular expression, or from ``literal`` text.
 
-        Without ``ignore_case``, case counts if ``text`` has a capital.
+        If ``ignore_case`` is None, matching is case-sensitive if ``text`` has a capital letter.
 
-        Raises UsageError, which names the position in the pattern.
+        Raises UsageError, which reports the position in the pattern.
 
         Examples:
             >>> Pattern.of("csrf_[a-z]+").ignore_case
@@ -89,18 +89,18 @@ class Pattern:
         if not is_unicode(text):
             raise UsageError("The pattern is not UTF-8", repr(text)[:100], "Check the encoding of the terminal.")
         if len(text) > MAX_PATTERN_CHARACTERS:
-            what = f"The pattern has {len(text):,} characters, and may have {MAX_PATTERN_CHARACTERS:,}"
+            what = f"The pattern has {len(text):,} characters (at most {MAX_PATTERN_CHARACTERS:,} are allowed)"
             raise UsageError(what, f"{text[:40]}…", "Search for a shorter one, or for its parts.")
         if "\r" in text or ("\n" in text and not multiline):
             raise UsageError("The pattern has a line break", repr(text)[:100], ONE_LINE)
         if multiline and words:
             fix = "Write \\b around each whole word in the expression."
-            raise UsageError("A multiline pattern cannot match whole words only", text[:100], fix)
+            raise UsageError("Whole-word matching does not support multiline patterns", text[:100], fix)
         if not literal:
             _check(text)
         expression = quoted(text) if literal else _QUOTE.sub(_unquoted, text)
         read = _Reader(expression, text, multiline=multiline).read()
-        for at in reversed(read.unnamed):  # the positions of matches are reported for named groups alone
+        for at in reversed(read.unnamed):  # only named groups report the positions of matches
             expression = f"{expression[: at + 1]}?:{expression[at + 1 :]}"
         if ignore_case is None:
             ignore_case = not read.has_capital
@@ -115,24 +115,24 @@ class Pattern:
         )
 
     def matches(self, texts: pa.StringArray) -> pa.BooleanArray:
-        """Return ``(n,)``: whether each line matches, or each text of several lines may hold a line that does."""
+        """Return ``(n,)``: whether each line matches, or whether each multi-line text may contain a matching line."""
         return pc.match_substring_regex(texts, self._of_line)
 
     def lines_in(self, text: str) -> list[int]:
-        """Return the lines that the matches in a text of several lines touch, from 0, in order."""
+        """Return the lines of a multi-line text that matches touch, counted from 0, in order."""
         ends = list(accumulate(len(line) + 1 for line in text.split("\n")))
         (spans,) = self._spans(pa.array([text], pa.string()), most=len(text))
         touched = (range(bisect_right(ends, start), bisect_right(ends, end - 1) + 1) for start, end in spans)
         return sorted({line for lines in touched for line in lines})
 
     def spans(self, lines: pa.StringArray) -> list[list[tuple[int, int]]]:
-        """Return the non-empty matches of each of ``lines`` from left to right, ``(start, end)`` in characters."""
+        """Return the non-empty matches in each of ``lines`` from left to right, as ``(start, end)`` in characters."""
         return self._spans_of_words(lines) if self.words else self._spans(lines)
 
     def _spans(self, lines: pa.StringArray, most: int = MAX_SPANS) -> list[list[tuple[int, int]]]:
         texts = lines.to_pylist()
         marks = next((pair for pair in _MARKS if not any(pair[0] in each or pair[1] in each for each in texts)), None)
-        if marks is None:  # every pair of marks occurs in some line, but hardly in one line
+        if marks is None:  # every marker pair occurs somewhere, but rarely all of them in the same line
             return [self._spans(pa.array([text.translate(_UNMARKED)]), most)[0] for text in texts]
         begin, end = marks[0], marks[1]
         found: list[list[tuple[int, int]]] = []
@@ -149,7 +149,7 @@ class Pattern:
         return found
 
     def _spans_of_words(self, lines: pa.StringArray) -> list[list[tuple[int, int]]]:
-        """Search match by match, because two words may share the blank between them."""
+        """Search match by match, because two words may share the space between them."""
         texts = [line.encode() for line in lines.to_pylist()]
         found: list[list[tuple[int, int]]] = [[] for _ in texts]
         flags, end_of_word = f"(?{'i' if self.ignore_case else ''}m)", rf"(?:$|[^{_WORD}])"
@@ -168,14 +168,15 @@ class Pattern:
                 if length:
                     found[at].append((start, end))
                 if end < len(texts[at]):
-                    starts[at] = _last_character(texts[at], start, end)  # the next search tests what precedes it
+                    # the next search also tests the character before it
+                    starts[at] = _last_character(texts[at], start, end)
             if not starts:
                 break
         return [_in_characters(text, of_line) for text, of_line in zip(texts, found, strict=True)]
 
 
 def _last_character(text: bytes, start: int, end: int) -> int:
-    """Return where the last character of the UTF-8 from ``start`` to ``end`` begins, or ``start`` if it is empty."""
+    """Return where the last UTF-8 character from ``start`` to ``end`` starts, or ``start`` if the range is empty."""
     at = max(start, end - 1)
     while at > start and text[at] & 0xC0 == 0x80:
         at -= 1
@@ -186,7 +187,7 @@ _UNMARKED = dict.fromkeys(map(ord, "".join(_MARKS)), "\ufffd")
 
 
 def _in_characters(text: bytes, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Convert ``spans`` in bytes of UTF-8 to spans in characters."""
+    """Convert ``spans`` from UTF-8 bytes to characters."""
     if text.isascii():
         return list(spans)
     ends = list(accumulate((byte & 0xC0 != 0x80 for byte in text), initial=0))
@@ -206,7 +207,9 @@ def _unquoted(match: re.Match[str]) -> str:
 
 
 def folded(data: bytes) -> bytes:
-    """Fold UTF-8 for grams: ASCII to lower case, and the two other characters that equal ASCII without case."""
+    """Fold UTF-8 for grams: lowercase ASCII, and the two other characters that equal an ASCII letter
+    case-insensitively.
+    """
     data = data.lower()
     return data if data.isascii() else data.replace(b"\xc5\xbf", b"s").replace(b"\xe2\x84\xaa", b"k")
 
@@ -225,7 +228,7 @@ def _check(text: str) -> None:
 
 
 def wrong(why: str, text: str, at: int) -> UsageError:
-    """Return the error about the character ``at`` (0-based) of a pattern."""
+    """Return the error for the character at index ``at`` of a pattern."""
     shown = text if len(text) <= 80 else f"…{text[max(0, at - 30) : at + 30]}…"
     fix = "The syntax is RE2's; `fixed` searches for literal text."
     return UsageError(f"Invalid pattern at character {at + 1} ({why})", shown, fix)
@@ -258,7 +261,7 @@ def _unbalanced(text: str) -> int:
 
 
 def _end_of_class(text: str, at: int) -> int | None:
-    """Return the position after the class that begins at ``at``, or None if it has no end."""
+    """Return the position after the character class that starts at ``at``; None if it is unterminated."""
     at += 2 if text.startswith("[^", at) else 1
     first = True
     while at < len(text):
@@ -274,7 +277,7 @@ def _end_of_class(text: str, at: int) -> int | None:
 
 @dataclass(slots=True)
 class _Group:
-    """An open group: the clauses of its finished branches and of its open branch, and the literal at its end so far."""
+    """An open group: the clauses of its finished branches and of the open branch, and the literal collected so far."""
 
     branches: list[list[Clause]] = field(default_factory=list)
     clauses: list[Clause] = field(default_factory=list)
@@ -293,7 +296,7 @@ class _Group:
         self.clauses = []
 
     def ended(self) -> list[Clause]:
-        """Return the clauses of the whole group; several branches give one clause, with literals of each."""
+        """Return the whole group's clauses; several branches yield one clause, with literals from each branch."""
         self.end_branch()
         if len(self.branches) == 1:
             return self.branches[0]
@@ -306,7 +309,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads the literals that every match of an expression holds. If in doubt, it omits a literal."""
+    """Reads the literals that every match of an expression contains. If in doubt, it omits a literal."""
 
     expression: str
     text: str
@@ -320,7 +323,7 @@ class _Reader:
     unnamed: list[int] = field(default_factory=list)
 
     def read(self) -> Self:
-        """Read an expression that RE2 accepts. Raises UsageError for line breaks, bytes, and excessive size."""
+        """Read an expression that RE2 accepts. Raises UsageError for line breaks, bytes, or excessive size."""
         while self.at < len(self.expression):
             self._step(self.expression[self.at])
         while len(self.groups) > 1:
@@ -399,14 +402,14 @@ class _Reader:
         least, most = self._repeat() if repeated else (1, 1)
         group.size += most
         if not least or (self.ignores_case and not character.isascii()) or character == "\n":
-            group.flush()  # a line break may be between two packs
+            group.flush()  # a line break may fall between two packs
             return
         group.run += character.encode()
         if (least, most) != (1, 1):
             group.flush()
 
     def _repeat(self) -> tuple[int, int]:
-        """Read repetitions. Return their minimum, at most 1, and the number of copies that RE2 makes."""
+        """Read repetitions. Return their minimum, capped at 1, and the number of copies that RE2 makes."""
         least, most = 1, 1
         while self.at < len(self.expression):
             character = self.expression[self.at]

@@ -1,8 +1,8 @@
 """Turn text into the words of full-text search: identifiers split, in lower case and stemmed (``TOKENIZER``).
 
-Scripts without spaces between words, and Korean, are indexed as pairs of characters. The tokenizer of the index does
-not do this, and does not fold marks and variant forms. A block therefore stores such words after its text
-(``spelled_for_index``), and a query spells words as they are in the index (``query_for_index``).
+Scripts without word spacing, and Korean, are indexed as bigrams. The index's own tokenizer does neither this nor
+Unicode folding, so each block appends these terms to its text (``index_terms``), and queries are normalised the
+same way (``normalize_query``).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ TOKENIZER: dict[str, Any] = {
     "remove_stop_words": False,
     "max_token_length": None,
 }
-"""Split identifiers into words, and stem words. Stop words stay, because "is not" can be code. Long words stay, too,
-because the default limit of 40 bytes is only 13 letters of Georgian."""
+"""Split identifiers into words, and stem words. Stop words are kept, because "is not" can be code. So are long words:
+the default limit of 40 bytes is only 13 Georgian letters.
+"""
 NAME_PART = re.compile(r"[^\W_]+")
-"""A word with its underscores: the tokenizer keeps the outer ones of _cache and __init__."""
+"""A word with its underscores: the tokenizer keeps the outer underscores of _cache and __init__."""
 WORDS_OF_A_NAME = 2
 _PARTS_KEPT = 65_536
 
@@ -66,9 +67,9 @@ voor waar wat wordt ze zijn
 }
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _FILLERS.items()}
 STOP_WORDS = _STOP_WORDS["en"]
-"""Words in a question that do not help to find its answer."""
+"""Words in a question that do not help to answer it."""
 _MIN_FILLERS = 2
-"""Number of stop words of a language other than English that identify the language of a question."""
+"""How many stop words of a non-English language identify the language of a question."""
 
 _PAIRED = (
     "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -81,18 +82,18 @@ _LATIN = (
     "\\u1e00-\\u1eff\\u2070-\\u209c\\ufb00-\\ufb06"
 )
 _PLAIN = re.compile(f"[{_LATIN}]+")
-"""Letters whose accents and variant forms the index itself folds."""
+"""Letters whose accents and variants are folded by the index itself."""
 _HIRAGANA = re.compile("[\\u3041-\\u309f]+")
 _FORMS = re.compile("[\\uff00-\\uffef]+")
 _MARKS = re.compile(
     "(?<![\u0438\u0418])[\\u0300-\\u036f\\u0591-\\u05bd\\u05bf\\u05c1\\u05c2\\u05c4\\u05c5\\u0640\\u064b-\\u0652\\u0670]+"
 )
-"""Accents, and the vowel points of Hebrew and Arabic, but not the breve of the Cyrillic short i."""
+"""Accents, and Hebrew and Arabic vowel points, but not the breve of the Cyrillic short i."""
 _BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0x3099, 0x309B), range(0xA800, 0xAC00))
 
 
 def tokens(text: str, *, whole: bool = False) -> list[str]:
-    """Return the words of ``text`` in order, as in the full-text index; ``whole`` keeps endings and accents."""
+    """Return the words in ``text``, tokenized like the full-text index; ``whole`` keeps endings and accents."""
     import lance
 
     options = TOKENIZER | {"stem": False, "ascii_folding": False} if whole else TOKENIZER
@@ -100,33 +101,34 @@ def tokens(text: str, *, whole: bool = False) -> list[str]:
 
 
 def terms(text: str) -> list[str]:
-    """Return the terms of ``text`` in order: ``parse_HTTPRequests`` gives pars, http, request."""
+    """Return the terms in ``text``, in order: ``parse_HTTPRequests`` gives pars, http, request."""
     return [term for part in name_parts(text) for term in terms_of(part)]
 
 
 def name_parts(text: str) -> list[str]:
-    """Return the runs of letters, digits and their marks in ``text``."""
+    """Return the runs of letters, digits and combining marks in ``text``."""
     return (NAME_PART if text.isascii() else _marked_part()).findall(text)
 
 
 @lru_cache(_PARTS_KEPT)
 def terms_of(part: str) -> tuple[str, ...]:
-    """Return the terms of one of ``name_parts``; for paired characters, each character and each pair."""
+    """Return the terms of one of ``name_parts``; for bigram scripts, every character and every bigram."""
     if part.isascii() or _PLAIN.fullmatch(part):
         return tuple(tokens(part))
     return tuple(term for word in _words_of(part) for term in ((word,) if is_paired(word) else tokens(word)))
 
 
 def distinct_terms(words: Sequence[str]) -> list[str]:
-    """Return the distinct terms of the ``keywords`` of a query, sorted."""
+    """Return the distinct terms of a query's ``keywords``, sorted."""
     paired = {word for word in words if is_paired(word)}
     return sorted(paired.union(terms(" ".join(word for word in words if word not in paired))))
 
 
 def keywords(query: str) -> list[str]:
-    """Return the distinct words of ``query``, identifiers split, without STOP_WORDS unless there are no others.
+    """Return the distinct words in ``query``, with identifiers split, omitting STOP_WORDS unless there are no other
+    words.
 
-    Paired characters give pairs; a single character without neighbours is a word.
+    Text in bigram scripts yields bigrams; a single character with no neighbours is a word.
     """
     if query.isascii():
         words = list(dict.fromkeys(tokens(" ".join(NAME_PART.findall(query)), whole=True)))
@@ -139,24 +141,23 @@ def keywords(query: str) -> list[str]:
 
 
 def is_paired(word: str) -> bool:
-    """Return whether a word is a pair of characters of a script without spaces; they may be parts of two words."""
+    """Return whether a word is a bigram from a script without word spacing; its characters may belong to two words."""
     found = None if word.isascii() else _runs().match(word)
     return found is not None and found.lastgroup == "paired"
 
 
-def query_for_index(words: Sequence[str]) -> str:
+def normalize_query(words: Sequence[str]) -> str:
     """Return a query for the full-text index, which keeps the underscores of ``_cache`` and ``__init__``.
 
-    Such spellings are added only if the query may be a name: among many words, rare spellings would outweigh the
-    others.
+    Such variants are added only if the query may be a name: among many words, rare variants would outweigh the others.
     """
     if len(words) > WORDS_OF_A_NAME:
         return " ".join(words)
     return " ".join(f"{word} _{word} __{word}__ {word}_" for word in words)
 
 
-def spelled_for_index(text: str) -> list[str]:
-    """Return the words of ``text`` that the tokenizer of the index would not find in their original form."""
+def index_terms(text: str) -> list[str]:
+    """Return the words in ``text`` that the index's tokenizer would miss."""
     if text.isascii():
         return []
     return [word for part in name_parts(text) if not part.isascii() for word in _spelled(part)]
@@ -171,9 +172,10 @@ def _spelled(part: str) -> tuple[str, ...]:
 
 
 def _words_of(part: str, *, alone: bool = True) -> Iterator[str]:
-    """Yield the words of one of ``name_parts``, folded: scripts apart, and paired characters as pairs.
+    """Yield the words in one of ``name_parts``, folded: split by script, with bigram scripts as bigrams.
 
-    If ``alone``, single paired characters are yielded, too; otherwise, only if they have no neighbour.
+    If ``alone`` is set, single characters of bigram scripts are always yielded; otherwise, only if they have no
+    neighbour.
     """
     for found in _runs().finditer(_folded(part)):
         run = found[0]
@@ -187,7 +189,7 @@ def _words_of(part: str, *, alone: bool = True) -> Iterator[str]:
 
 
 def _query_words(part: str) -> Iterator[str]:
-    """Yield the words of one part of a query."""
+    """Yield the words in one part of a query."""
     if part.isascii() or _PLAIN.fullmatch(part):
         yield from tokens(part, whole=True)
         return
@@ -199,26 +201,26 @@ def _query_words(part: str) -> Iterator[str]:
 
 
 def _folded(text: str) -> str:
-    """Fold wide and narrow characters in ``text`` to ordinary ones, and remove accents."""
+    """Fold full-width and half-width characters in ``text`` to ordinary ones, and remove accents."""
     text = _FORMS.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
     return unicodedata.normalize("NFC", _MARKS.sub("", unicodedata.normalize("NFD", text)))
 
 
 def _fillers(words: Sequence[str]) -> frozenset[str]:
-    """Return the stop words of the most likely language of ``words``."""
+    """Return the stop words for the most likely language of ``words``."""
     found = {language: len(fillers.intersection(words)) for language, fillers in _STOP_WORDS.items()}
-    best = max(found, key=found.__getitem__)  # the first of equals, so that English is preferred
+    best = max(found, key=found.__getitem__)  # the first of equals, so English wins ties
     return _STOP_WORDS[best] if found[best] >= _MIN_FILLERS else STOP_WORDS
 
 
 @cache
 def _runs() -> re.Pattern[str]:
-    """The runs of one kind of characters; the longest expressions here, they take 10 ms to compile."""
+    """Matches runs of one kind of character; the largest pattern here, it takes 10 ms to compile."""
     return re.compile(f"(?P<paired>[{_PAIRED}]+)|[{_LATIN}]+|[^{_PAIRED}{_LATIN}]+")
 
 
 @cache
 def _marked_part() -> re.Pattern[str]:
-    r"""Like NAME_PART, with the marks on letters, which ``\w`` excludes."""
+    r"""Like NAME_PART, plus combining marks on letters, which ``\w`` excludes."""
     marks = (chr(code) for block in _BLOCKS_WITH_MARKS for code in block if unicodedata.category(chr(code))[0] == "M")
     return re.compile(rf"[^\W_](?:[^\W_]|[{''.join(marks)}])*")

@@ -1,7 +1,7 @@
 """Bind a workspace to its memory catalog by recording the catalog's id (DESIGN, "Memory"). Lookups create nothing.
 
 Without the record, opening a store without its database URL would create a second, empty catalog, and a cleanup that
-trusts that catalog would delete every blob.
+trusted it would delete every blob.
 """
 
 from __future__ import annotations
@@ -38,28 +38,29 @@ _OF_MEMORY = (Kind.BASE, Kind.DELTA, Kind.BLOB)
 
 
 def holds_memory(workspace: Workspace) -> bool:
-    """Return whether a memory store has flushed to this workspace, or keeps its catalog here.
+    """Return whether a memory store ever flushed to this workspace, or keeps its catalog here.
 
-    Every entry is in the index of its tenant, where documents have none. Raises StorageError.
+    Every entry is in its tenant's index, where there are no documents. Raises StorageError.
     """
     objects = workspace.objects
-    return has_embedded_catalog(workspace) or objects.head(CATALOG_RECORD) is not None or remembers(workspace)
+    return has_embedded_catalog(workspace) or objects.head(CATALOG_RECORD) is not None or has_stored_memory(workspace)
 
 
-def remembers(workspace: Workspace) -> bool:
-    """Return whether a memory store has flushed to this workspace. Raises StorageError."""
-    return any(_remembers(workspace, tenant) for tenant in workspace.tenants())
+def has_stored_memory(workspace: Workspace) -> bool:
+    """Return whether a memory store ever flushed to this workspace. Raises StorageError."""
+    return any(_has_stored_memory(workspace, tenant) for tenant in workspace.tenants())
 
 
 def has_embedded_catalog(workspace: Workspace) -> bool:
-    """Return whether the catalog is a file of the workspace, which is the default."""
+    """Return whether the catalog is a file in the workspace, which is the default."""
     return workspace.objects.is_local and workspace.objects.head(CATALOG) is not None
 
 
 def find_catalog(workspace: Workspace, configured: str | None) -> str | None:
-    """Return the URL of the workspace's own catalog: the ``configured`` one, else the file in the workspace, else None.
+    """Return the URL of the workspace's own catalog: the ``configured`` one, falling back to the workspace's file, or
+    None.
 
-    Raises UsageError for a URL of another kind of database, CatalogError, CatalogConnectionError.
+    Raises UsageError if the URL is for another kind of database, CatalogError, CatalogConnectionError.
     """
     urls = [configured, embedded_url(workspace.objects.uri) if has_embedded_catalog(workspace) else None]
     return next((url for url in urls if url is not None and belongs(workspace, url)), None)
@@ -68,7 +69,7 @@ def find_catalog(workspace: Workspace, configured: str | None) -> str | None:
 def belongs(workspace: Workspace, url: str) -> bool:
     """Return whether the database at ``url`` holds the catalog of this workspace.
 
-    Raises the errors of ``find_catalog``.
+    Propagates the errors of ``find_catalog``.
     """
     catalog = Catalog(url)
     try:
@@ -77,7 +78,7 @@ def belongs(workspace: Workspace, url: str) -> bool:
         catalog.close()
 
 
-def _remembers(workspace: Workspace, tenant: Entity) -> bool:
+def _has_stored_memory(workspace: Workspace, tenant: Entity) -> bool:
     files = workspace.objects.list(tenant.directory, recursive=False)
     return any(parse_name(info.path).kind in _OF_MEMORY for info in files) or bool(
         vector_tables(workspace.objects, tenant)
@@ -92,9 +93,9 @@ WAYS_BACK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRecord:
-    """``_catalog.json``: the catalog of the memory in a workspace.
+    """``_catalog.json``: identifies the catalog for a workspace's memory.
 
-    ``where`` is ``_catalog.sqlite``, or a URL without secrets. While ``restoring``, the catalog is incomplete.
+    ``where`` is ``_catalog.sqlite``, or a URL without secrets. While ``restoring`` is set, the catalog is incomplete.
     """
 
     format_version: int = FORMAT_VERSION
@@ -110,7 +111,9 @@ def recorded(workspace: Workspace) -> CatalogRecord | None:
 
 
 def catalog_url(workspace: Workspace, configured: str | None) -> str:
-    """Return the ``configured`` URL, else the URL of the file in a local workspace. Raises UsageError for a bucket."""
+    """Return the ``configured`` URL, or the URL of the catalog file in a local workspace. Raises UsageError for a
+    bucket.
+    """
     if configured is not None:
         return configured
     if not workspace.objects.is_local:
@@ -123,9 +126,9 @@ def catalog_url(workspace: Workspace, configured: str | None) -> str:
 
 
 def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: int = DEFAULT_POOL_SIZE) -> Catalog:
-    """Open the workspace's own catalog, and create it if the workspace holds no memory yet.
+    """Open the workspace's own catalog, creating it if the workspace holds no memory yet.
 
-    Raises CatalogMissing if the catalog is lost, or if an empty one is configured instead of it; CatalogMismatch if the
+    Raises CatalogMissing if the catalog is lost, or if an empty one is configured in its place; CatalogMismatch if the
     catalog belongs to another workspace or is not the recorded one; CatalogError, UsageError, CorruptFile,
     StorageError.
     """
@@ -134,11 +137,14 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
     try:
         found = catalog.identity()
         if found is None:
-            unknown = remembers(workspace) or (has_embedded_catalog(workspace) and not _is_embedded(workspace, catalog))
+            unknown = has_stored_memory(workspace) or (
+                has_embedded_catalog(workspace) and not _is_embedded(workspace, catalog)
+            )
             if record is not None or (unknown and catalog.identity() is None):
                 raise _missing(workspace, catalog, record)
         elif record is None and (older := older_tenants(workspace, catalog)):
-            # A catalog that lags behind the indexes is a stray or a backup: it must not become the workspace's own.
+            # A catalog that lags behind the indexes is a stray copy or a backup: it must not become the workspace's
+            # own.
             raise CatalogMismatch(
                 f"The catalog is older than the index of {', '.join(older)}, so it is probably not the workspace's own",
                 catalog.where,
@@ -163,18 +169,18 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
     return catalog
 
 
-def trouble(workspace: Workspace, catalog: Catalog | None) -> str | None:
-    """Return why memory cannot be judged by ``catalog``, which is None if none was found.
+def catalog_problem(workspace: Workspace, catalog: Catalog | None) -> str | None:
+    """Return why memory cannot be checked against ``catalog``, which is None if no catalog was found.
 
-    Returns None if it can, and if there is no memory. Raises CatalogError, StorageError.
+    Return None if it can be checked, or if there is no memory. Raises CatalogError, StorageError.
     """
     if record_is_damaged(workspace):
         return f"the record of its catalog is damaged ({workspace.objects.uri}/{CATALOG_RECORD})"
     record = recorded(workspace)
     if catalog is None:
         if record is None:
-            return "its catalog is not known" if remembers(workspace) else None
-        what = "is lost" if record.where == CATALOG else "was not named in DATABASE_URL or LTM_CONFIG"
+            return "its catalog is not known" if has_stored_memory(workspace) else None
+        what = "is lost" if record.where == CATALOG else "is not set in DATABASE_URL or LTM_CONFIG"
         return f"its catalog {what} ({_location(workspace, record)})"
     found = catalog.identity()
     if found is None or (record is not None and record.catalog_id != found.catalog_id):
@@ -187,7 +193,7 @@ def trouble(workspace: Workspace, catalog: Catalog | None) -> str | None:
 
 
 def record_is_damaged(workspace: Workspace) -> bool:
-    """Return whether the record of the catalog cannot be read. Raises StorageError, WorkspaceTooNew."""
+    """Return whether the catalog record cannot be read. Raises StorageError, WorkspaceTooNew."""
     try:
         recorded(workspace)
     except CorruptFile:
@@ -196,9 +202,9 @@ def record_is_damaged(workspace: Workspace) -> bool:
 
 
 def record_may_be_damaged(workspace: Workspace, catalog: Catalog) -> bool:
-    """Return whether the record cannot be read, or differs only in its id from a catalog that fits.
+    """Return whether the record cannot be read, or differs only in its id from an otherwise matching catalog.
 
-    Such a ``catalog`` is at the recorded location and knows everything in the indexes. Raises CatalogError,
+    Such a ``catalog`` is at the recorded location and has every change in the indexes. Raises CatalogError,
     StorageError, WorkspaceTooNew.
     """
     if older_tenants(workspace, catalog):
@@ -212,7 +218,7 @@ def record_may_be_damaged(workspace: Workspace, catalog: Catalog) -> bool:
 
 
 def older_tenants(workspace: Workspace, catalog: Catalog) -> list[str]:
-    """Return the tenants whose index has changes that the catalog lacks, for example after a restore from a backup."""
+    """Return tenants whose index has changes missing from the catalog, for example after a restore from a backup."""
     older: list[str] = []
     for tenant in workspace.tenants():
         rev = catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0
@@ -223,7 +229,9 @@ def older_tenants(workspace: Workspace, catalog: Catalog) -> list[str]:
 
 
 class Generations:
-    """Compare the catalog with the index of each tenant once, before a process writes to it or misses an entry."""
+    """Compare the catalog with each tenant's index once, before this process first writes to the index or misses an
+    entry.
+    """
 
     def __init__(self, objects: ObjectStore, catalog: Catalog) -> None:
         self._objects, self._catalog = objects, catalog
@@ -231,13 +239,13 @@ class Generations:
         self._is_done = False
 
     def check(self, tenant: Entity) -> None:
-        """Raise CatalogMismatch if the index has changes that the catalog lacks: they would hide newer ones."""
+        """Raise CatalogMismatch if the index has changes missing from the catalog: they would hide newer ones."""
         if tenant in self._checked:
             return
         recent = 0
         with contextlib.suppress(CorruptFile):  # a damaged index is rebuilt from the catalog
             recent = MemoryIndex(self._objects, tenant.directory).recent_rev()
-        # Read the catalog last: another process may commit and flush in between, always in this order.
+        # Read the catalog last: another process may commit and flush in between, always in that order.
         if recent > (self._catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0):
             raise CatalogMismatch(
                 f"The catalog is older than the index of {tenant}, for example because it was restored from a backup",
@@ -255,18 +263,18 @@ class Generations:
 
 
 def adopt(workspace: Workspace, catalog: Catalog, *, discard: bool = False) -> CatalogRecord:
-    """Make ``catalog`` the workspace's own, even if another one is recorded.
+    """Make ``catalog`` the workspace's own, even if another is recorded.
 
-    It continues with revisions above those in the indexes. Entries that it does not know are lost. Raises
-    CatalogMismatch if it belongs to another workspace, or, without ``discard``, if it has no entries but the workspace
-    has memory; CatalogError, StorageError.
+    It continues with revisions above those in the indexes. Entries it does not have are lost. Raises CatalogMismatch if
+    it belongs to another workspace, or if it has no entries although the workspace has memory, unless ``discard`` is
+    set; also CatalogError and StorageError.
     """
     catalog.check(workspace.config.workspace_id)
     if not discard and catalog.read(has_no_entries) and older_tenants(workspace, catalog):
         raise CatalogMismatch(
             "The catalog has no entries, but this workspace holds memory",
             catalog.where,
-            "Name the right one in DATABASE_URL, or run: driftline memory restore. "
+            "Set DATABASE_URL to the right one, or run: driftline memory restore. "
             "To discard the memory: driftline memory adopt --discard",
         )
     found = catalog.prepare(workspace.config.workspace_id)
@@ -321,7 +329,7 @@ def _location(workspace: Workspace, record: CatalogRecord) -> str:
 
 
 def location_of(workspace: Workspace, catalog: Catalog) -> str:
-    """Return the location of a catalog as in ``CatalogRecord``."""
+    """Return a catalog's location in ``CatalogRecord`` format."""
     return CATALOG if _is_embedded(workspace, catalog) else public_url(catalog.url)
 
 

@@ -1,4 +1,4 @@
-"""Register, list, move, delete and resolve the entities of a memory store, by full path or name."""
+"""Register, list, move, delete and resolve a memory store's entities, by full path or name."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from driftline.storage.errors import AccessDenied, BadEntity
 from driftline.storage.memory.catalog import entity_tree, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entity_tree import EntityRecord
-from driftline.storage.memory.catalog.entry_queries import Everywhere, Scope
+from driftline.storage.memory.catalog.entry_queries import Scope, Unscoped
 from driftline.storage.memory.listings import DEFAULT_LIMIT, check_count
 
 _SHOWN = 5
 
 
 class EntityNames:
-    """Look up names in the catalog.
+    """Resolves entity names against the catalog.
 
     A path with every level from the first one on is complete. Any other name is completed by its longest registered
-    part: ``user:alice/session:new`` is below the registered ``user:alice``. Unregistered levels come from the root, or
-    from the defaults. With a configured root, names are looked up in its tenant, and calls without a scope see the
+    part: ``user:alice/session:new`` is below the registered ``user:alice``. Unregistered levels come from the root,
+    then from the defaults. With a configured root, names are looked up in its tenant, and calls without a scope see the
     entries at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError,
     CatalogConnectionError.
     """
 
     def __init__(self, catalog: Catalog, hierarchy: Hierarchy, boundary: Entity | None = None) -> None:
-        """Set ``boundary`` as the root; nothing outside of it is looked up or found."""
+        """Set ``boundary`` as the root; nothing outside it is looked up or found."""
         self.hierarchy = hierarchy if boundary is None else replace(hierarchy, root=boundary)
         self.boundary = boundary
         self._catalog = catalog
@@ -43,13 +43,13 @@ class EntityNames:
         return self.hierarchy.root_entity
 
     def tops(self, within: EntityName | None) -> list[Entity]:
-        """Return the entities that a call covers: ``within``, else the configured root, else all tenants."""
+        """Return the entities that a call covers: ``within``, falling back to the configured root, then all tenants."""
         if within is not None:
             return [self.find(within)]
         return [self.root] if self.hierarchy.root else self._catalog.read(entity_tree.all_tenants)
 
     def owner(self, name: EntityName) -> Entity:
-        """Resolve ``name`` for a write. Raises BadEntity, also if the entity is outside of the root."""
+        """Resolve ``name`` for a write. Raises BadEntity, including when the entity is outside the root."""
         return self.owners([name])[0]
 
     def owners(self, names: Iterable[EntityName]) -> list[Entity]:
@@ -60,7 +60,7 @@ class EntityNames:
                 raise BadEntity(
                     f"The entity is outside the root of this store ({self.root.directory})",
                     entity.directory,
-                    "Name an entity at or below the root, or open a store with another root.",
+                    "Pass an entity at or below the root, or open a store with another root.",
                 )
         return found
 
@@ -74,7 +74,7 @@ class EntityNames:
         for entity in found:
             if not self.is_inside(entity):
                 # The error must not reveal whether it exists.
-                raise BadEntity("The entity is outside of this store's boundary", entity.directory)
+                raise BadEntity("The entity is outside this store's boundary", entity.directory)
         return found
 
     def is_inside(self, entity: Entity) -> bool:
@@ -82,30 +82,30 @@ class EntityNames:
         return self.boundary is None or is_within(entity, self.boundary)
 
     def resolve(self, names: Iterable[EntityName]) -> list[Entity]:
-        """Resolve ``names`` as limits of a read, where entities outside of the boundary are harmless."""
+        """Resolve ``names`` as limits of a read, where entities outside the boundary are harmless."""
         parsed = [self.hierarchy.parts(name) for name in names]
         short = {parts for parts in parsed if not self.hierarchy.is_complete(parts)}
         found: dict[Parts, Entity] = {}
         for parts in short:
-            self.hierarchy.complete(parts)  # reject bad names before the catalog sees them
+            self.hierarchy.complete(parts)  # reject bad names before they reach the catalog
         if short:
             found = self._catalog.read(lambda connection: {parts: self._look_up(connection, parts) for parts in short})
         return [found.get(parts) or self.hierarchy.complete(parts) for parts in parsed]
 
     def scope(self, within: EntityName, allowed: Sequence[EntityName] | None = None) -> Scope:
-        """Return the scope of a call: the entries at or below ``within`` and one of ``allowed``."""
+        """Return a call's scope: the entries at or below ``within`` and one of ``allowed``."""
         return Scope(self.find(within), None if allowed is None else tuple(self.resolve(allowed)))
 
-    def visible(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope | Everywhere:
-        """Like ``scope``; without ``within``, the configured root limits the entries, if there is one.
+    def visible(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope | Unscoped:
+        """Like ``scope``; if ``within`` is None, the configured root, if any, restricts the entries.
 
-        Raises AccessDenied if no entity of ``allowed`` overlaps with ``within``.
+        Raises AccessDenied if no entity in ``allowed`` overlaps with ``within``.
         """
         if within is None and self.hierarchy.root is None:
             limits = None if allowed is None else tuple(self.resolve(allowed))
             if limits == ():
                 raise denied("anything")
-            return Everywhere(limits)
+            return Unscoped(limits)
         scope = self.scope(self.root if within is None else within, allowed)
         if scope.allowed is not None and not any(_overlap(scope.within, each) for each in scope.allowed):
             raise denied("anything" if within is None else str(within)[:200])
@@ -114,8 +114,8 @@ class EntityNames:
     def check_allowed(self, connection: Connection, type: str, id: str, scope: Scope, own: Entity | None) -> None:
         """Raise AccessDenied unless an entity ``type:id`` in ``scope`` overlaps with ``scope.allowed``.
 
-        An unregistered entity counts as ``own``, or else as anywhere in the scope, so that the answer reveals neither
-        its existence nor its location.
+        An unregistered entity is treated as ``own``, or as being anywhere in the scope, so that the result reveals
+        neither its existence nor its location.
         """
         if scope.allowed is None:
             return
@@ -126,7 +126,7 @@ class EntityNames:
             raise denied(f"{type}:{id}"[:200])
 
     def _look_up(self, connection: Connection, parts: Parts) -> Entity:
-        """Return the entity of ``parts``, completed from its longest registered part, or else with defaults."""
+        """Return the entity of ``parts``, completed from its longest registered part, falling back to defaults."""
         for length in range(len(parts), 0, -1):
             known, rest = parts[:length], parts[length:]
             if self.hierarchy.is_complete(known):
@@ -138,14 +138,14 @@ class EntityNames:
                 raise BadEntity(
                     "Several entities have this name",
                     "/".join(f"{type}:{id}" for type, id in known),
-                    f"Name one of them by its path: {', '.join(paths[:_SHOWN])}{more}.",
+                    f"Use the path of one of them: {', '.join(paths[:_SHOWN])}{more}.",
                 )
             if registered:
                 return self.hierarchy.complete((*registered[0].parts, *rest))
         return self.hierarchy.complete(parts)
 
     def _registered(self, connection: Connection, parts: Parts) -> list[Entity]:
-        """Return the entities with that name below the configured root or, if there are none, all with that name."""
+        """Return the entities with that name below the configured root; if there are none, all with that name."""
         tenant = self.root.tenant if self.hierarchy.root else None
         if self.hierarchy.is_complete(parts[:1]):
             tenant = Entity(parts[:1])
@@ -164,20 +164,20 @@ def _overlap(one: Entity, other: Entity) -> bool:
 
 def denied(what: str) -> AccessDenied:
     """Return the error for a read that ``allowed_ancestors`` does not permit; it repeats only names from the call."""
-    return AccessDenied("The allowed ancestors do not include this entity", what, "Name one of its ancestors.")
+    return AccessDenied("The allowed ancestors do not include this entity", what, "Add one of its ancestors.")
 
 
 def bound_names(catalog: Catalog, hierarchy: Hierarchy, within: EntityName | None) -> EntityNames:
-    """Return the names for a store, bound to ``within`` unless that is None."""
+    """Return the entity names visible to a store, restricted to ``within`` unless it is None."""
     names = EntityNames(catalog, hierarchy)
     return names if within is None else EntityNames(catalog, hierarchy, names.find(within))
 
 
 def split_filter(fields: Mapping[str, Any], hierarchy: Hierarchy) -> tuple[dict[str, Any], list[EntityName] | None]:
-    """Split a filter into the fields of the metadata, and the entities under ``entity``, or None.
+    """Split a filter into metadata fields and the entities under ``entity``, or None.
 
-    ``entity`` may also be a field of the metadata: a value that is not an entity path, such as ``invoice``, is compared
-    with that field.
+    ``entity`` may also be a metadata field: a value that is not an entity path, such as ``invoice``, is compared with
+    that field.
     """
     rest = {name: value for name, value in fields.items() if name != "entity"}
     given = fields.get("entity")
@@ -200,15 +200,15 @@ def _is_path(value: object, hierarchy: Hierarchy) -> bool:
 
 
 def utc_now() -> datetime:
-    """Return the time of this host in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 class EntityRegistry:
-    """The entities of a catalog. Callers pass an ``Entity``, text such as ``org:acme/project:alpha``, or a pair.
+    """A catalog's entities. Callers pass an ``Entity``, a string such as ``org:acme/project:alpha``, or a pair.
 
-    ``EntityNames`` resolves names that are not complete paths. Every call is confined to the tenant of its entity. All
-    methods raise BadEntity, CatalogError, CatalogConnectionError.
+    ``EntityNames`` resolves incomplete paths. Every call is confined to its entity's tenant. All methods raise
+    BadEntity, CatalogError, CatalogConnectionError.
     """
 
     def __init__(
@@ -218,14 +218,14 @@ class EntityRegistry:
         now: Callable[[], datetime] = utc_now,
         on_change: Callable[[int], None] = lambda entries: None,
     ) -> None:
-        """Call ``on_change`` with the number of entries that a call has moved or deleted."""
+        """``on_change`` is called with the number of entries moved or deleted by a call."""
         self.catalog = catalog
         self.names = names
         self._now = now
         self._on_change = on_change
 
     def register_entity(self, entity: EntityName) -> EntityRecord:
-        """Register an entity and its ancestors; existing entities stay unchanged.
+        """Register an entity and its ancestors; existing entities are unchanged.
 
         Args:
             entity: a path, a part of one, or a pair.
@@ -234,7 +234,7 @@ class EntityRegistry:
             Its record.
 
         Raises:
-            BadEntity: for an invalid name, or if another process deletes the entity at the same time.
+            BadEntity: for an invalid name, or if another process deletes the entity concurrently.
 
         Examples:
             >>> store.register_entity("org:acme/project:beta").entity
@@ -250,7 +250,7 @@ class EntityRegistry:
 
         record = self.get_entity(node) or self.catalog.write(work)
         if record is None:
-            raise BadEntity("Another process has deleted the entity", node.directory)
+            raise BadEntity("Another process deleted the entity", node.directory)
         return record
 
     def register_entity_with_defaults(
@@ -261,7 +261,7 @@ class EntityRegistry:
         Args:
             type: the level of the entity.
             id: the id of the entity.
-            parents: ids of levels above it.
+            parents: maps higher levels to ids.
 
         Returns:
             Its record.
@@ -302,7 +302,8 @@ class EntityRegistry:
         """Return entities, sorted by path.
 
         Args:
-            within: only entities below this one; by default the configured root, else all, tenants included.
+            within: only entities below this one; by default those below the configured root, if any, otherwise all,
+                including tenants.
             type: only entities of this level.
             limit: maximum number of entities.
             after: start after this entity.
@@ -351,7 +352,7 @@ class EntityRegistry:
         Args:
             entity: a path, a part of one, or a pair.
             type: only entities of this level.
-            max_depth: the number of levels to descend; None is all.
+            max_depth: the number of levels to descend; None means all.
 
         Returns:
             Their records, sorted by path.
@@ -373,13 +374,13 @@ class EntityRegistry:
 
         Args:
             entity: the entity.
-            parent: an entity of the next higher level in the same tenant, which is registered if necessary.
+            parent: an entity one level higher in the same tenant; registered if necessary.
 
         Returns:
             The entity with its new path.
 
         Raises:
-            BadEntity: if the entity does not exist, or the new path does.
+            BadEntity: if the entity does not exist, or the new path already does.
 
         Examples:
             >>> _ = store.register_entity("org:moves/project:p/user:u")

@@ -21,7 +21,7 @@ from driftline.storage.errors import BadEntry, CatalogError, ObjectNotFound, Sto
 from driftline.storage.memory.binding import Generations
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.entry_queries import EntryRow, Everywhere, Scope
+from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope, Unscoped
 from driftline.storage.memory.catalog.entry_writes import MARK, MAX_BOUND_CHARACTERS, Drafts, shown
 from driftline.storage.memory.catalog.values import Blobs, decode
 from driftline.storage.memory.entity_names import EntityNames
@@ -79,15 +79,15 @@ class EntryReader:
     pool: ThreadPoolExecutor
     now: Callable[[], datetime]
 
-    def entries(self, rows: Sequence[EntryRow], scope: Scope | Everywhere) -> list[MemoryEntry]:
-        """Return ``rows`` with their values, without entries that were deleted in the meantime."""
+    def entries(self, rows: Sequence[EntryRow], scope: Scope | Unscoped) -> list[MemoryEntry]:
+        """Return ``rows`` with their values, omitting entries deleted concurrently."""
         if all(row.inline is not None for row in rows):
             return [_entry(row, row.inline or b"") for row in rows]
         entries = in_threads(self.pool, lambda row: self._entry(row, scope.of(row.path)), rows)
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
-        """Return the values of ``rows``, in order; None if a blob no longer exists, as after a later store."""
+        """Return the values of ``rows``, in order; None if a blob no longer exists, for example after a later store."""
 
         def value(row: EntryRow) -> Any:
             try:
@@ -98,7 +98,7 @@ class EntryReader:
         return in_threads(self.pool, value, rows)
 
     def _entry(self, row: EntryRow, scope: Scope) -> MemoryEntry | None:
-        """Read a value. If its blob is missing, the entry was replaced in the meantime, so read the catalog again."""
+        """Read a value. If its blob is missing, the entry was replaced concurrently, so reread the catalog."""
         current = row
         for _ in range(READ_ATTEMPTS):
             try:
@@ -135,12 +135,12 @@ def _entry(row: EntryRow, data: bytes) -> MemoryEntry:
 
 
 def as_shown(entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
-    """Return ``entries`` with the keys under which users stored them."""
+    """Return ``entries`` with the keys that users stored them under."""
     return [replace(entry, key=shown(entry.key)) if MARK in entry.key else entry for entry in entries]
 
 
 MAX_COMMIT_SECONDS = 1_800.0
-"""Cleanup may delete a blob without an entry after an hour, so the transaction must refer to it well before that."""
+"""Cleanup may delete a blob with no entry after an hour, so the transaction must reference it well before that."""
 
 _log = logging.getLogger(__name__)
 
@@ -182,8 +182,8 @@ class EntryWriter:
     def write(self, items: Iterable[MemoryItem]) -> int:
         """Store ``items`` in one transaction, and return the number of entries. For each key, the last item wins.
 
-        Raises BadEntity, BadEntry, CatalogMismatch, StorageError, and CatalogError with the paths of blobs that were
-        written without entries.
+        Raises BadEntity, BadEntry, CatalogMismatch, StorageError, and CatalogError, which lists blobs written without
+        entries.
         """
         self._catalog.check_open()
         by_tenant = self._drafted(items)
@@ -198,7 +198,7 @@ class EntryWriter:
                 paths = chain.from_iterable(drafts.blob_path for drafts in by_tenant.values())
                 error.blob_paths = tuple(path for path in paths if path)
                 for path in error.blob_paths:
-                    _log.warning("The catalog failed, so that cleanup will delete this memory blob: %s", path)
+                    _log.warning("The catalog failed, so cleanup will delete this memory blob: %s", path)
                 raise
         return sum(map(len, by_tenant.values()))
 
@@ -222,21 +222,21 @@ class EntryWriter:
         return {tenant: some.latest() for tenant, some in drafts.items()}
 
     def _redacted(self, item: MemoryItem) -> tuple[Any, Mapping[str, Any] | None]:
-        """Return the value and the metadata without credentials. Raises BadEntry for a key with a credential."""
+        """Return the value and metadata with credentials redacted. Raises BadEntry if the key contains a credential."""
         if self._redaction == "off":
             return item.value, item.metadata
         if redact_value(item.key, self._redaction)[1]:
-            raise BadEntry("A key must not contain a credential", "", "Name the entry after what it is about.")
+            raise BadEntry("A key must not contain a credential", "", "Use a key that describes the entry.")
         fields = dict(item.metadata) if isinstance(item.metadata, Mapping) else item.metadata
         (value, metadata), counts = redact_value((item.value, fields), self._redaction)
         if not counts:
             return item.value, item.metadata
         named = ", ".join(f"{count:,} {rule}" for rule, count in sorted(counts.items()))
-        _log.warning("Credentials were replaced in the memory entry %r: %s", item.key, named)
+        _log.warning("Credentials were redacted in memory entry %r: %s", item.key, named)
         return value, metadata
 
     def _write_blobs(self, drafts: Drafts) -> None:
-        """Write the values that are too large to be inlined, concurrently."""
+        """Write values that are too large to inline, concurrently."""
         positions = [position for position, data in enumerate(drafts.inline) if data is None]
 
         def write(position: int) -> str:

@@ -1,6 +1,6 @@
 """Apply the outbox to indexes and vectors, in batches, about a second after each write.
 
-Claim names encode the owning process, so that this host can tell whether it has ended.
+Claim names encode the owning process, so that other processes on this host can tell whether it exited.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _UNIQUE_CHARACTERS = 4
 
 
 def new_claim_owner() -> str:
-    """Return a unique name with the identity of this process, of at most 64 characters."""
+    """Return a unique name that identifies this process, at most 64 characters long."""
     this = ProcessIdentity.current()
     unique = uuid.uuid4().hex[:_UNIQUE_CHARACTERS]
     return ":".join((_host(this), str(this.pid), this.start_time, unique, this.liveness_file))
 
 
 def has_ended(claim_owner: str) -> bool:
-    """Return whether the process of ``claim_owner`` was on this host, in this boot, and is provably dead."""
+    """Return whether the ``claim_owner`` process ran on this host, in this boot, and is provably dead."""
     this = ProcessIdentity.current()
     host, _, rest = claim_owner.partition(":")
     pid, _, rest = rest.partition(":")
@@ -60,10 +60,10 @@ def _host(process: ProcessIdentity) -> str:
 FLUSH_SECONDS = 1.0
 FLUSH_ROWS = 1_000
 BATCH_ROWS = 50_000
-"""Maximum number of changes in one delta, which bounds memory."""
+"""Maximum number of changes per delta; bounds memory."""
 CLAIM_SECONDS = 30.0
 OVERDUE_SECONDS = 2.0
-"""Changes older than this were left behind by a process that ended; a live process flushes after ``FLUSH_SECONDS``."""
+"""Older changes were left behind by a process that exited; a live process flushes after ``FLUSH_SECONDS``."""
 MAX_PAUSE_SECONDS = 60.0
 """Longest delay between attempts while the workspace is not writable; the outbox keeps the changes."""
 
@@ -73,9 +73,9 @@ _log = logging.getLogger(__name__)
 class Flusher:
     """Empties the outbox in a background thread, ``FLUSH_SECONDS`` after a write or once ``FLUSH_ROWS`` are pending.
 
-    A crash at any step leaves changes in the outbox, and the next flush applies them again. That is idempotent: indexes
-    compare ``rev``, vectors compare ids with their commit marker. Without ``search``, the flusher updates only indexes,
-    and leaves the changes of a tenant with vectors to a process with a model.
+    A crash at any step leaves changes in the outbox, and the next flush reapplies them. That is idempotent: indexes
+    compare ``rev``, vectors compare ids with their commit marker. If ``search`` is None, the flusher updates only
+    indexes; for tenants with vectors, it leaves the changes to a process that has a model.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Flusher:
         self._thread: threading.Thread | None = None
 
     def notify(self, rows: int) -> None:
-        """Report that a number of ``rows`` was added to the outbox."""
+        """Report that ``rows`` were added to the outbox."""
         with self._state:
             self._waiting += rows
             if self._thread is None and rows and not self._ended:
@@ -117,15 +117,15 @@ class Flusher:
 
     @property
     def has_waiting(self) -> bool:
-        """Return whether this process has unflushed changes; a flush in progress may not include them."""
+        """Return whether this process has unflushed changes; a flush in progress may not include all of them."""
         with self._state:
             return self._waiting > 0 or self._is_flushing
 
     def settle(self) -> None:
-        """Flush the writes of this process and the overdue writes of others, so that a search finds all of them.
+        """Flush this process's writes and other processes' overdue writes, so that a search finds them all.
 
-        Raises StorageError or CatalogError if this process's changes cannot be flushed; a failure to flush other
-        processes' changes is only logged.
+        Raises StorageError or CatalogError if this process's changes cannot be flushed; failures to flush other
+        processes' changes are only logged.
         """
         if self.has_waiting:
             self.flush()
@@ -140,10 +140,10 @@ class Flusher:
                 for tenant in left:
                     self._empty(tenant, shared=True)
         except DriftlineError as error:
-            _log.warning("Could not update the memory indexes with what another process left: %s", error)
+            _log.warning("Could not flush another process's changes to the memory indexes: %s", error)
 
     def flush(self, *, shared: bool = False) -> int:
-        """Empty the outbox now, and return the number of changes. Raises StorageError, CatalogError.
+        """Empty the outbox now, and return how many changes were flushed. Raises StorageError, CatalogError.
 
         ``shared`` skips tenants that another process is flushing.
         """
@@ -166,14 +166,14 @@ class Flusher:
             number = self._empty(tenant, shared=shared)
             if number is None:
                 with self._state:
-                    self._waiting += 1  # the other process may not read the outbox again
+                    self._waiting += 1  # the other process may not reread the outbox
             flushed += number or 0
         return flushed
 
     def _empty(self, tenant: Entity, *, shared: bool) -> int | None:
-        """Flush the changes of one tenant and return their number.
+        """Flush one tenant's changes, and return how many there were.
 
-        Returns None if ``shared`` and another process flushes it.
+        Returns None if ``shared`` is set and another process is flushing the tenant.
         """
         if shared and not self._claim(tenant, CLAIM_SECONDS):
             return None
@@ -198,7 +198,7 @@ class Flusher:
             self._ended = True
             self._state.notify_all()
         if self._thread is threading.current_thread():
-            return  # the flush itself has collected the store; the thread ends after the flush
+            return  # the flush itself garbage-collected the store; the thread exits after the flush
         if self._thread is not None:
             self._thread.join()
         if self.has_waiting:
@@ -256,12 +256,12 @@ class Flusher:
                 self.flush(shared=True)
                 pause_seconds = FLUSH_SECONDS
             except DriftlineError as error:
-                _log.warning("Could not update the memory indexes, will try again: %s", error)
+                _log.warning("Could not update the memory indexes, will retry: %s", error)
                 pause_seconds = min(2 * pause_seconds, MAX_PAUSE_SECONDS)
 
 
 class Closing:
-    """Flush and close the parts of a store once: in ``close``, or when the store is collected or Python exits."""
+    """Flush and close a store's parts once: in ``close``, or when the store is garbage-collected or Python exits."""
 
     def __init__(self, store: object, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
         self._parts = flusher, pool, catalog
@@ -288,13 +288,13 @@ def _close(
 
 
 def _close_unattended(process: int, flusher: Flusher, pool: ThreadPoolExecutor, catalog: Catalog) -> None:
-    """Close when no caller can receive an error; the outbox keeps unflushed changes for other processes.
+    """Close when no caller can receive an error; unflushed changes stay in the outbox for other processes.
 
-    A forked process has the connections of its parent, which closes them itself.
+    A forked process shares its parent's connections, which the parent closes itself.
     """
     if os.getpid() != process:
         return
     try:
         _close(flusher, pool, catalog)
     except DriftlineError as error:
-        _log.warning("Could not update the memory indexes at the end, the next reader will: %s", error)
+        _log.warning("Could not update the memory indexes on exit, the next reader will: %s", error)

@@ -36,9 +36,9 @@ class Totals:
 
 
 class MemoryListing:
-    """Queries over the memory indexes of a workspace. Thread-safe; each call folds base and deltas, in pieces.
+    """Queries over a workspace's memory indexes. Thread-safe; each call folds base and deltas piecewise.
 
-    Entries that have expired at ``now`` are omitted. If ``as_of`` is given, a call sees the index as of that ``rev``,
+    Entries that have expired by ``now`` are omitted. If ``as_of`` is given, a call sees the index as of that ``rev``,
     which must not precede the last compaction. All methods raise StorageError, CorruptFile, and UsageError for an
     ``as_of`` before the last compaction.
     """
@@ -58,7 +58,7 @@ class MemoryListing:
         now: datetime | None = None,
         as_of: int | None = None,
     ) -> pa.Table:
-        """Return the entries at or below the entity of a directory, sorted by key, with ``COLUMNS``.
+        """Return the entries at or below the entity of ``directory``, sorted by key, with ``COLUMNS``.
 
         Keys start with ``prefix``, satisfy ``low <= key < high``, and are greater than ``after``.
         """
@@ -79,7 +79,7 @@ class MemoryListing:
         return index.reduce(take, lowest, _highest(prefix, high), columns=COLUMNS, as_of=as_of)
 
     def totals(self, directory: str, *, prefix: str = "", now: datetime | None = None) -> Totals:
-        """Return the number and size of the entries at or below an entity whose key starts with ``prefix``."""
+        """Return the number and total size of entries at or below an entity whose keys start with ``prefix``."""
         found = self.by_owner(directory, prefix=prefix, now=now).values()
         return Totals(sum(each.entries for each in found), sum(each.size_bytes for each in found))
 
@@ -93,9 +93,9 @@ class MemoryListing:
         now: datetime | None = None,
         as_of: int | None = None,
     ) -> dict[str, Totals]:
-        """Return the totals of each owner of entries at or below an entity, keyed by the owner's directory.
+        """Return the totals of each owner that has entries at or below an entity, keyed by the owner's directory.
 
-        The parameters select keys as in ``list``.
+        For the key parameters, see ``list``.
         """
         moment = now or datetime.now(UTC)
 
@@ -137,15 +137,17 @@ _SURROGATE = re.compile("[\x00\ud800-\udfff]")
 
 
 def check_count(value: object, what: str) -> int:
-    """Return ``value``, a limit or an offset, as databases accept it. Raises UsageError."""
+    """Validate a limit or offset, and cap it at a value that databases accept. Raises UsageError."""
     if not isinstance(value, int) or value < 0:
-        raise UsageError(f"{what} must be a whole number, and not negative")
+        raise UsageError(f"{what} must be a non-negative integer")
     return min(value, MAX_COUNT)
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Entry]):
-    """A page of entries. ``total_count`` covers all pages; ``cursor`` continues with the next page if ``has_more``."""
+    """A page of entries. ``total_count`` covers all pages; if ``has_more`` is set, ``cursor`` continues with the next
+    page.
+    """
 
     entries: tuple[_Entry, ...]
     total_count: int
@@ -154,21 +156,21 @@ class Page(Generic[_Entry]):
 
 
 class Cursor(tuple[int, str]):
-    """``(owner id, key)`` of the last entry of a page; its text is opaque and safe in URLs."""
+    """The ``(owner id, key)`` of a page's last entry; its string form is opaque and URL-safe."""
 
     __slots__ = ()
 
     @classmethod
     def after(cls, owner: int, key: str) -> Cursor:
-        """Return the cursor that continues after this entry."""
+        """Return a cursor that continues after this entry."""
         return cls((owner, key))
 
     @classmethod
     def parse(cls, text: str | None) -> Cursor | None:
-        """Parse the text of ``str(cursor)``; None gives None. Raises UsageError."""
+        """Parse the string form of a cursor; None yields None. Raises UsageError."""
         if text is None:
             return None
-        invalid = UsageError("The cursor is not valid", repr(text[:80]), "Use the cursor of the previous page.")
+        invalid = UsageError("The cursor is invalid", repr(text[:80]), "Use the cursor of the previous page.")
         try:
             owner, key = json.loads(base64.urlsafe_b64decode(text.encode()))
         except (ValueError, TypeError, binascii.Error):
@@ -182,7 +184,7 @@ class Cursor(tuple[int, str]):
 
 
 KeyRange = tuple[str | None, str | None]
-"""The first key, and an exclusive upper bound; None sets no bound."""
+"""The first key, and an exclusive upper bound; None means unbounded."""
 _TIMES = ("created", "updated", "expires")
 
 
@@ -195,7 +197,7 @@ def entries_between(
     limit: int = DEFAULT_LIMIT,
     as_of: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the entries at or below ``entity``, sorted by key, without their values; times are ISO 8601."""
+    """Return the entries at or below ``entity``, sorted by key, without values; times are ISO 8601."""
     low, high = keys
     rows = listing.list(entity.directory, low=low or "", high=high, limit=limit, now=now, as_of=as_of).to_pylist()
     return [
@@ -210,7 +212,7 @@ def totals_by_level(
 ) -> list[dict[str, Any]]:
     """Return ``{level: id, entity, entries, size_bytes}`` for each entity of a level, sorted by path.
 
-    Entries whose owner is above that level are counted under the id None.
+    Entries owned above that level are counted under the id None.
     """
     low, high = keys
     by_owner = listing.by_owner(entity.directory, low=low or "", high=high, now=now, as_of=as_of)
@@ -223,7 +225,7 @@ def totals_by_level(
 
 
 def check_range(given: Any) -> KeyRange:
-    """Return ``given`` as a range: None for all keys, or a pair of keys. Raises UsageError."""
+    """Parse ``given`` as a key range: None for all keys, or a pair of keys. Raises UsageError."""
     if given is None:
         return None, None
     if not isinstance(given, (list, tuple)) or len(given) != 2 or not all(isinstance(k, str | None) for k in given):
@@ -234,7 +236,7 @@ def check_range(given: Any) -> KeyRange:
 
 
 def _above(owner: str, level: str) -> str:
-    """Return the directory of the entity of ``level`` at or above ``owner``; "" if there is none."""
+    """Return the directory of the ``level`` entity at or above ``owner``; "" if there is none."""
     parts = owner.split("/")
     depth = next((depth for depth, part in enumerate(parts, 1) if part.startswith(f"{level}:")), 0)
     return "/".join(parts[:depth])

@@ -27,11 +27,11 @@ from driftline.storage.workspace.workspace import Workspace
 EXPIRED_AT_ONCE = 1_000
 PAGE_ROWS = 100_000
 LEASE = "memory"
-"""The purpose of the lease for compactions and rebuilds of a tenant's memory indexes."""
+"""The purpose of the lease that guards compactions and rebuilds of a tenant's memory indexes."""
 
 
 def collect_expired(catalog: Catalog, now: datetime, within: Entity | None = None) -> int:
-    """Delete the expired entries, of all tenants or at and below ``within``, in batches, and return their number."""
+    """Delete expired entries in batches, in all tenants or at and below ``within``; return how many were deleted."""
     total = 0
     while expired := catalog.read(
         lambda connection: entry_queries.expired_keys(connection, now, EXPIRED_AT_ONCE, within)
@@ -49,7 +49,7 @@ def _remove_expired(catalog: Catalog, tenant: Entity, keys: list[str], now: date
         locked = entity_tree.lock_tenant(connection, tenant)
         if locked is None:
             return 0
-        # Another process may have stored a key again after the query.
+        # Another process may have stored a key again since the query.
         alive = {row.key for row in entry_queries.get(connection, keys, Scope(tenant), now)}
         return entry_writes.remove(connection, locked, [key for key in keys if key not in alive], Scope(tenant), now)
 
@@ -59,9 +59,10 @@ def _remove_expired(catalog: Catalog, tenant: Entity, keys: list[str], now: date
 def compact_indexes(
     workspace: Workspace, top: Entity, max_deltas: int, encoding: Encoding = DEFAULT_ENCODING
 ) -> dict[str, Folded]:
-    """Fold the memory indexes at and below ``top`` that have more than ``max_deltas``; return them, keyed by directory.
+    """Fold the memory indexes at and below ``top`` that have more than ``max_deltas``; return the results, keyed by
+    directory.
 
-    Raises LeaseHeld during another compaction or a rebuild of this tenant.
+    Raises LeaseHeld while this tenant's indexes are being compacted or rebuilt.
     """
     deltas: Counter[str] = Counter()
     for info in workspace.objects.list(top.directory):
@@ -72,13 +73,13 @@ def compact_indexes(
 
 
 def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEFAULT_ENCODING) -> dict[str, Folded]:
-    """Fold only the memory index of ``entity``, however few deltas it has; return it, keyed by directory."""
+    """Fold only the memory index of ``entity``, however few deltas it has; return the result, keyed by directory."""
     has_deltas = memory_indexes.MemoryIndex(workspace.objects, entity.directory).log().deltas
     return _fold(workspace, entity.tenant, [entity.directory] if has_deltas else [], encoding)
 
 
 def entries_of(folded: Mapping[str, Folded]) -> int:
-    """Return the number of distinct entries in compacted indexes; indexes of ancestors contain the same entries."""
+    """Return the number of distinct entries in compacted indexes; ancestors' indexes contain the same entries."""
     return sum(each.live for name, each in folded.items() if folded.keys().isdisjoint(directories(name)[:-1]))
 
 
@@ -94,9 +95,9 @@ def _fold(workspace: Workspace, tenant: Entity, due: Sequence[str], encoding: En
 
 
 def compact_vectors(workspace: Workspace, tenant: Entity, older_than: timedelta) -> int:
-    """Merge the fragments of a tenant's vectors, remove old versions, and return their number.
+    """Compact the fragments of a tenant's vectors, drop old versions, and return how many were dropped.
 
-    The caller holds the tenant's maintenance lease. A compaction that conflicts with a writer is left to the next run.
+    The caller holds the tenant's maintenance lease. If a writer conflicts, the next run retries.
     """
     removed = 0
     for table in vector_tables(workspace.objects, tenant):
@@ -118,7 +119,7 @@ def rebuild(
     now: Callable[[], datetime],
     encoding: Encoding = DEFAULT_ENCODING,
 ) -> dict[str, int]:
-    """Rebuild the indexes of ``top`` and of every entity below it and, if it is a tenant, its vectors.
+    """Rebuild the indexes of ``top`` and of every entity below it and, if ``top`` is a tenant, its vectors.
 
     Returns the number of entries in each index, keyed by directory. Raises BadEntity, LeaseHeld.
     """
@@ -141,7 +142,7 @@ def rebuild_indexes(
     now: Callable[[], datetime],
     encoding: Encoding = DEFAULT_ENCODING,
 ) -> dict[str, int]:
-    """Rebuild the indexes of some entities of a tenant; the indexes of deleted entities become empty.
+    """Rebuild the indexes of some of a tenant's entities; the indexes of deleted entities become empty.
 
     Returns the number of entries in each index, keyed by directory. Raises LeaseHeld, LeaseLost.
     """
@@ -160,7 +161,7 @@ def rebuild_indexes(
 
 
 def pages(catalog: Catalog, entity: Entity, now: datetime) -> Iterator[list[EntryRow]]:
-    """Yield all entries at or below ``entity`` that have not expired at ``now``.
+    """Yield all entries at or below ``entity`` that have not expired by ``now``.
 
     Each page is read in its own transaction.
     """

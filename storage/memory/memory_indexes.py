@@ -1,7 +1,7 @@
-"""Keep the Parquet indexes of memory: each entity has a delta index of the entries at or below it (DESIGN, "Memory").
+"""Maintain the Parquet memory indexes: each entity has a delta index of the entries at or below it (DESIGN, "Memory").
 
 ``publish`` writes the deltas of changed entries, ``rewrite`` rebuilds an index from the catalog, and ``DeltaWatch``
-counts deltas, so that a program can request a compaction.
+counts deltas so that programs can request a compaction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 def in_threads(pool: ThreadPoolExecutor, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
     """Run the idempotent ``work`` on ``items`` in ``pool``, and return the results in order; raises the first error.
 
-    During interpreter shutdown, the caller's thread runs it.
+    During interpreter shutdown, it runs in the caller's thread.
     """
     all_items = list(items)
     try:
@@ -55,11 +55,11 @@ FIELDS = (
     pa.field("updated", _TIME),
     pa.field("expires", _TIME),
 )
-"""``entity`` is the directory of the owner, ``metadata`` is JSON."""
+"""``entity`` is the owner's directory, ``metadata`` is JSON."""
 VALUE_FIELDS = (pa.field("inline", pa.binary()), pa.field("blob_path", pa.string()))
-"""The value, or the path of its blob, in the owner's index only; a lost catalog is restored from these columns."""
+"""The value, or its blob's path; only in the owner's index. A lost catalog is restored from these columns."""
 WRITE_THREADS = 8
-"""Number of deltas to write in parallel; each write waits for the disk or for a round trip."""
+"""Number of deltas written in parallel; each write waits for the disk or for a round trip."""
 
 
 class MemoryIndex(DeltaIndex):
@@ -72,9 +72,9 @@ class MemoryIndex(DeltaIndex):
 def publish(
     objects: ObjectStore, changes: Sequence[Change], now: datetime, encoding: Encoding = DEFAULT_ENCODING
 ) -> int:
-    """Write one delta to each index that ``changes`` affect, and return the number of deltas.
+    """Write one delta to each index affected by ``changes``, and return the number of deltas.
 
-    Idempotent, also if repeated in part: the highest ``rev`` of each key wins.
+    Idempotent, even if repeated in part: each key's highest ``rev`` wins.
     """
     touched = effects(changes)
     if not touched:
@@ -100,7 +100,7 @@ def publish(
 
 
 def effects(changes: Iterable[Change]) -> dict[str, dict[str, tuple[int, str]]]:
-    """Return ``{directory of an index: {key: (latest rev, op)}}``; a pure function."""
+    """Return ``{index directory: {key: (latest rev, op)}}``; a pure function."""
     touched: dict[str, dict[str, tuple[int, str]]] = defaultdict(dict)
     for change in changes:
         now = directories(change.path) if change.path else []
@@ -113,7 +113,7 @@ def effects(changes: Iterable[Change]) -> dict[str, dict[str, tuple[int, str]]]:
 
 
 def to_table(rows: Sequence[EntryRow]) -> pa.Table:
-    """Return ``rows`` as a table with the columns FIELDS and VALUE_FIELDS."""
+    """Convert ``rows`` to a table with the columns FIELDS and VALUE_FIELDS."""
     columns = [
         [row.key for row in rows],
         [row.path for row in rows],
@@ -131,7 +131,7 @@ def to_table(rows: Sequence[EntryRow]) -> pa.Table:
 
 
 def _own_values(rows: pa.Table, directory: str) -> pa.Table:
-    """Return ``rows`` without the values of entries that other entities than the one of ``directory`` own."""
+    """Blank out the values of ``rows`` whose owner is not the entity of ``directory``."""
     own = pc.equal(rows["entity"], directory)
     for column in VALUE_FIELDS:
         values = pc.if_else(own, rows[column.name], pa.scalar(None, column.type))
@@ -149,7 +149,7 @@ def rewrite(
 ) -> int:
     """Rebuild the index of ``entity`` from all its entries, compact it, and return the number of entries.
 
-    The tenant had reached ``rev`` before the first page was read. The caller holds a lease. Keys without an entry are
+    ``rev`` is the tenant's revision before the first page was read. The caller holds a lease. Keys with no entry are
     removed; unreadable files are deleted.
     """
     index = MemoryIndex(objects, entity.directory, encoding)
@@ -185,10 +185,10 @@ def _with_heads(index: MemoryIndex, op: str, revs: Sequence[int], values: pa.Tab
 
 @dataclass(slots=True)
 class DeltaWatch:
-    """Call ``on_excess`` with a tenant and its number of deltas when its index has more than ``threshold``.
+    """Calls ``on_excess`` with a tenant and its number of deltas if the tenant's index has more than ``threshold``.
 
-    Every flush adds a delta to the index of its tenant, so indexes of other entities have at most as many. A count
-    lists a directory, so it is made only after ``threshold`` flushes of this process, and in ``look``.
+    Every flush adds a delta to its tenant's index, so other entities' indexes have at most as many. Counting lists a
+    directory, so it only happens after ``threshold`` flushes by this process, and in ``look``.
     """
 
     objects: ObjectStore

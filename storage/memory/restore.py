@@ -1,6 +1,6 @@
-"""Rebuild a lost catalog from the indexes and blobs of a workspace (DESIGN, "Memory").
+"""Rebuild a lost catalog from a workspace's indexes and blobs (DESIGN, "Memory").
 
-The index of an entity holds the entries that the entity owns, with their values or the paths of their blobs.
+An entity's index holds the entries it owns, with their values or the paths of their blobs.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _COPIED = (
 
 
 def insert(connection: Connection, tenant: Entity, rows: Sequence[Mapping[str, Any]], now: datetime) -> int:
-    """Add ``rows`` whose keys are new or have a later revision, and return the number of added entries.
+    """Insert the ``rows`` whose keys are new or have a later revision, and return how many were inserted.
 
-    ``metadata`` is JSON text, and ``entity`` the directory of the owner. Nothing is added to the outbox, because the
-    rows come from the indexes.
+    ``metadata`` is JSON text, and ``entity`` the owner's directory. Nothing is added to the outbox, because the rows
+    come from the indexes.
     """
     locked = lock_tenant(connection, tenant, create=True)
     assert locked is not None
@@ -67,7 +67,7 @@ def insert(connection: Connection, tenant: Entity, rows: Sequence[Mapping[str, A
     new = [row for row in rows if row["key"] not in known or known[row["key"]].rev < row["rev"]]
     if not new:
         return 0
-    # An interrupted flush also leaves a moved entry in the index of its earlier owner.
+    # An interrupted flush may also leave a moved entry in its former owner's index.
     replaced = [known[row["key"]] for row in new if row["key"] in known]
     for keys in chunks(row.key for row in replaced):
         connection.execute(entries.delete().where(entries.c.tenant_id == locked.id, entries.c.key.in_(keys)))
@@ -80,7 +80,7 @@ def insert(connection: Connection, tenant: Entity, rows: Sequence[Mapping[str, A
 
 
 def continue_outbox(connection: Connection, last: int) -> None:
-    """Make the ids of later changes continue above ``last``, the last id that the tables of vectors have applied."""
+    """Make the ids of later changes continue above ``last``, the last id applied to the vector tables."""
     if connection.dialect.name == "sqlite":
         connection.execute(outbox.insert().values(id=last, tenant_id=0, key="", rev=0, written=datetime.now(UTC)))
         connection.execute(outbox.delete().where(outbox.c.id == last))
@@ -95,7 +95,7 @@ _COLUMNS = tuple(field.name for field in (*FIELDS, *VALUE_FIELDS))
 
 @dataclass(slots=True)
 class Restored:
-    """The result of a restore: how many tenants and entries are in the catalog at ``where`` now."""
+    """The result of a restore: how many tenants and entries the catalog at ``where`` now has."""
 
     where: str
     tenants: int = 0
@@ -105,9 +105,9 @@ class Restored:
 def restore_catalog(workspace: Workspace, configured: str | None) -> Restored:
     """Create a new catalog at the ``configured`` URL, by default in the workspace, from indexes and blobs.
 
-    Safe to repeat after an interruption. Changes that had not reached the indexes, and entities without entries, are
-    not restored. Raises UsageError if the catalog exists, CatalogMismatch if it belongs to another workspace,
-    CatalogError, StorageError.
+    Safe to repeat after an interruption. Changes that never reached the indexes, and entities with no entries, are not
+    restored. Raises UsageError if the catalog exists, CatalogMismatch if it belongs to another workspace, CatalogError,
+    StorageError.
     """
     record = recorded(workspace)
     catalog = Catalog(catalog_url(workspace, configured))
@@ -116,7 +116,7 @@ def restore_catalog(workspace: Workspace, configured: str | None) -> Restored:
         identity = catalog.prepare(workspace.config.workspace_id)
         write_record(workspace, catalog, identity.catalog_id, restoring=True)
         restored = Restored(catalog.where)
-        last = 0  # the highest id of a change that any table of vectors has applied
+        last = 0  # the highest change id applied to any vector table
         for tenant in workspace.tenants():
             tables = vector_tables(workspace.objects, tenant)
             last = max([last, *map(last_change, tables)])
@@ -137,7 +137,7 @@ def check_location(workspace: Workspace, configured: str | None) -> None:
     try:
         if record is not None and record.where != location_of(workspace, catalog):
             raise CatalogMismatch(
-                f"The catalog of this workspace was last in {record.where}",
+                f"This workspace's catalog was last in {record.where}",
                 catalog.where,
                 "Set DATABASE_URL to it. If it is lost for good: driftline memory restore --elsewhere",
             )
@@ -155,7 +155,7 @@ def _check_is_lost(workspace: Workspace, catalog: Catalog, record: CatalogRecord
     if catalog.read(has_no_entries) and older_tenants(workspace, catalog):
         return  # it holds nothing to lose
     raise CatalogMismatch(
-        "The catalog of this workspace exists, so nothing was restored",
+        "This workspace's catalog exists, so nothing was restored",
         catalog.where,
         "Use it, or make it the workspace's own: driftline memory adopt. To replace it, delete it first.",
     )
@@ -182,7 +182,7 @@ def _restore_tenant(workspace: Workspace, catalog: Catalog, tenant: Entity, rest
 
 
 def _restore_pieces(catalog: Catalog, tenant: Entity, directory: str, pieces: Iterator[pa.Table]) -> int:
-    """Add the entries that ``directory`` owns, and return their number; its index also has entries of lower levels."""
+    """Add the entries owned by ``directory``, and return how many; its index also holds entries of lower levels."""
     entries = 0
     for piece in pieces:
         rows = piece.filter(pc.equal(piece["entity"], directory)).to_pylist()

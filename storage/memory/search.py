@@ -1,4 +1,4 @@
-"""Search memory by words and meaning: embed texts, score entries, and confirm every hit with the catalog."""
+"""Search memory lexically and semantically: embed text, score entries, and confirm every hit against the catalog."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MODES: tuple[Mode, ...] = ("hybrid", "vector", "text")
 
 
 def relevance(entry: Found, mode: Mode) -> float:
-    """Return the score by which hits are sorted, at most 1: from the cosine, the match of the words, or both.
+    """Return the score that hits are sorted by, at most 1: from the cosine, the word match, or both.
 
-    A match raises the cosine by its share of the gap to 1; without a match, the score is the cosine.
+    A word match closes its share of the gap between the cosine and 1; with no match, the score is the cosine.
     """
     cosine = 1.0 - entry.distance
     match mode:
@@ -46,7 +46,7 @@ def relevance(entry: Found, mode: Mode) -> float:
 def ranked(
     near: Iterable[Found], worded: Iterable[Found], mode: Mode, max_distance: float | None = None
 ) -> list[Found]:
-    """Return the distinct entries of both searches within ``max_distance``, best first.
+    """Return the distinct entries from both searches within ``max_distance``, best first.
 
     Ties are sorted by distance, then by key.
     """
@@ -59,10 +59,10 @@ def ranked(
 
 
 TEXT_FIELD = "text_field"
-"""The metadata field that names the text field of the value; without it, the whole value is embedded."""
+"""The metadata field that selects a text field of the value; without it, the whole value is embedded."""
 EMBED_AT_ONCE = 1_000
 WORD_CANDIDATES = 100
-"""Number of the best word matches for which the distance is computed, too."""
+"""Number of top word matches for which the distance is computed as well."""
 MAX_ROUNDS = 6
 """Maximum number of searches per query; each fetches four times as many hits, until the catalog confirms enough."""
 
@@ -71,9 +71,9 @@ _Entry = TypeVar("_Entry")
 
 @dataclass(frozen=True, slots=True)
 class MemoryHit(Generic[_Entry]):
-    """A matching entry. Hits are sorted by ``score`` (``relevance``), ``rank`` counts from 1.
+    """A matching entry. Hits are sorted by ``score`` (see ``relevance``); ``rank`` counts from 1.
 
-    ``distance`` is 1 - the cosine of its text and the query; in the mode ``vector``, ``score`` is 1 - distance.
+    ``distance`` is 1 - the cosine of its text and the query; in ``vector`` mode, ``score`` is 1 - distance.
     """
 
     record: _Entry
@@ -83,14 +83,14 @@ class MemoryHit(Generic[_Entry]):
 
 
 class MemoryHits(list[MemoryHit[_Entry]]):
-    """The hits of a search, best first. ``explanation`` describes the search if it was requested."""
+    """A search's hits, best first. ``explanation`` describes the search if it was requested."""
 
     explanation: MemoryExplanation | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A search: entries of the tenant of ``within`` that ``where`` allows."""
+class MemoryQuery:
+    """A memory search over the entries in ``within``'s tenant that pass the filter ``where``."""
 
     query: str
     top_k: int
@@ -102,15 +102,15 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The entries that a search found, best first, and its explanation."""
+class MemoryResults:
+    """The entries found by a search, best first, and its explanation."""
 
     found: list[tuple[EntryRow, Found]]
     explanation: MemoryExplanation
 
 
 class MemorySearch:
-    """The vectors of all tenants, in one table each. ``values`` reads the values of entries, in order."""
+    """The vectors of all tenants, one table each. ``values`` reads the values of entries, in order."""
 
     def __init__(
         self,
@@ -131,59 +131,59 @@ class MemorySearch:
         return self._loaded
 
     def table(self, tenant: Entity) -> VectorTable:
-        """Return the table of a tenant for this embedder; it may not exist yet."""
+        """Return a tenant's table for this embedder; it may not exist yet."""
         return VectorTable(self._objects, tenant, self.embedder.fingerprint)
 
     def apply(self, tenant: Entity, changes: Sequence[Change]) -> None:
-        """Apply ``changes`` to the vectors of a tenant, in one commit. Raises CommitConflict, StorageError."""
+        """Apply ``changes`` to a tenant's vectors, in one commit. Raises CommitConflict, StorageError."""
         latest = {change.key: change.id for change in changes}
         rows = self._vectors([change.row for change in changes if change.row is not None])
         own = self.table(tenant)
         own.apply(latest, rows, changes[-1].id, self.embedder.dim)
-        for other in vector_tables(self._objects, tenant):  # in tables of other embeddings, rows are only removed
+        for other in vector_tables(self._objects, tenant):  # from other embeddings' tables, rows are only removed
             if other.fingerprint != own.fingerprint and other.exists():
                 other.apply(latest, [], changes[-1].id, 0)
 
     def rebuild(self, tenant: Entity, pages: Callable[[], Iterable[Sequence[EntryRow]]], last: int) -> None:
-        """Embed all entries of a tenant again and replace its vectors in one commit."""
+        """Re-embed all of a tenant's entries, and replace its vectors in one commit."""
         self.table(tenant).replace_all(lambda: map(self._vectors, pages()), last, self.embedder.dim)
 
-    def find(self, question: Question, check: Callable[[Sequence[str]], Mapping[str, EntryRow]]) -> Answer:
-        """Return the ``top_k`` best entries for a question that ``check`` confirms, best first."""
-        explanation = MemoryExplanation(question.mode)
-        if question.top_k == 0 or not question.query.strip():
-            return Answer([], explanation)
-        table = self.table(question.within)
+    def find(self, request: MemoryQuery, check: Callable[[Sequence[str]], Mapping[str, EntryRow]]) -> MemoryResults:
+        """Return the ``top_k`` best entries for ``request`` that ``check`` confirms, best first."""
+        explanation = MemoryExplanation(request.mode)
+        if request.top_k == 0 or not request.query.strip():
+            return MemoryResults([], explanation)
+        table = self.table(request.within)
         if not table.exists():
-            return Answer([], explanation)
+            return MemoryResults([], explanation)
         with explanation.timed("embedding"):
-            vector = self.embedder.embed_query(question.query)
-        words = keywords(question.query) if question.mode != "vector" else []
+            vector = self.embedder.embed_query(request.query)
+        words = keywords(request.query) if request.mode != "vector" else []
         explanation.words = words
-        if question.explain:
-            table.describe(question.where, explanation)
+        if request.explain:
+            table.describe(request.where, explanation)
         confirmed: list[tuple[EntryRow, Found]] = []
-        fetch, by_words = question.top_k, max(question.top_k, WORD_CANDIDATES)
+        fetch, by_words = request.top_k, max(request.top_k, WORD_CANDIDATES)
         for _ in range(MAX_ROUNDS):
             with explanation.timed("searching"):
-                near = table.nearest(vector, fetch, question.where) if question.mode != "text" else []
-                worded = table.matching(words, vector, by_words, question.where)
-            best = ranked(near, worded, question.mode, question.max_distance)
+                near = table.nearest(vector, fetch, request.where) if request.mode != "text" else []
+                worded = table.matching(words, vector, by_words, request.where)
+            best = ranked(near, worded, request.mode, request.max_distance)
             with explanation.timed("confirming"):
                 rows = check([hit.key for hit in best])
-            # A hit counts only if the entry has not changed since it was embedded.
+            # A hit is valid only if the entry has not changed since it was embedded.
             confirmed = [(rows[hit.key], hit) for hit in best if hit.key in rows and rows[hit.key].rev == hit.rev]
             explanation.by_meaning, explanation.by_words = len(near), len(worded)
             explanation.candidates, explanation.dropped = len(best), len(best) - len(confirmed)
-            if len(confirmed) >= question.top_k or (len(near) < fetch and len(worded) < by_words):
+            if len(confirmed) >= request.top_k or (len(near) < fetch and len(worded) < by_words):
                 break
-            if question.max_distance is not None and near and near[-1].distance > question.max_distance:
+            if request.max_distance is not None and near and near[-1].distance > request.max_distance:
                 break
             fetch, by_words = 4 * fetch, 4 * by_words
-        return Answer(confirmed[: question.top_k], explanation)
+        return MemoryResults(confirmed[: request.top_k], explanation)
 
     def _vectors(self, rows: Sequence[EntryRow]) -> list[VectorRow]:
-        """Return the ``rows`` that have text, with vector and words; without a known token, the vector is empty."""
+        """Return the ``rows`` that have text, with vector and words; with no known token, the vector is empty."""
         embedded: list[VectorRow] = []
         for start in range(0, len(rows), EMBED_AT_ONCE):
             some = rows[start : start + EMBED_AT_ONCE]
@@ -202,7 +202,7 @@ class MemorySearch:
 
 
 def text_of(value: Any, metadata: Mapping[str, Any]) -> str:
-    """Return the text to embed: the whole value, or the field of the value that the metadata names."""
+    """Return the text to embed: the whole value, or the field of the value selected by the metadata."""
     name = metadata.get(TEXT_FIELD)
     if isinstance(name, str):
         value = value.get(name) if isinstance(value, dict) else None

@@ -1,6 +1,6 @@
-"""Store JSON values under keys; an entity of a hierarchy owns each (DESIGN, "Memory").
+"""Store JSON values under keys, each owned by an entity of a hierarchy (DESIGN, "Memory").
 
-A store closes explicitly, when it is garbage-collected, or at process exit; each way flushes the last writes.
+A store closes explicitly, when it is garbage-collected, or at process exit; each of these flushes the last writes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from driftline.storage.memory import listings, maintenance
 from driftline.storage.memory.binding import Generations, open_own_catalog
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
-from driftline.storage.memory.catalog.entry_queries import EntryRow, Everywhere, Scope
+from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope, Unscoped
 from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
 from driftline.storage.memory.entity_names import EntityRegistry, bound_names, split_filter, utc_now
 from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
 from driftline.storage.memory.flush import Closing, Flusher
 from driftline.storage.memory.listings import DEFAULT_LIMIT, Cursor, KeyRange, MemoryListing, Page, check_count
 from driftline.storage.memory.memory_indexes import DeltaWatch
-from driftline.storage.memory.search import MODES, MemoryHit, MemoryHits, MemorySearch, Mode, Question, relevance
+from driftline.storage.memory.search import MODES, MemoryHit, MemoryHits, MemoryQuery, MemorySearch, Mode, relevance
 from driftline.storage.memory.vectors import VectorFilter, added_up
 from driftline.storage.workspace.workspace import Workspace
 
@@ -42,25 +42,25 @@ DEFAULT_INLINE_BYTES = 1_024
 DEFAULT_COMPACTION_THRESHOLD = 100
 MAX_DISTANCE = 2.0
 MAX_TOP_K = 2**24
-"""Maximum number of hits of a search."""
+"""Maximum number of hits per search."""
 SHOWN_OWNERS = 5
 DEFAULT_THREADS = 8
-"""Number of blobs to read or write in parallel; in a bucket, each takes a round trip."""
+"""Number of blobs read or written in parallel; in a bucket, each takes a round trip."""
 
 
 class MemoryStore(EntityRegistry):
-    """The memory of all tenants of a workspace: their entities and entries.
+    """The memory of all tenants in a workspace: their entities and entries.
 
-    Every call is confined to one tenant: the tenant of its entity or ``scope``, by default the configured root's
-    tenant. A store writes nothing outside of its root. Without a root, a call without a scope sees the entries of all
-    tenants; if two tenants have the same key, a call that names it raises BadEntry, which lists both. A scope below the
-    tenant shows only entries at or below it. Threads may share a store. Each process opens its own store, and processes
-    share one PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context manager,
-    so that the last writes reach the indexes at once; a closed store raises StoreClosed.
+    Every call is confined to one tenant: that of its entity or ``scope``, by default that of the configured root. A
+    store never writes outside its root. Without a root, an unscoped call sees the entries of all tenants; if two
+    tenants have the same key, a call with that key raises BadEntry, which lists both. A scope below the tenant shows
+    only entries at or below it. Threads may share a store. Each process opens its own store, and processes share one
+    PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context manager, so that the
+    last writes reach the indexes immediately; a closed store raises StoreClosed.
 
     Raises BadEntity, BadEntry and UsageError for bad input, before anything is written. Raises StorageError if the
-    workspace fails; the catalog is unchanged then. Raises CatalogError if the catalog fails, with the path of a blob
-    that was already written, and CatalogConnectionError, a ConnectionError, if all attempts to connect fail.
+    workspace fails; the catalog is unchanged in that case. Raises CatalogError if the catalog fails, with the path of a
+    blob that was already written, and CatalogConnectionError, a ConnectionError, if all connection attempts fail.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class MemoryStore(EntityRegistry):
         encoding: Encoding = DEFAULT_ENCODING,
         redact: Redaction = DEFAULT_REDACTION,
     ) -> None:
-        """Open the workspace and the catalog, and create them if they do not exist.
+        """Open the workspace and the catalog, creating them if necessary.
 
-        Without ``catalog_url``, the catalog is a SQLite file in the workspace, which must then be local. ``embedder``
-        is called when text is first embedded. Entries stored without an embedder become searchable by meaning once a
-        store with an embedder is open or, in a tenant without vectors, after ``rebuild``. ``on_threshold`` is called
-        with a tenant and the number of deltas in its index when there are more than ``compaction_threshold``.
-        ``within`` binds the store to an entity, which is its root: no call reads, writes, lists, counts or reveals
-        anything outside of it. ``encoding`` applies to the Parquet files of the indexes. ``redact`` says which
-        credentials in values and metadata are replaced before they are stored; keys that hold one are refused. Raises
-        BadEntity, CatalogMissing, CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew, CorruptFile,
-        AccessDenied, StorageError.
+        Without ``catalog_url``, the catalog is an SQLite file in the workspace, which must then be local. ``embedder``
+        is called when text is first embedded. Entries stored without an embedder become semantically searchable once a
+        store with an embedder is open or, in a tenant with no vectors, after ``rebuild``. ``on_threshold`` is called
+        with a tenant and its index's number of deltas once that exceeds ``compaction_threshold``. ``within`` binds the
+        store to an entity, which becomes its root: no call reads, writes, lists, counts or reveals anything outside it.
+        ``encoding`` applies to the indexes' Parquet files. ``redact`` selects which credentials in values and metadata
+        are redacted before they are stored; keys that contain one are rejected. Raises BadEntity, CatalogMissing,
+        CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew, CorruptFile, AccessDenied,
+        StorageError.
         """
         if redact not in get_args(Redaction):
             raise UsageError(f"Unknown redaction mode {redact!r}", "", f"Use one of {', '.join(get_args(Redaction))}.")
@@ -115,7 +115,7 @@ class MemoryStore(EntityRegistry):
     def close(self) -> None:
         """Flush pending changes and close all connections, even if the flush raises StorageError or CatalogError.
 
-        Later calls raise StoreClosed. A store that is never closed closes itself when the process ends.
+        Later calls raise StoreClosed. A store that is never closed closes itself at process exit.
 
         Examples:
             >>> with driftline.MemoryStore(f"{location}-closed") as closed:
@@ -141,15 +141,15 @@ class MemoryStore(EntityRegistry):
         metadata: Mapping[str, Any] | None = None,
         expires_at: datetime | None = None,
     ) -> None:
-        """Store a JSON value, durably on return. An existing entry of the key is replaced, and moves if another entity
+        """Store a JSON value; it is durable on return. Replaces the key's existing entry, which moves if another entity
         owned it.
 
         Args:
             key: unique in the tenant of ``entity``.
             value: any JSON value.
-            entity: the owner, which is registered if it is new.
-            metadata: fields for filters.
-            expires_at: the time at which the entry expires; without a time zone, UTC.
+            entity: the owner, registered if it is new.
+            metadata: fields to filter by.
+            expires_at: when the entry expires; a time with no zone is UTC.
 
         Raises:
             DriftlineError: BadEntity and BadEntry for bad input, StorageError or CatalogError if the store fails.
@@ -179,11 +179,12 @@ class MemoryStore(EntityRegistry):
         return number
 
     def delete(self, key: str, scope: EntityName | None = None) -> bool:
-        """Delete the entry of a key.
+        """Delete a key's entry.
 
         Args:
             key: its key.
-            scope: only this entity and everything below it; by default the configured root, else everything.
+            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+                everything.
 
         Returns:
             Whether there was an entry.
@@ -216,7 +217,7 @@ class MemoryStore(EntityRegistry):
     # -- maintenance -------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Apply all pending changes of the catalog to indexes and vectors.
+        """Apply all pending catalog changes to indexes and vectors.
 
         Returns:
             The number of changes.
@@ -228,10 +229,10 @@ class MemoryStore(EntityRegistry):
         return self._flusher.flush()
 
     def collect_expired(self) -> int:
-        """Delete all expired entries, in a bound store only within its boundary.
+        """Delete all expired entries; a bound store deletes only entries within its boundary.
 
         Returns:
-            Their number.
+            How many were deleted.
 
         Examples:
             >>> store.collect_expired()
@@ -245,13 +246,13 @@ class MemoryStore(EntityRegistry):
         """Rebuild the indexes at and below an entity from the catalog and, if it is a tenant, the tenant's vectors.
 
         Args:
-            within: the entity; by default the configured root, else all tenants.
+            within: the entity; by default the configured root, if any, otherwise all tenants.
 
         Returns:
             The number of entries in each index, keyed by the entity's directory.
 
         Raises:
-            LeaseHeld: while another process compacts or rebuilds the indexes.
+            LeaseHeld: if another process is compacting or rebuilding the indexes.
 
         Examples:
             >>> store.store("kept", 1, "org:rebuilt")
@@ -273,21 +274,22 @@ class MemoryStore(EntityRegistry):
         rev: int | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> list[dict[str, Any]]:
-        """Query the Parquet index of an entity, without the catalog.
+        """Query an entity's Parquet index, without the catalog.
 
         Args:
-            range: the first key and an exclusive upper bound; None is all keys.
+            range: the first key and an exclusive upper bound; None means all keys.
             group_by: return totals by this level instead of entries.
-            scope: only this entity and everything below it; by default the configured root, else everything.
-            rev: the index as of this revision of the tenant, which must not precede the last compaction.
+            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+                everything.
+            rev: read the index as of this tenant revision, which must not precede the last compaction.
             limit: maximum number of entries.
 
         Returns:
-            Entries without their values, or with ``group_by`` ``{level: id, entity, entries, size_bytes}``; one tenant
-            after the other.
+            Entries without their values, or, with ``group_by``, ``{level: id, entity, entries, size_bytes}``; grouped
+            by tenant.
 
         Raises:
-            UsageError: for an invalid range, or a revision that was compacted or has no tenant.
+            UsageError: if the range is invalid, or the revision was compacted or has no tenant.
 
         Examples:
             >>> store.store("b", 1, "org:index/project:p")
@@ -299,7 +301,7 @@ class MemoryStore(EntityRegistry):
         keys = listings.check_range(range)
         level = group_by and self.hierarchy.check_type(group_by)
         if rev is not None and scope is None and self.hierarchy.root is None:
-            raise UsageError("A revision is valid only within a tenant", str(rev), "Name the tenant, such as org:acme.")
+            raise UsageError("A revision is valid only within a tenant", str(rev), "Pass a scope, such as org:acme.")
         remaining, rows = check_count(limit, "limit"), list[dict[str, Any]]()
         self._flusher.settle()
         listing, now = MemoryListing(self.workspace.objects), self._now()
@@ -314,17 +316,18 @@ class MemoryStore(EntityRegistry):
     # -- reading -----------------------------------------------------------------------------
 
     def retrieve(self, key: str, scope: EntityName | None = None) -> MemoryEntry | None:
-        """Return the entry of a key.
+        """Return a key's entry.
 
         Args:
             key: its key.
-            scope: only this entity and everything below it; by default the configured root, else everything.
+            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+                everything.
 
         Returns:
-            The entry; None if there is none, or if it has expired.
+            The entry; None if there is none or it expired.
 
         Raises:
-            BadEntry: without a scope and a root, if several tenants have the key.
+            BadEntry: if several tenants have the key, and there is neither a scope nor a root.
 
         Examples:
             >>> store.store("seen", [1], "org:acme")
@@ -338,7 +341,8 @@ class MemoryStore(EntityRegistry):
 
         Args:
             keys: their keys.
-            scope: only this entity and everything below it; by default the configured root, else everything.
+            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+                everything.
 
         Returns:
             The entries that exist, keyed by key.
@@ -352,8 +356,10 @@ class MemoryStore(EntityRegistry):
         rows = self._rows_of(checked, visible)
         return {entry.key: entry for entry in as_shown(self._reader.entries(rows, visible))}
 
-    def _rows_of(self, keys: Sequence[str], visible: Scope | Everywhere) -> list[EntryRow]:
-        """Return the entries of ``keys``. Raises BadEntry if two tenants have the same key, and CatalogMismatch."""
+    def _rows_of(self, keys: Sequence[str], visible: Scope | Unscoped) -> list[EntryRow]:
+        """Return the entries stored under ``keys``. Raises BadEntry if a key exists in two tenants, and
+        CatalogMismatch.
+        """
         rows = self.catalog.read(lambda connection: entry_writes.get(connection, keys, visible, self._now()))
         paths_by_key: dict[str, list[str]] = {}
         for row in rows:
@@ -361,23 +367,23 @@ class MemoryStore(EntityRegistry):
         for key, paths in paths_by_key.items():
             if len(paths) > 1:
                 raise BadEntry(
-                    "Several tenants have an entry of this key",
+                    "Several tenants have an entry with this key",
                     repr(key)[:80],
-                    f"Name the entity of one of them: {', '.join(sorted(paths)[:SHOWN_OWNERS])}.",
+                    f"Pass the entity of one of them: {', '.join(sorted(paths)[:SHOWN_OWNERS])}.",
                 )
         if not paths_by_key.keys() >= set(keys):
             self._check_generation(visible)
         return rows
 
     def _tenant_scope(self, key: str, scope: EntityName | None) -> Scope:
-        """Return ``scope``; without a scope and a root, the scope of the tenant that has the entry of ``key``."""
+        """Return ``scope``; if neither it nor a root is set, the scope of the tenant that has an entry for ``key``."""
         visible = self.names.visible(scope)
         if isinstance(visible, Scope):
             return visible
         rows = self._rows_of([key], visible)
         return visible.of(rows[0].path) if rows else Scope(self.names.root)
 
-    def _check_generation(self, visible: Scope | Everywhere) -> None:
+    def _check_generation(self, visible: Scope | Unscoped) -> None:
         """Raise CatalogMismatch if the catalog is older than the index of a tenant in ``visible``."""
         if isinstance(visible, Scope):
             self._generations.check(visible.within.tenant)
@@ -396,23 +402,23 @@ class MemoryStore(EntityRegistry):
         allowed_ancestors: Sequence[EntityName] | None = None,
         cursor: str | None = None,
     ) -> Page[MemoryEntry]:
-        """Return a page of the entries of the entity ``type:id``, sorted by owner and key.
+        """Return a page of the entries of entity ``type:id``, sorted by owner and key.
 
         Args:
             type: the level of the entity.
             id: the id of the entity.
             include_descendants: also return entries of entities below it.
             limit: maximum number of entries.
-            offset: skip this many entries; its cost grows with the position.
-            within: cover all entities of that name at or below this one, for example in two projects.
+            offset: skip this many entries; the cost grows with the offset.
+            within: cover all entities with that name at or below this one, for example in two projects.
             allowed_ancestors: only entries at or below one of these entities; an empty list allows nothing.
-            cursor: the cursor that the previous page returned.
+            cursor: the cursor returned with the previous page.
 
         Returns:
             The entries, their total number, and the cursor of the next page.
 
         Raises:
-            AccessDenied: if ``allowed_ancestors`` exclude the whole entity, whether it exists or not.
+            AccessDenied: if ``allowed_ancestors`` excludes the whole entity, whether it exists or not.
 
         Examples:
             >>> store.store("own", 1, "org:paged/project:p")
@@ -451,13 +457,14 @@ class MemoryStore(EntityRegistry):
         allowed_ancestors: Sequence[EntityName] | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> list[MemoryEntry]:
-        """Find entries by the words of their keys and by metadata; return them, latest first. ``search_memory``
-        searches by meaning.
+        """Find entries by words in their keys and by metadata, newest first. For semantic search, see
+        ``search_memory``.
 
         Args:
             query: words, all of which the key must contain.
             metadata_filter: fields that must all match; a list matches any of its values, None matches everything.
-            scope: only this entity and everything below it; by default the configured root, else everything.
+            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+                everything.
             allowed_ancestors: only entries at or below one of these entities.
             limit: maximum number of entries.
 
@@ -465,7 +472,7 @@ class MemoryStore(EntityRegistry):
             The entries.
 
         Raises:
-            AccessDenied: if ``allowed_ancestors`` exclude the whole scope.
+            AccessDenied: if ``allowed_ancestors`` excludes the whole scope.
 
         Examples:
             >>> store.store("red apple", 1, "org:fruit", {"kind": "fruit"})
@@ -492,27 +499,28 @@ class MemoryStore(EntityRegistry):
         mode: Mode = "hybrid",
         explain: bool = False,
     ) -> MemoryHits[MemoryEntry]:
-        """Return the entries that answer a query best, by its words and its meaning.
+        """Return the entries that best match a query, lexically and semantically.
 
-        The filter applies before the search, and the catalog confirms every hit.
+        The filter applies before the search, and every hit is confirmed against the catalog.
 
         Args:
             query: the query.
             top_k: maximum number of hits.
-            filter: fields of the metadata, as in ``search``. ``entity`` may name an entity at or below which hits must
-                be, or else is a field like any other.
-            scope: only this entity and everything below it; by default the configured root, else everything.
+            filter: metadata fields, as in ``search``. If ``entity`` is an entity path, hits must be at or below it;
+                otherwise it is a field like any other.
+            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+                everything.
             allowed_ancestors: only entries at or below one of these entities.
-            max_distance: drop farther hits (1 - cosine, 0 to 2).
-            mode: rank by the words of key and text and by meaning (``hybrid``), only by meaning (``vector``: the score
-                is the cosine), or only by words (``text``: the share of the words).
+            max_distance: drop more distant hits (1 - cosine, 0 to 2).
+            mode: rank by the words of key and text and by similarity (``hybrid``), only by similarity (``vector``: the
+                score is the cosine), or only by words (``text``: the share of the query's words).
             explain: add an ``explanation`` to the hits.
 
         Returns:
             The hits, sorted by descending score.
 
         Raises:
-            UsageError: for bad arguments, and without an embedder.
+            UsageError: for bad arguments, or if the store has no embedder.
 
         Examples:
             >>> store.store("pet", "the cat sleeps on the sofa", "org:home")
@@ -534,37 +542,37 @@ class MemoryStore(EntityRegistry):
         found = []
         for each in [visible] if isinstance(visible, Scope) else self._scopes(limits, visible):
             where = VectorFilter(((each.within,), *limits), fields)
-            question = Question(query, top_k, each.within, where, mode, max_distance, explain)
-            found.append(self._answer(self._search, each, question))
+            request = MemoryQuery(query, top_k, each.within, where, mode, max_distance, explain)
+            found.append(self._answer(self._search, each, request))
         return merged_hits(found, top_k) if len(found) != 1 else found[0]
 
-    def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Everywhere) -> list[Scope]:
-        """Return the scope of each tenant that may have an entry within the ``limits``."""
+    def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Unscoped) -> list[Scope]:
+        """Return the scopes of all tenants that may have an entry within the ``limits``."""
         tenants = set(self.names.tops(None)).intersection(*({each.tenant for each in some} for some in limits))
         return [Scope(tenant, visible.allowed) for tenant in sorted(tenants) or [self.names.root]]
 
-    def _answer(self, search: MemorySearch, visible: Scope, question: Question) -> MemoryHits[MemoryEntry]:
+    def _answer(self, search: MemorySearch, visible: Scope, request: MemoryQuery) -> MemoryHits[MemoryEntry]:
         """Search one tenant."""
 
         def check(keys: Sequence[str]) -> dict[str, EntryRow]:
             rows = self.catalog.read(lambda connection: entry_queries.get(connection, keys, visible, self._now()))
             return {row.key: row for row in rows}
 
-        answer = search.find(question, check)
+        answer = search.find(request, check)
         entries = {each.key: each for each in self._reader.entries([row for row, _ in answer.found], visible)}
         found = [(as_shown([entries[row.key]])[0], hit) for row, hit in answer.found if row.key in entries]
         hits = MemoryHits(
-            MemoryHit(each, relevance(hit, question.mode), rank, hit.distance)
+            MemoryHit(each, relevance(hit, request.mode), rank, hit.distance)
             for rank, (each, hit) in enumerate(found, start=1)
         )
         if (boundary := self.names.boundary) is not None and boundary.tenant != boundary:
             answer.explanation.hide_tenant()
-        hits.explanation = answer.explanation if question.explain else None
+        hits.explanation = answer.explanation if request.explain else None
         return hits
 
 
 def merged_hits(found: Sequence[MemoryHits[MemoryEntry]], limit: int) -> MemoryHits[MemoryEntry]:
-    """Merge the best hits of several tenants, sorted by score, and add up their explanations."""
+    """Merge the best hits from several tenants, sorted by score, and sum their explanations."""
     every = sorted((hit for hits in found for hit in hits), key=lambda hit: (-hit.score, str(hit.record.entity)))
     merged = MemoryHits(replace(hit, rank=rank) for rank, hit in enumerate(every[:limit], start=1))
     merged.explanation = added_up([hits.explanation for hits in found if hits.explanation is not None])

@@ -1,7 +1,7 @@
-"""Keep the vectors of a tenant's memory in a Lance table: one row per entry with text (DESIGN, "Memory").
+"""Store the vectors of a tenant's memory in a Lance table: one row per entry with text (DESIGN, "Memory").
 
-The commit marker, a row with an empty key, holds the highest applied outbox id. Every commit rewrites it, so two
-commits conflict, and each change is applied once and in order, whichever process flushes it.
+The commit marker, a row with an empty key, holds the highest applied outbox id. Every commit rewrites it, so concurrent
+commits conflict, and each change is applied once and in order, regardless of which process flushes it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from driftline.storage.lance.lance_table import (
 )
 from driftline.storage.lance.retries import first_line, index_stats, reading, retried, with_indexes
 from driftline.storage.layout import table_fingerprint, tables_directory
-from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, query_for_index, spelled_for_index, terms
+from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, index_terms, normalize_query, terms
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class MemoryExplanation:
-    """The figures of a search.
+    """Statistics of a search.
 
-    ``words`` are the words of the query. ``entries`` is the number of entries with text, ``matches`` the number of
-    entries that the filter allows. ``index`` is the kind of the vector index, None if entries were compared one by one.
-    ``unindexed_words`` is the number of entries that the index of words does not cover. ``by_words`` and ``by_meaning``
-    are the numbers of entries that each search found, ``candidates`` the number that both found together, ``dropped``
-    the number that the catalog did not confirm. ``seconds`` are keyed by phase.
+    ``words`` are the query's words. ``entries`` is the number of entries with text, ``matches`` the number that pass
+    the filter. ``index`` is the type of the vector index, None if entries were compared one by one. ``unindexed_words``
+    is the number of entries that the word index does not cover. ``by_words`` and ``by_meaning`` are the numbers of
+    entries found by the lexical and the semantic search, ``candidates`` the number found by both together, ``dropped``
+    the number that the catalog did not confirm. ``seconds`` is keyed by phase.
     """
 
     mode: str
@@ -68,7 +68,7 @@ class MemoryExplanation:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def hide_tenant(self) -> None:
-        """Remove the figures of the whole tenant, which a store bound below it must not learn.
+        """Remove whole-tenant statistics, which a store bound below the tenant must not reveal.
 
         Examples:
             >>> figures = driftline.MemoryExplanation("text", entries=9, matches=2)
@@ -79,10 +79,10 @@ class MemoryExplanation:
         self.entries, self.unindexed_words = self.matches, 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert the figures to JSON.
+        """Convert the statistics to JSON.
 
         Returns:
-            The object that ``memory search --explain --json`` prints.
+            The object printed by ``memory search --explain --json``.
 
         Examples:
             >>> driftline.MemoryExplanation("text").to_dict()["mode"]
@@ -92,7 +92,7 @@ class MemoryExplanation:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Add the time of a ``with`` block to ``seconds[phase]``.
+        """Add the duration of a ``with`` block to ``seconds[phase]``.
 
         Args:
             phase: the name of the phase.
@@ -115,7 +115,7 @@ class MemoryExplanation:
 
 
 def added_up(explanations: Sequence[MemoryExplanation]) -> MemoryExplanation | None:
-    """Add up the explanations of searches of several tenants for the same words; None if there are none."""
+    """Sum the explanations of searches of several tenants for the same words; None if there are none."""
     if not explanations:
         return None
     total = MemoryExplanation(explanations[0].mode, explanations[0].words)
@@ -137,15 +137,15 @@ _WORDS = pa.field("words", pa.string())
 _TINY = float(np.finfo(np.float32).tiny)
 _TEXT = "words_idx"
 MAX_WORD_CHARACTERS = 8_192
-"""Words beyond this position in a text are not indexed; the entry is then found by meaning only."""
+"""Words beyond this position in a text are not indexed; the entry is then found only semantically."""
 MAX_UNINDEXED_WORDS = 20_000
-"""Maximum number of unindexed rows that a search scans for words, at 5 microseconds each, instead of skipping them."""
+"""Maximum number of unindexed rows that a search scans for words, at 5 microseconds each, before it skips them."""
 
 
 def schema(dim: int) -> pa.Schema:
-    """Return the columns of ``memory_embeddings``: ``places`` has the directories of the owner and its ancestors,
-    ``fields`` the fields of the metadata, each as JSON of its name and value, ``words`` the key and the text of the
-    entry, cut; ``vector`` is ``(dim,) float16``.
+    """Return the columns of ``memory_embeddings``: ``places`` holds the directories of the owner and its ancestors,
+    ``fields`` the metadata fields, each as JSON of its name and value, ``words`` the entry's key and text, truncated;
+    ``vector`` is ``(dim,) float16``.
     """
     return pa.schema(
         [
@@ -162,7 +162,7 @@ def schema(dim: int) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class VectorRow:
-    """The vector of an entry: ``(dim,)``, of length 1."""
+    """An entry's unit vector, ``(dim,)``."""
 
     key: str
     rev: int
@@ -173,10 +173,10 @@ class VectorRow:
 
 
 class Found(NamedTuple):
-    """An entry that a search found: ``distance`` is 1 - cosine.
+    """An entry found by a search: ``distance`` is 1 - cosine.
 
-    ``match`` is the share of the words of the query that its key and text contain, from 0 to 1. Words that are rarer
-    among the found entries weigh more.
+    ``match`` is the share, from 0 to 1, of the query's words that its key and text contain. Words that are rarer among
+    the found entries have more weight.
     """
 
     key: str
@@ -187,9 +187,9 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VectorFilter:
-    """The conditions that a hit meets: it is at or below an entity of each tuple in ``scopes``, and has all ``fields``.
+    """The conditions on a hit: it is at or below an entity of each tuple in ``scopes``, and matches all ``fields``.
 
-    A field equals the given value, or one of a list of values. An empty list allows nothing.
+    A field matches the given value, or any of a list of values. An empty list matches nothing.
     """
 
     scopes: tuple[tuple[Entity, ...], ...] = ()
@@ -205,14 +205,14 @@ class VectorFilter:
 
 
 def field_tag(name: str, value: object) -> str:
-    """Return one field of the metadata as text; equal numbers have equal texts."""
+    """Encode one metadata field as text; equal numbers have equal encodings."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps([name, value], separators=(",", ":"))
 
 
 class VectorTable(LanceTable):
-    """``memory_embeddings`` of one tenant and one embedding fingerprint."""
+    """The ``memory_embeddings`` table of one tenant and one embedding fingerprint."""
 
     KIND = "memory"
     COLUMNS = tuple(schema(1).names)
@@ -223,9 +223,9 @@ class VectorTable(LanceTable):
     # -- writing -----------------------------------------------------------------------------
 
     def apply(self, changed: Mapping[str, int], rows: Sequence[VectorRow], last: int, dim: int) -> None:
-        """Remove the rows of the keys in ``changed``, add ``rows``, and record ``last`` as applied, in one version.
+        """Remove the rows for the keys in ``changed``, add ``rows``, and record ``last`` as applied, in one version.
 
-        ``changed`` maps each key to the id of its latest change; changes that the marker records as applied are
+        ``changed`` maps each key to the id of its latest change; changes already applied according to the marker are
         skipped. Raises CommitConflict after ``COMMIT_ATTEMPTS``, StorageError, CorruptFile.
         """
         if not self.exists():
@@ -309,7 +309,7 @@ class VectorTable(LanceTable):
     ) -> bool:
         """Commit, and return whether that succeeded.
 
-        Returns False after a conflict or an unknown outcome, which the marker settles.
+        Returns False after a conflict or an unknown outcome; the marker tells which it was.
         """
         import lance
 
@@ -325,7 +325,7 @@ class VectorTable(LanceTable):
     # -- reading -----------------------------------------------------------------------------
 
     def nearest(self, query: NDArray[np.float32], limit: int, where: VectorFilter) -> list[Found]:
-        """Return the entries nearest to ``query``, ``(dim,)``, best first. The filter is applied before the search."""
+        """Return the entries nearest to ``query``, ``(dim,)``, best first. The filter applies before the search."""
         length = np.linalg.norm(query)
         if limit == 0 or not length > 0:
             return []
@@ -345,18 +345,18 @@ class VectorTable(LanceTable):
             ).to_table()
 
         rows = with_indexes(dataset, self.TITLE, search)
-        # Half the squared distance of vectors of length 1 is 1 - cosine.
+        # Half the squared distance of unit vectors is 1 - cosine.
         hits = [Found(row["key"], row["rev"], row["_distance"] / 2) for row in rows.to_pylist()]
         return sorted(hits, key=lambda hit: (hit.distance, hit.key))
 
     def matching(
         self, words: Sequence[str], query: NDArray[np.float32], limit: int, where: VectorFilter
     ) -> list[Found]:
-        """Return the entries that match ``words`` best, and their distances from ``query``, best first.
+        """Return the entries that best match ``words``, with their distances from ``query``, best first.
 
-        ``where`` limits the entries.
+        ``where`` restricts the entries.
 
-        Returns nothing for a table whose words are not indexed yet, or whose index is unusable.
+        Returns nothing if the table's words are not indexed yet, or the index is unusable.
         """
         from lance.query import MatchQuery
 
@@ -370,7 +370,7 @@ class VectorTable(LanceTable):
             unindexed = int(dataset.stats.index_stats(_TEXT)["num_unindexed_rows"])
             return dataset.scanner(
                 columns=["key", "rev", "vector", _WORDS.name, "_score"],
-                full_text_query=MatchQuery(query_for_index(words), _WORDS.name),
+                full_text_query=MatchQuery(normalize_query(words), _WORDS.name),
                 filter=where.to_sql(),
                 prefilter=True,
                 limit=limit,
@@ -386,7 +386,7 @@ class VectorTable(LanceTable):
         return sorted(map(Found, *columns), key=lambda hit: (-hit.match, hit.key))
 
     def describe(self, where: VectorFilter, explanation: MemoryExplanation) -> None:
-        """Fill in the figures of the table and of the entries that ``where`` allows."""
+        """Fill in the statistics of the table and of the entries that pass ``where``."""
         dataset = self.open()
         kinds = {index.name: index.index_type for index in dataset.describe_indices()}
         explanation.entries = self._counted(dataset, "key <> ''")
@@ -407,7 +407,7 @@ class VectorTable(LanceTable):
 
     @retried
     def revs(self) -> list[tuple[str, int]]:
-        """Return ``(key, rev)`` of every vector. Raises CorruptFile, StorageError."""
+        """Return the ``(key, rev)`` of every vector. Raises CorruptFile, StorageError."""
         with reading(self.TITLE, self.uri):
             rows = self.open().to_table(columns=["key", "rev"], filter=f"NOT ({_MARKER})")
         return list(zip(rows["key"].to_pylist(), rows["rev"].to_pylist(), strict=True))
@@ -418,7 +418,7 @@ class VectorTable(LanceTable):
 
 
 def last_change(table: VectorTable) -> int:
-    """Return the highest outbox id that ``table`` has applied; 0 if it has no version.
+    """Return the highest outbox id applied to ``table``; 0 if the table does not exist.
 
     Raises CorruptFile, StorageError.
     """
@@ -426,14 +426,14 @@ def last_change(table: VectorTable) -> int:
 
 
 def vector_tables(objects: ObjectStore, tenant: Entity) -> list[VectorTable]:
-    """Return the tables of a tenant, one for each embedding."""
+    """Return a tenant's tables, one for each embedding."""
     names = objects.list_dirs(tables_directory(tenant))
     fingerprints = (table_fingerprint(name, VectorTable.KIND) for name in names)
     return [VectorTable(objects, tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
 
 
 def _distances(vectors: pa.FixedSizeListArray, query: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return ``(n,)``: 1 - cosine of ``n`` vectors and ``query``; 1 for a vector or query without a known word."""
+    """Return ``(n,)``: 1 - cosine of ``n`` vectors and ``query``; 1 for a vector or query with no known words."""
     distances = np.ones(len(vectors), np.float32)
     known = vectors.is_valid().to_numpy(zero_copy_only=False)
     length = float(np.linalg.norm(query))
@@ -479,7 +479,7 @@ def _to_table(rows: Sequence[VectorRow], columns: pa.Schema) -> pa.Table:
 
 
 def _words_for_index(text: str) -> str | None:
-    return " ".join([text, *spelled_for_index(text)]) or None
+    return " ".join([text, *index_terms(text)]) or None
 
 
 def _has_any(column: str, values: Sequence[str]) -> str:

@@ -1,9 +1,9 @@
 """Cache blocks of a bucket's immutable files on disk, for all reads of Lance tables (decision 21).
 
 Lance's object stores cannot be replaced from Python. Its searches therefore read a bucket through a server in their own
-process, on loopback, which implements the part of S3 that a reader needs. It merges adjacent ranges that are requested
-together, reads small files whole, and keeps what it has read in ``BlockCache``. Listings always come from the bucket,
-and a version of a table is kept under the etag in the listing, so a search sees the newest one.
+process, on loopback, which implements the part of S3 that a reader needs. It merges adjacent ranges requested together,
+reads small files whole, and stores what it read in ``BlockCache``. Listings always come from the bucket, and a table
+version is cached under the etag in the listing, so a search sees the newest version.
 """
 
 from __future__ import annotations
@@ -46,37 +46,40 @@ FREED_SHARE = 0.1
 MEMORY_BYTES = 48 * 2**20
 """Maximum size of the blocks that a process keeps in memory; Lance itself keeps decoded data."""
 COUNTED_SHARE = 0.05
-"""A process counts all blocks again after writing this share of the limit."""
+"""A process recounts all blocks after writing this share of the limit."""
 PAUSE_SECONDS = 60
-"""Time without writes after one that failed."""
+"""How long writes pause after a failed write."""
 STALE_SECONDS = 3600
-"""A temporary file of this age belongs to a process that has ended."""
+"""A temporary file older than this was left by a process that exited."""
 
 LINGER_SECONDS = 0.002
-"""Time that a read waits for other reads of the same file, to merge them."""
+"""How long a read waits for other reads of the same file, to merge them."""
 MERGED_GAP_BYTES = 2**20
-"""Ranges of a file with smaller gaps are read with one request."""
+"""Ranges of a file with smaller gaps are read in one request."""
 TAIL_BYTES = 2**16
-"""Number of bytes at the end of a file that are read first, as Lance needs them first."""
+"""How many bytes at the end of a file to read first, because Lance needs them first."""
 WHOLE_FILE_BYTES = 8 * 2**20
-"""An index file up to this size is read whole."""
+"""Index files up to this size are read whole."""
 DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.018
-"""The end of a data file, read at once: metadata and the columns that every search needs (``line_table.schema``)."""
+"""The end of a data file, read in one request: metadata and the columns that every search needs
+(``line_table.schema``).
+"""
 TEXT_SHARE, AHEAD_BYTES = 0.05, 32 * 2**20
-"""The texts of blocks take at most TEXT_SHARE of a data file, before the end that every search needs. They are read
-whole, up to AHEAD_BYTES per bucket and process, which saves this and later searches many requests."""
+"""Block texts take at most TEXT_SHARE of a data file, before the end that every search needs. They are read whole, up
+to AHEAD_BYTES per bucket and process, which saves this and later searches many requests.
+"""
 GRAMS_SHARE = 0.006
 """The filters of packs, which exact searches need, take less than this share of a data file, and precede the texts."""
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000
 CLIENTS_REMEMBERED = 16
 LISTED_SECONDS = 60
-"""How long the etag of a version in a listing is valid; Lance reads the version at once."""
+"""How long a version's etag from a listing is valid; Lance reads the version right after listing it."""
 ATTEMPTS = 3
-"""Attempts of a read to get its blocks, which other processes may evict in the meantime."""
+"""How often a read tries to get its blocks, which other processes may evict concurrently."""
 
 _IMMUTABLE = re.compile(r"\.lance/(?:tree/.+/)?(data|_indices|_deletions)/")
-"""The files of a table whose names are never reused; names of versions may be."""
+"""Table files whose names are never reused; version file names may be."""
 _VERSION = re.compile(r"\.lance/(?:tree/.+/)?_versions/[^/]+\.manifest$")
 _BLOCK_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{8})-[0-9a-f]{8}")
 _TEMPORARY = ".tmp-"
@@ -84,9 +87,9 @@ _RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d+)\r\n", re.IGNORECASE)
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of all blocks: $DRIFTLINE_BLOCK_CACHE, else ``driftline/blocks`` in the user's cache folder.
+    """Return the block cache folder: $DRIFTLINE_BLOCK_CACHE, or ``driftline/blocks`` in the user's cache folder.
 
-    Returns None if the variable is "off".
+    Return None if the variable is "off".
     """
     if os.environ.get(CACHE_VARIABLE) == OFF:
         return None
@@ -94,7 +97,7 @@ def cache_folder() -> Path | None:
 
 
 def cache_bytes() -> int:
-    """Return the limit of all blocks. Raises UsageError."""
+    """Return the size limit for all blocks. Raises UsageError."""
     return byte_limit(LIMIT_VARIABLE, DEFAULT_CACHE_BYTES)
 
 
@@ -114,7 +117,7 @@ class Block:
 
     @classmethod
     def named(cls, file: str, name: str) -> Block | None:
-        """Return the block of ``file`` with this name; None for any other name, such as one of another file's block."""
+        """Parse a block's name; None if it does not belong to ``file``, for example if it is another file's block."""
         match = _BLOCK_NAME.fullmatch(name)
         if match is None:
             return None
@@ -122,22 +125,22 @@ class Block:
         return block if block.name_in(file) == name else None
 
     def name_in(self, file: str) -> str:
-        """Return the block's name among the blocks of ``file``; it ends with a checksum of both."""
+        """Return the block's file name in the folder of ``file``; it ends with a checksum of both."""
         content = f"{self.start}-{self.end - self.start}-{self.size}-{self.checksum:08x}"
         return f"{content}-{zlib.crc32(f'{file}/{content}'.encode()):08x}"
 
     def holds(self, data: bytes) -> bool:
-        """Return whether ``data`` are the bytes of this block, whole and unchanged."""
+        """Return whether ``data`` is the block's content, complete and unchanged."""
         return len(data) == self.end - self.start and zlib.crc32(data) == self.checksum
 
 
 class BlockCache:
-    """Blocks of files below ``folder``, which processes share: at most ``max_bytes``; the least recently used are
+    """Blocks of files below ``folder``, shared by processes: at most ``max_bytes``; the least recently used are
     evicted.
 
-    A block is written under another name and renamed. Its name has its length and checksum, and a checksum of file and
-    name. A block that was truncated by a crash or a full disk, or that replaced another one, counts as missing. On a
-    disk that cannot be written to, the cache is useless but correct. Thread-safe.
+    A block is written under a temporary name and renamed. Its name contains its length and checksum, and a checksum of
+    file and name. A block truncated by a crash or a full disk, or renamed over another, is treated as missing. On a
+    read-only disk, the cache is useless but correct. Thread-safe.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -149,7 +152,7 @@ class BlockCache:
         self._paused_until = 0.0 if max_bytes > 0 else math.inf
 
     def blocks(self, file: str) -> list[Block]:
-        """Return the blocks of a file."""
+        """Return a file's cached blocks."""
         try:
             names = os.listdir(self.folder / file)
         except OSError:
@@ -157,7 +160,7 @@ class BlockCache:
         return [block for name in names if (block := Block.named(file, name))]
 
     def read(self, file: str, block: Block) -> bytes | None:
-        """Return the bytes of a block; None if it was evicted or is damaged."""
+        """Return a block's bytes; None if it was evicted or is damaged."""
         path = self.folder / file / block.name_in(file)
         try:
             data = path.read_bytes()
@@ -171,7 +174,7 @@ class BlockCache:
         return None
 
     def write(self, file: str, block: Block, data: bytes) -> None:
-        """Keep a block. After a failure, as on a full disk, keep none for PAUSE_SECONDS."""
+        """Store a block. After a failure, for example on a full disk, store none for PAUSE_SECONDS."""
         if len(data) > self.max_bytes or time.monotonic() < self._paused_until:
             return
         folder = self.folder / file
@@ -181,7 +184,7 @@ class BlockCache:
             folder.mkdir(mode=0o700, exist_ok=True)
             temporary.write_bytes(data)
             temporary.replace(folder / block.name_in(file))
-        except FileNotFoundError:  # an eviction removed the empty folder; the next read of this block keeps it
+        except FileNotFoundError:  # an eviction removed the empty folder; the next read of this block stores it
             return
         except OSError as error:
             level = logging.DEBUG if self._paused_until else logging.WARNING
@@ -198,7 +201,7 @@ class BlockCache:
                 self._counted, self._uncounted = self._evict(), 0
 
     def _entries(self) -> Iterator[tuple[float, Path, int]]:
-        """Yield the time of use, path and size of each block; leftovers of processes that died are deleted."""
+        """Yield the last use, path and size of each block; delete leftovers of dead processes."""
         for folder, _, names in os.walk(self.folder):
             for name in names:
                 path = Path(folder, name)
@@ -210,7 +213,7 @@ class BlockCache:
                         path.unlink()
 
     def _evict(self) -> int:
-        """Delete the least recently used blocks, and return the bytes of the others."""
+        """Delete the least recently used blocks, and return the remaining size in bytes."""
         entries = sorted(self._entries())
         left = sum(size for *_, size in entries)
         for _, path, size in entries:
@@ -226,7 +229,7 @@ class BlockCache:
 
 
 class RemoteFiles(Protocol):
-    """The server's access to a bucket. Methods raise the errors of ``storage/errors.py``."""
+    """The server's access to a bucket. Methods raise errors from ``storage/errors.py``."""
 
     identity: str
     """Identifies the bucket: its store, account and name."""
@@ -237,24 +240,24 @@ class RemoteFiles(Protocol):
         ...
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
-        """Return the object's bytes ``[start, end)``, or from ``start`` if ``end`` is None, its size and its etag."""
+        """Return the object's bytes ``[start, end)``, or from ``start`` if ``end`` is None, with its size and etag."""
         ...
 
     def page(self, prefix: str, after: str) -> tuple[Sequence[tuple[str, int, str, str]], bool]:
-        """Return key, size, etag and time of objects below ``prefix`` that follow ``after``, and whether more may
-        follow.
+        """Return key, size, etag and time of objects below ``prefix`` that sort after ``after``, and whether there may
+        be more.
         """
         ...
 
 
 _Part = tuple[int, int]
 _Memory = LRUCache[tuple[str, Block], bytes]
-"""Bytes of blocks, by the name of their file."""
+"""Block bytes, by file name."""
 
 
 @dataclass(slots=True)
 class _CachedFile:
-    """An immutable file: its blocks, and the reads that wait for more of it."""
+    """An immutable file: its cached blocks, and the reads waiting for more of it."""
 
     key: str
     name: str
@@ -267,7 +270,7 @@ class _CachedFile:
         return self.blocks[0].size if self.blocks else None
 
     def missing(self, start: int, end: int) -> list[_Part]:
-        """Return the ranges between ``start`` and ``end`` that no block has."""
+        """Return the ranges between ``start`` and ``end`` that no block covers."""
         found: list[_Part] = []
         for block in self.blocks:
             if block.start >= end:
@@ -279,7 +282,7 @@ class _CachedFile:
 
 
 def merged(ranges: Sequence[_Part], gap: int = MERGED_GAP_BYTES) -> list[_Part]:
-    """Return the ``ranges`` in order, those nearer than ``gap`` as one.
+    """Sort ``ranges``, merging those separated by at most ``gap``.
 
     Examples:
         >>> merged([(50, 60), (0, 10), (15, 20)], gap=5)
@@ -295,17 +298,17 @@ def merged(ranges: Sequence[_Part], gap: int = MERGED_GAP_BYTES) -> list[_Part]:
 
 
 class _Files:
-    """The immutable files of a bucket, through the cache; used only by the thread of the server."""
+    """The immutable files of a bucket, read through the cache; used only by the server's thread."""
 
     def __init__(self, bucket: RemoteFiles, disk: BlockCache, pool: ThreadPoolExecutor, memory: _Memory) -> None:
         self.bucket, self._disk, self._pool, self._memory = bucket, disk, pool, memory
         self._files: LRUCache[str, _CachedFile] = LRUCache(FILES_REMEMBERED)
         self._ahead_bytes = AHEAD_BYTES
         self.listed: dict[str, tuple[str, float]] = {}
-        """The etags of versions in the last listings, with the time of the loop."""
+        """The etags of versions in recent listings, with the loop's time."""
 
     async def read(self, key: str, start: int, end: int | None) -> tuple[bytes, int]:
-        """Return the bytes from ``start`` to ``end`` (exclusive), or to the end of the file, and its size."""
+        """Return the bytes from ``start`` to ``end`` (exclusive), or to the end of the file, and the file's size."""
         file = self._file(key)
         if end is None and (others := file.coming or file.waiting):
             await self._arrival(file, [others[0][0]])
@@ -316,12 +319,12 @@ class _Files:
             if not missing and (found := self._assembled(file, start, end)) is not None:
                 return found, file.size or 0
             await self._arrival(file, [self._widened(file, *each) for each in missing])
-        return await self._fetched(file, start, end)  # it fits neither in memory nor on the disk
+        return await self._fetched(file, start, end)  # it fits neither in memory nor on disk
 
     async def read_changing(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
-        """Read an object that may change, as ``RemoteFiles.fetch`` does.
+        """Same as ``RemoteFiles.fetch``, for objects that may change.
 
-        A version of a table that has just been listed is kept under its etag.
+        A table version that was just listed is cached under its etag.
         """
         loop = asyncio.get_running_loop()
         etag, since = self.listed.pop(key, ("", 0.0))
@@ -338,7 +341,7 @@ class _Files:
         return data, size, found
 
     async def read_ahead(self, key: str, start: int, end: int | None) -> None:
-        """Read a range, or without ``end`` a whole small file, unless a part of it is already cached or requested."""
+        """Read a range, or a whole small file if ``end`` is None, unless part of it is already cached or requested."""
         file = self._file(key)
         if file.blocks or file.coming:
             return
@@ -368,11 +371,11 @@ class _Files:
         return file
 
     def _widened(self, file: _CachedFile, start: int, end: int) -> _Part:
-        """Return a larger range to read instead of a file's first requested range, which is its end, or its second."""
+        """Widen a file's first requested range, which is its end, or its second."""
         if any(first <= start and end <= last for (first, last), _ in (*file.coming, *file.waiting)):
             return start, end
         if len(file.blocks) == 1 and end - start < TAIL_BYTES and (size := file.size):
-            # Searches read the column before the end of a data file at many positions, beginning with its start.
+            # Searches read the column before the end of a data file at many positions, starting at its beginning.
             more = file.blocks[0].start - end
             if more > TEXT_SHARE * size:
                 return start, end + int(GRAMS_SHARE * size)
@@ -386,7 +389,7 @@ class _Files:
         return max(0, end - max(DATA_END_BYTES, int(end * DATA_END_SHARE))), end
 
     def _assembled(self, file: _CachedFile, start: int, end: int) -> bytes | None:
-        """Return bytes from the blocks; if one is lost, forget it and return None."""
+        """Assemble bytes from the blocks; if a block is lost, forget it and return None."""
         parts: list[memoryview] = []
         for block in file.blocks:
             if block.start <= start < block.end:
@@ -409,11 +412,11 @@ class _Files:
         return data
 
     def _remember(self, file: _CachedFile, block: Block, data: bytes) -> None:
-        with contextlib.suppress(ValueError):  # larger than the memory
+        with contextlib.suppress(ValueError):  # larger than the in-memory cache
             self._memory[file.name, block] = data
 
     async def _arrival(self, file: _CachedFile, ranges: Sequence[_Part]) -> None:
-        """Wait until ``ranges`` are read, merged with the ranges that other reads wait for."""
+        """Wait until ``ranges`` are read, merged with ranges that other reads are waiting for."""
         futures: list[asyncio.Future[None]] = []
         for start, end in ranges:
             on_the_way = [each for (first, last), each in file.coming if first <= start and end <= last]
@@ -430,7 +433,7 @@ class _Files:
                 raise failure
 
     def _flush(self, file: _CachedFile) -> None:
-        """Read the requested parts, in as few ranges as are efficient."""
+        """Read the requested parts, in as few ranges as is efficient."""
         waiting, file.waiting = file.waiting, []
         for start, end in merged([requested for requested, _ in waiting]):
             within = [each for (first, last), each in waiting if start <= first and last <= end]
@@ -441,7 +444,7 @@ class _Files:
         error: Exception | None = None
         try:
             await self._fetched(file, start, end)
-        except Exception as failure:  # all reads that wait for the bytes raise the same error
+        except Exception as failure:  # all reads waiting for these bytes raise the same error
             error = failure
         file.coming = [each for each in file.coming if each[1] not in futures]
         for future in futures:
@@ -449,7 +452,7 @@ class _Files:
                 future.set_exception(error) if error else future.set_result(None)
 
     async def _fetched(self, file: _CachedFile, start: int, end: int | None) -> tuple[bytes, int]:
-        """Read a range of the bucket, and keep it."""
+        """Read a range from the bucket, and cache it."""
         loop = asyncio.get_running_loop()
         data, size, _ = await loop.run_in_executor(self._pool, self.bucket.fetch, file.key, start, end)
         block = Block.of(start, data, size)
@@ -463,7 +466,7 @@ class _Files:
 _STATUS = {200: "OK", 206: "Partial Content", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed"}
 _UNAVAILABLE = 503
 CODE = "DriftlineRead"
-"""The code of this server's errors, whose message comes from the bucket's client."""
+"""The code of this server's errors; their message comes from the bucket's client."""
 _MAX_HEAD_BYTES = 2**16
 _CREDENTIAL = re.compile(rb"\r\nauthorization: *AWS4-HMAC-SHA256 Credential=([0-9a-f]+)/", re.IGNORECASE)
 _XML = '<?xml version="1.0" encoding="UTF-8"?>'
@@ -471,7 +474,7 @@ _XML = '<?xml version="1.0" encoding="UTF-8"?>'
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """``length`` is the length of the body or, for a HEAD request, of the object."""
+    """An HTTP response. ``length`` is the length of the body or, for a HEAD request, of the object."""
 
     status: int
     body: bytes
@@ -480,7 +483,7 @@ class _Answer:
 
     @classmethod
     def failed(cls, status: int, reason: str) -> _Answer:
-        """Return an error in the format of S3."""
+        """Return an error in S3's format."""
         return cls(status, f"<Error><Code>{CODE}</Code><Message>{escape(reason)}</Message></Error>".encode())
 
     def encoded(self) -> bytes:
@@ -491,7 +494,7 @@ class _Answer:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection of Lance's client, which sends its next request after the answer to the last one."""
+    """A connection from Lance's client, which sends its next request after the response to the last one."""
 
     def __init__(self, server: ReadServer) -> None:
         self._server = server
@@ -515,7 +518,7 @@ class _Connection(asyncio.Protocol):
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         if self._transport and not task.cancelled() and task.exception():
-            self._transport.close()  # end the connection, because no answer will come
+            self._transport.close()  # close the connection, because no response will come
 
     async def _answer(self, head: bytes) -> None:
         method, _, rest = head.partition(b" ")
@@ -542,7 +545,7 @@ class ReadServer:
         threading.Thread(target=self._loop.run_forever, name="driftline-blocks", daemon=True).start()
 
     def options(self, bucket: RemoteFiles) -> dict[str, str]:
-        """Return the storage options with which Lance reads ``bucket`` as ``s3://``."""
+        """Return the storage options that make Lance read ``bucket`` as ``s3://`` through this server."""
         with self._lock:
             client = (bucket.identity, bucket.credentials)
             secret = self._clients.get(client)
@@ -559,18 +562,18 @@ class ReadServer:
             "aws_virtual_hosted_style_request": "false",
             "allow_http": "true",
             "timeout": "300s",
-            "client_max_retries": "0",  # the client of the bucket has retried
+            "client_max_retries": "0",  # the bucket's client already retried
         }
 
     def read_ahead(self, bucket: RemoteFiles, ranges: Mapping[str, Range]) -> None:
-        """Begin to read immutable files, as ``ObjectStore.read_ahead`` does."""
+        """Prefetch immutable files; see ``ObjectStore.read_ahead``."""
         files = self._files[self.options(bucket)["aws_access_key_id"]]
         for key, wanted in ranges.items():
             if _IMMUTABLE.search(key):
                 asyncio.run_coroutine_threadsafe(files.read_ahead(key, *wanted), self._loop)
 
     async def answer(self, method: str, target: str, head: bytes) -> _Answer:
-        """Answer one request; ``head`` ends with a line end."""
+        """Handle one request; ``head`` ends with a line break."""
         match = _CREDENTIAL.search(head)
         files = self._files.get(match[1].decode()) if match else None
         if files is None:
@@ -639,7 +642,7 @@ os.register_at_fork(
 
 
 def cached_reads(bucket: RemoteFiles) -> dict[str, str] | None:
-    """Return the storage options with which Lance reads ``bucket`` through the cache of this process.
+    """Return the storage options that make Lance read ``bucket`` through this process's cache.
 
     Returns None if the cache is off, or if Lance could not reach this process's read server (it cannot start, or a
     proxy is in the way). Raises UsageError.
@@ -658,13 +661,13 @@ def cached_reads(bucket: RemoteFiles) -> dict[str, str] | None:
 
 
 def read_ahead(bucket: RemoteFiles, ranges: Mapping[str, Range]) -> None:
-    """Begin to read immutable files of ``bucket``, if its reads are cached."""
+    """Prefetch immutable files of ``bucket``, if its reads are cached."""
     if cached_reads(bucket) and (server := _servers.get(cache_folder() or Path())):
         server.read_ahead(bucket, ranges)
 
 
 def _is_proxied(environ: Mapping[str, str]) -> bool:
-    """Return whether Lance's client would send requests for this host to a proxy."""
+    """Return whether Lance's client would send requests for this host through a proxy."""
     proxies = (environ.get(name) for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"))
     direct = f"{environ.get('no_proxy', '')},{environ.get('NO_PROXY', '')}".replace(" ", "").split(",")
     return any(proxies) and not {"127.0.0.1", "*"} & {*direct}

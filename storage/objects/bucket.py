@@ -1,4 +1,4 @@
-"""Keep objects in a bucket, through obstore: S3 and compatible stores, Google Cloud Storage, Azure.
+"""Store objects in a bucket, through obstore: S3 and compatible stores, Google Cloud Storage, Azure.
 
 Translate obstore's exceptions, send bare etags in ``If-Match`` if the store requires it (Ceph up to version 16), and
 report a clock that differs too much from the store's.
@@ -52,20 +52,20 @@ _STALE = '"00000000000000000000000000000000"'
 
 
 class Etags:
-    """The spelling of etags that a store accepts: quoted, as HTTP requires, until the store refuses it."""
+    """The etag format that a store accepts: quoted, as HTTP requires, unless the store rejects that."""
 
     def __init__(self) -> None:
         self._is_bare = False
         self.are_known = False
-        """Whether the store has ever accepted a condition in this spelling."""
+        """Whether the store has ever accepted a condition in this format."""
 
     def spelled(self, etag: str) -> str:
         return etag.strip('"') if self._is_bare else etag
 
     def learn(self, etag: str, replace: Callable[[str], str]) -> bool:
-        """Find the spelling with an object of ``etag``, which ``replace`` replaces if an etag matches.
+        """Find the accepted format, using an object with ``etag`` that ``replace`` replaces if the etag matches.
 
-        Returns False if the store accepts neither spelling, or accepts a bare etag without comparing it.
+        Returns False if the store accepts neither format, or accepts a bare etag without comparing it.
         """
         with contextlib.suppress(BaseError):
             replace(etag)
@@ -85,14 +85,14 @@ class Etags:
 
 
 CODE = "RequestTimeTooSkewed"
-"""The error code of S3 and of compatible stores."""
+"""The error code used by S3 and compatible stores."""
 FIX = "Synchronize the clock of this machine with a time server."
 TIMEOUT_SECONDS = 3
 _SERVER_TIME = re.compile(r"<ServerTime>([^<]+)</ServerTime>")
 
 
 def describe(answer: str, endpoint: str, *, now: datetime | None = None) -> str:
-    """Describe a clock error, with the difference if ``answer`` or a request to ``endpoint`` shows it.
+    """Describe a clock error, including the difference if ``answer`` or a request to ``endpoint`` reveals it.
 
     The request is sent without credentials; ``endpoint`` is "" if there is none.
     """
@@ -114,7 +114,7 @@ def _time_in(answer: str) -> datetime | None:
 
 
 def _server_time(endpoint: str) -> datetime | None:
-    """Return the time in the headers of any answer of the store."""
+    """Return the time in the headers of any response from the store."""
     url = urlsplit(endpoint)
     if not url.hostname:
         return None
@@ -145,11 +145,11 @@ _SET_CREDENTIALS = {
     "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY.",
 }
 _MAY_PASS = {"Timeout", "Request", "Decode", "Interrupted", "Unknown"}
-"""Failures in transit. If the connection failed ("Connect"), obstore has already retried for long enough."""
+"""Failures in transit. If the connection failed ("Connect"), obstore already retried for long enough."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same request may succeed soon; False if obstore has used up its own attempts."""
+    """Return whether the same request may succeed soon; False if obstore exhausted its own retries."""
     if not isinstance(error, BaseError) or isinstance(error, (AlreadyExistsError, PreconditionError)):
         return False
     text = str(error)
@@ -160,13 +160,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_about_a_condition(error: BaseException) -> bool:
-    """Return whether the store says that a condition of the request does not hold, or is malformed."""
+    """Return whether the store reports that a condition of the request does not hold or is malformed."""
     return isinstance(error, PreconditionError) or _first(_STATUS, str(error)) == "400"
 
 
 @dataclass(frozen=True, slots=True)
 class BucketErrors:
-    """The translation for one bucket; its errors never contain credentials."""
+    """Translates errors for one bucket; the results never contain credentials."""
 
     scheme: str
     uri: str
@@ -174,11 +174,11 @@ class BucketErrors:
 
     @contextlib.contextmanager
     def translated(self, action: str, key: str) -> Iterator[None]:
-        """Raise obstore's errors of ``action`` on ``key`` as a DriftlineError."""
+        """Translate obstore's errors during ``action`` on ``key`` into a DriftlineError."""
         try:
             yield
         except (BaseError, FileNotFoundError, ValueError) as error:
-            # The original text may hold signed URLs and keys, so the error is not chained.
+            # The original text may contain signed URLs and keys, so the error is not chained.
             raise self._translate(error, action, key) from None
 
     def _translate(self, error: Exception, action: str, key: str) -> DriftlineError:
@@ -190,11 +190,11 @@ class BucketErrors:
             code or status or text.partition("\n")[0].rpartition(" - ")[2][:REASON_CHARACTERS]
         )
         if isinstance(error, UnknownConfigurationKeyError) or action == "open":
-            return UsageError("The storage options are not valid", self.uri, reason)
+            return UsageError("The storage options are invalid", self.uri, reason)
         if isinstance(error, AlreadyExistsError):
             return AlreadyExists("The object already exists", where)
         if isinstance(error, PreconditionError):
-            return PreconditionFailed("Another writer has changed the object", where)
+            return PreconditionFailed("Another writer changed the object", where)
         if code in ("NoSuchBucket", "ContainerNotFound"):
             return AccessDenied("The bucket does not exist", self.uri, "Create it, or correct the URI.")
         if isinstance(error, FileNotFoundError):
@@ -203,18 +203,18 @@ class BucketErrors:
         if refusal is not None:
             return refusal
         if code == "InvalidBucketName":
-            return UsageError("The bucket name is not valid", self.uri, "Correct the URI.")
+            return UsageError("The bucket name is invalid", self.uri, "Correct the URI.")
         if isinstance(error, NotSupportedError) or status == "501":
             return UnsafeStore(f"The store does not {action} objects conditionally", where, USE_ANOTHER)
         match _first(_TRANSPORT, text):
             case "Connect":
                 return StorageError(f"Could not {action}: no connection", where, "Check the endpoint and the network.")
             case "Timeout":
-                return StorageError(f"Could not {action}: no answer in time", where, "Check the endpoint; run again.")
-        return StorageError(f"Could not {action}", where, f"The store answered: {reason}")
+                return StorageError(f"Could not {action}: no response in time", where, "Check the endpoint; run again.")
+        return StorageError(f"Could not {action}", where, f"The store replied: {reason}")
 
     def _refusal(self, text: str, code: str, status: str, action: str, where: str) -> AccessDenied | None:
-        """Return the error if the store does not know the caller, or does not accept this kind of authentication."""
+        """Return the error if the store does not recognize the caller or accept this kind of authentication."""
         credentials = _SET_CREDENTIALS[self.scheme]
         if "/latest/api/token" in text or "metadata.google" in text or "metadata/identity" in text:
             return AccessDenied("No credentials were found", self.uri, credentials)
@@ -222,7 +222,7 @@ class BucketErrors:
             return AccessDenied(describe(text, self.options.endpoint), where, FIX)
         if code in _WRONG_REGION or status == "301":
             return AccessDenied("The bucket is in another region", self.uri, "Set AWS_REGION to its region.")
-        # Amazon S3 answers with 400 if a token has expired, and a HEAD has no code.
+        # Amazon S3 returns 400 for an expired token, and a HEAD response carries no error code.
         if code in _REFUSED or status in ("401", "403") or (status == "400" and not code):
             return AccessDenied(f"The store refused to {action} ({code or status})", where, credentials)
         return None
@@ -237,9 +237,9 @@ USER_AGENT = "driftline"
 """The user agent in the access logs of stores; Lance sends its own."""
 LIST_CHUNK = 1000
 DELETED_AT_ONCE = {"s3": 1000, "gs": 1, "az": 256}
-"""Maximum number of objects that one request deletes."""
+"""Maximum number of objects deleted per request."""
 WHOLE_OBJECT_BYTES = 8 * 1024 * 1024
-"""Objects up to this size are read with one request, which is cheaper than several requests for parts."""
+"""Objects up to this size are read with one request, which is cheaper than several partial requests."""
 
 _STORES: Mapping[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _Result = TypeVar("_Result")
@@ -259,7 +259,7 @@ class Bucket:
         self.credentials = self._options.credentials
         self.lance_options: dict[str, str] | None = self._options.for_lance()
         store = _STORES[scheme]
-        # Stalled reads and wrong endpoints fail quickly; large uploads may take long.
+        # Stalled reads and wrong endpoints fail quickly; large uploads may be slow.
         with self._errors.translated("open", ""):
             agent = {"user_agent": USER_AGENT, "timeout": "300s"}
             self._reader = store(name, **self._options.for_obstore(read_timeout="10s", **agent))
@@ -271,7 +271,7 @@ class Bucket:
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
         options = cached_reads(self)
-        # The cache's server speaks S3 for every kind of bucket.
+        # # The cache's server speaks S3 for every kind of bucket.
         return (f"s3://{self._uri.partition('://')[2]}/{quote(self._key(path))}", options) if options else None
 
     def read_ahead(self, ranges: Mapping[str, Range]) -> None:
@@ -320,9 +320,9 @@ class Bucket:
         return self._retried("read", path, get)
 
     def read_range(self, path: str, start: int, end: int, etag: str | None) -> bytes:
-        """Return bytes ``start`` to ``end`` (exclusive) of an object that still has ``etag``.
+        """Return bytes ``start`` to ``end`` (exclusive) of an object, if it still has ``etag``.
 
-        Raises ObjectNotFound, also when the object has been replaced; AccessDenied, StorageError.
+        Raises ObjectNotFound, including when the object was replaced; AccessDenied, StorageError.
         """
 
         def get(if_match: str | None) -> bytes:
@@ -354,7 +354,7 @@ class Bucket:
             count("put")
             return self._version(obstore.put(self._writer, self._key(path), data, mode="create"))
 
-        # A repeated conditional write may find the result of its first attempt; ObjectStore compares the bytes.
+        # A retried conditional write may find the result of its first attempt; ObjectStore compares the bytes.
         return self._retried("create", path, create)
 
     def replace(self, path: str, data: bytes, version: str) -> str:
@@ -378,7 +378,7 @@ class Bucket:
         return with_retries(replace, is_transient)
 
     def _refuses_own_etags(self, path: str, version: str, error: BaseError) -> bool:
-        """Return whether ``error`` is about the spelling of ``version``; if so, use the other spelling from now on."""
+        """Return whether ``error`` is about the format of ``version``; if so, use the other format from now on."""
         if self._scheme != "s3" or not is_about_a_condition(error):
             return False
         if isinstance(error, PreconditionError):
@@ -400,7 +400,7 @@ class Bucket:
             yield self._info(meta)
 
     def _keys_below(self, prefix: str) -> Iterator[ObjectMeta]:
-        """Yield the objects below ``prefix``; an interrupted listing is continued after the last key."""
+        """Yield the objects below ``prefix``; an interrupted listing continues after the last key."""
         last, is_sorted = "", True
         pages, waits = self._pages(prefix, last), delays()
         while True:
@@ -408,7 +408,7 @@ class Bucket:
                 page = next(pages, None)
             except BaseError as error:
                 wait = next(waits, None)
-                # If keys are not sorted, some of the remaining ones may precede the last one.
+                # If keys are not sorted, some of the remaining keys may precede the last one.
                 if wait is None or not is_sorted or not is_transient(error):
                     with self._translated("list", prefix):
                         raise
@@ -473,7 +473,7 @@ class Bucket:
         return self._errors.translated(action, self._key(path))
 
     def _key(self, path: str) -> str:
-        # Keys are built here, not by obstore's prefix option, so that all requests spell them alike.
+        # Keys are built here, not by obstore's prefix option, so that all requests format them the same way.
         return "/".join(part for part in (self._prefix, path) if part)
 
     def _info(self, meta: ObjectMeta) -> ObjectInfo:
@@ -488,7 +488,7 @@ class Bucket:
 
 
 class _PinnedFile(io.RawIOBase):
-    """A large object, read in parts of one version, so that a read never mixes two versions."""
+    """A large object, read in parts of a single version, so that a read never mixes two versions."""
 
     def __init__(self, bucket: Bucket, path: str, size: int, etag: str | None) -> None:
         self._bucket, self._path, self._size, self._etag = bucket, path, size, etag

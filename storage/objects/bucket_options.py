@@ -1,5 +1,4 @@
-"""Translate storage options of buckets. Options have the names of the object_store crate, which obstore and Lance
-use."""
+"""Translate bucket storage options. Options use the names of the object_store crate, which obstore and Lance use."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ class BucketOptions:
 
     @classmethod
     def of(cls, scheme: str, storage_options: Mapping[str, str]) -> BucketOptions:
-        """Return the options; those of the user override the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``)."""
+        """Build the options; ``storage_options`` override the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``)."""
         options = {key.lower(): str(value) for key, value in storage_options.items()}
         config = {key: value for key, value in options.items() if key not in _CLIENT_KEYS | _RETRY_KEYS}
         client = {"connect_timeout": CONNECT_TIMEOUT, **{k: v for k, v in options.items() if k in _CLIENT_KEYS}}
@@ -82,12 +81,12 @@ class BucketOptions:
 
     @property
     def account(self) -> str:
-        """The account of the bucket, on Azure."""
+        """The bucket's account, on Azure."""
         names = ("azure_storage_account_name", "account_name")
         return next((self.config[name] for name in names if name in self.config), "") or _from_environment(names)
 
     def for_obstore(self, **client_defaults: str) -> dict[str, Any]:
-        """Return the keyword arguments of an obstore store."""
+        """Return the keyword arguments for an obstore store."""
         seconds = int(self.retry.get("client_retry_timeout", RETRY_SECONDS))
         retry = {
             "max_retries": int(self.retry.get("client_max_retries", MAX_RETRIES)),
@@ -105,10 +104,10 @@ class BucketOptions:
         }
 
     def for_lance(self) -> dict[str, str]:
-        """Return the ``storage_options`` of Lance."""
+        """Return Lance's ``storage_options``."""
         retry = {"client_max_retries": str(MAX_RETRIES), "client_retry_timeout": str(LANCE_RETRY_SECONDS)}
         options = {**self.config, **self.client, **retry, **self.retry}
-        if "aws_endpoint_url_s3" in options:  # Lance reads only the other spelling
+        if "aws_endpoint_url_s3" in options:  # Lance only reads the other name
             options["aws_endpoint"] = options["aws_endpoint_url_s3"]
         return options
 
@@ -123,7 +122,7 @@ class BucketOptions:
 
 
 def for_fsspec(scheme: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return storage options under the names of fsspec's file systems. Options that already have them are unchanged."""
+    """Rename storage options for fsspec's file systems. Options that already have fsspec's names are unchanged."""
     options = dict(storage_options)
     if scheme not in _FSSPEC_NAMES:
         return options
@@ -133,7 +132,7 @@ def for_fsspec(scheme: str, storage_options: Mapping[str, Any]) -> dict[str, Any
     if endpoint := _pop_first(options, _ENDPOINTS[scheme]):
         options[_FSSPEC_ENDPOINT.get(scheme, "endpoint")] = endpoint
     if scheme == "s3":
-        options.setdefault("max_concurrency", 1)  # above 1, s3fs requests the size of each file before it reads it
+        options.setdefault("max_concurrency", 1)  # above 1, s3fs requests each file's size before reading it
         if region := _pop_first(options, _REGIONS):
             options["client_kwargs"] = {"region_name": region, **options.get("client_kwargs", {})}
     return {key: value for key, value in options.items() if key not in _CLIENT_KEYS | _RETRY_KEYS}

@@ -1,4 +1,4 @@
-"""Keep objects durably on a local disk: create-only by hard link, replace-if-unchanged under a file lock."""
+"""Store objects durably on a local disk: create-only by hard link, replace-if-unchanged under a file lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from driftline.storage.layout import ObjectInfo, Range
 TEMPORARY_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
 LOCK_TIMEOUT_SECONDS = 60.0
-"""As long as a lease lasts without renewal. A holder needs the lock for milliseconds, unless the machine stalls."""
+"""Equals the TTL of a lease. A holder needs the lock for milliseconds, unless the machine stalls."""
 LOCK_POLL_SECONDS = 0.005
 DIRECTORY_ATTEMPTS = 20
 MTIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
@@ -44,8 +44,8 @@ _NOT_AN_OBJECT = _NO_DIRECTORY | {errno.EISDIR}
 class LocalDisk:
     """The objects below one directory.
 
-    A version is ``mtime-inode-size``. A replacement always gets a later mtime than the file that it replaces, under the
-    lock, so that neither a reused inode nor a coarse clock repeats a version. A hash would cost a read of every listed
+    A version is ``mtime-inode-size``. A replacement always gets a later mtime than the file it replaces, under the
+    lock, so neither a reused inode nor a coarse clock repeats a version. A hash would require reading every listed
     file. Names of deleted files must not be reused with other content (DESIGN: immutable, uniquely named files).
     """
 
@@ -73,7 +73,7 @@ class LocalDisk:
         return self._absolute(path)
 
     def read_ahead(self, ranges: Mapping[str, Range]) -> None:
-        """Do nothing: reading ahead does not pay for local files."""
+        """Do nothing: prefetching local files does not pay off."""
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
         return None
@@ -123,7 +123,7 @@ class LocalDisk:
             except FileNotFoundError:
                 raise PreconditionFailed("The object to replace no longer exists", target) from None
             if _version(current) != version:
-                raise PreconditionFailed("Another writer has changed the object", target)
+                raise PreconditionFailed("Another writer changed the object", target)
             with self._temporary(target, data) as temporary:
                 _make_later(temporary, current.st_mtime_ns)
                 new_version = _version(os.stat(temporary))
@@ -142,7 +142,7 @@ class LocalDisk:
                 elif entry.is_file(follow_symlinks=False) and path != LOCK_NAME:
                     try:
                         status = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:  # deleted after its directory was read
+                    except FileNotFoundError:  # deleted after its directory was listed
                         continue
                     yield _info(path, status)
 
@@ -193,7 +193,8 @@ class LocalDisk:
                 raise
 
     def _remove_if_empty(self, directory: str) -> None:
-        # A concurrent create may lose its directory before it writes its temporary file; it then creates it again.
+        # A concurrent create may lose its directory before it writes its temporary file; it then recreates the
+        # directory.
         while directory != self._root:
             try:
                 os.rmdir(directory)
@@ -205,9 +206,9 @@ class LocalDisk:
 
     @contextlib.contextmanager
     def _temporary(self, target: str, data: bytes) -> Iterator[str]:
-        """Yield the path of a synced file with ``data`` in the directory of ``target``.
+        """Yield the path of a synced file with ``data``, in the directory of ``target``.
 
-        The file is removed at the end if it remains.
+        If the file still exists on exit, it is removed.
         """
         directory = os.path.dirname(target)
         temporary = os.path.join(directory, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
@@ -224,9 +225,9 @@ class LocalDisk:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the workspace, which excludes other processes, and other threads of this one.
+        """Hold the workspace lock, which excludes other processes, and other threads in this one.
 
-        The kernel releases it when its holder dies. The library ``filelock`` would cost fifty times the CPU.
+        The kernel releases it when its holder dies. The ``filelock`` library would take fifty times the CPU time.
         """
         path = os.path.join(self._root, LOCK_NAME)
         deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
@@ -241,7 +242,7 @@ class LocalDisk:
 
     @contextlib.contextmanager
     def _locked_file(self, path: str, deadline: float) -> Iterator[None]:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # a link would create a file anywhere
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # a link could create a file anywhere
         try:
             descriptor = os.open(path, flags, 0o600 if self.is_private else 0o644)
         except FileNotFoundError:
@@ -255,7 +256,7 @@ class LocalDisk:
             try:
                 yield
             finally:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also releases it in children forked in the meantime
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also releases it in children forked meanwhile
         finally:
             os.close(descriptor)
 
@@ -290,12 +291,12 @@ class LocalDisk:
 
 
 _turns: dict[str, threading.Lock] = {}
-"""For each root, the lock of this process, so that its threads wait for each other without polling the file lock."""
+"""For each root, this process's lock, so that its threads wait for each other without polling the file lock."""
 os.register_at_fork(after_in_child=_turns.clear)  # another thread of the parent may have held one
 
 
 def _locked_out(path: str) -> StorageError:
-    what = f"Another process or thread has locked the workspace for {LOCK_TIMEOUT_SECONDS:.0f} s"
+    what = f"Another process or thread has held the workspace lock for {LOCK_TIMEOUT_SECONDS:.0f} s"
     return StorageError(what, path, "Look for a process that does not respond.")
 
 
@@ -309,7 +310,7 @@ def _info(path: str, status: os.stat_result) -> ObjectInfo:
 
 
 def _make_later(path: str, than_ns: int) -> None:
-    """Set the mtime of ``path`` to later than ``than_ns``, by the smallest step that the file system resolves."""
+    """Set the mtime of ``path`` later than ``than_ns``, by the smallest step that the file system can resolve."""
     for step in MTIME_STEPS_NS:
         if os.stat(path).st_mtime_ns > than_ns:
             return
@@ -324,7 +325,7 @@ def _open_new(directory: str, path: str, mode: int) -> int:
         except FileNotFoundError:  # a concurrent delete removed the empty directory
             continue
     raise StorageError(
-        f"The directory disappeared in each of {DIRECTORY_ATTEMPTS} attempts to write into it",
+        f"The directory disappeared during each of {DIRECTORY_ATTEMPTS} attempts to write into it",
         directory,
         "Look for a process that removes it.",
     )

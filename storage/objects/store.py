@@ -1,6 +1,6 @@
-"""Access the objects of a workspace, on a local disk or in a bucket: conditional writes, reads, listings and deletions.
+"""Access a workspace's objects, on a local disk or in a bucket: conditional writes, reads, listings and deletions.
 
-A cache of immutable objects avoids repeated requests to a bucket.
+A cache of immutable objects avoids repeated bucket requests.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from driftline.storage.shared_cache import SharedCache
 class Backend(Protocol):
     """Conditional writes, reads and listings below one root; the caller has validated the paths.
 
-    Methods raise the errors of ``storage/errors.py``. AlreadyExists and PreconditionFailed may stem from our own write
-    if its acknowledgement was lost and the client library retried it.
+    Methods raise errors from ``storage/errors.py``. AlreadyExists and PreconditionFailed may stem from our own write if
+    its acknowledgement was lost and the client library retried it.
     """
 
     lance_options: dict[str, str] | None
@@ -71,7 +71,7 @@ class Backend(Protocol):
 __all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
 
 MAX_CACHED_BYTES = 64 * 1024 * 1024
-"""Size of the cache of immutable objects in a bucket, per open store: enough for the deltas of many commits."""
+"""Size of the cache of immutable bucket objects, per open store: enough for the deltas of many commits."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _CHAINED = re.compile(r"::[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -81,9 +81,9 @@ _USE_ANOTHER_STORE = "Keep the workspace in a store that honours If-None-Match a
 
 
 class ObjectStore:
-    """The objects of one workspace; paths are relative to it and use ``/``.
+    """A workspace's objects; paths are relative to it and use ``/``.
 
-    Errors name the operation and the object, and never contain credentials. A pickled instance contains only the URI
+    Errors include the operation and the object, and never contain credentials. A pickled instance contains only the URI
     and the caller's storage options, never credentials from the environment. Methods that access the store also raise
     AccessDenied, StorageError.
     """
@@ -100,8 +100,8 @@ class ObjectStore:
     def open(cls, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> ObjectStore:
         """Open the store at a path, or at a ``file``, ``memory``, ``s3``, ``gs``, ``az`` or ``abfs[s]`` URI.
 
-        Contacts and creates nothing. ``memory://`` is a new private temporary directory, which is removed at exit.
-        Raises UnknownScheme, UsageError.
+        Does not connect or create anything. ``memory://`` is a new private temporary directory, removed at exit. Raises
+        UnknownScheme, UsageError.
         """
         options = dict(storage_options or {})
         uri = path_or_uri("A workspace", uri)
@@ -132,7 +132,7 @@ class ObjectStore:
                     )
                 prefix = "/".join(part for part in prefix.split("/") if part)
                 if not name:
-                    raise UsageError("The URI names no bucket", uri, f"Write {scheme}://bucket/prefix.")
+                    raise UsageError("The URI has no bucket", uri, f"Write {scheme}://bucket/prefix.")
                 if prefix:
                     _checked(prefix)
                 from driftline.storage.objects.bucket import Bucket  # a local workspace need not load obstore
@@ -142,13 +142,13 @@ class ObjectStore:
         raise UnknownScheme(f"Workspaces do not support {scheme}://", uri, "Use a path, or s3://, gs://, az://.")
 
     def make_private(self) -> None:
-        """Create the folder of a new local store so that only its owner can read it."""
+        """Create a new local store's folder so that only its owner can read it."""
         if isinstance(self._backend, LocalDisk):
             self._backend.make_private()
 
     @property
     def is_private(self) -> bool:
-        """Return whether only its owner can read the folder of this store."""
+        """Return whether only the owner can read this store's folder."""
         return isinstance(self._backend, LocalDisk) and self._backend.is_private
 
     @property
@@ -157,7 +157,7 @@ class ObjectStore:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """The options with which the store was opened; sources in the same store use them as well."""
+        """The options that the store was opened with; sources in the same store also use them."""
         return dict(self._storage_options)
 
     @property
@@ -171,16 +171,16 @@ class ObjectStore:
         return self._backend.lance_uri(_checked(path))
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
-        """Return location and options of ``path`` for reads of Lance through the cache of blocks, if there is one.
+        """Return the URI and options for Lance to read ``path`` through the block cache, if there is one.
 
-        The options hold for this process only. Raises UsageError.
+        The options are valid only in this process. Raises UsageError.
         """
         return self._backend.cached_lance(_checked(path))
 
     def read_ahead(self, ranges: Mapping[str, Range]) -> None:
-        """Begin to read ``ranges`` of immutable objects of a bucket into the cache of blocks, if there is one.
+        """Prefetch ``ranges`` of immutable bucket objects into the block cache, if there is one.
 
-        A range without an end means a whole small object.
+        A range with no end means a whole small object.
         """
         self._backend.read_ahead({_checked(path): wanted for path, wanted in ranges.items()})
 
@@ -195,7 +195,7 @@ class ObjectStore:
     def open_input(self, path: str, *, immutable: bool = False) -> pa.NativeFile:
         """Open an object as a seekable file. Raises ObjectNotFound.
 
-        Only the requested ranges of a large object in a bucket are fetched. Smaller ``immutable`` objects in a bucket
+        For a large object in a bucket, only the requested ranges are fetched. Smaller ``immutable`` objects in a bucket
         are cached for later calls.
         """
         cached = self._cache.get(path) if immutable else None
@@ -208,17 +208,17 @@ class ObjectStore:
         return opened
 
     def head(self, path: str) -> ObjectInfo | None:
-        """Return the metadata of an object, or None if the object or the bucket does not exist.
+        """Return an object's metadata, or None if the object or the bucket does not exist.
 
-        If the bucket does not exist, ``get`` raises.
+        If the bucket does not exist, ``get`` raises an error.
         """
         return self._backend.head(_checked(path))
 
     def create(self, path: str, data: bytes) -> str:
         """Durably write an object that must not exist yet, and return its version. Raises AlreadyExists.
 
-        An existing object with exactly ``data`` counts as written by this call, because the acknowledgement of our own
-        write may have been lost. Callers that need a single winner must pass unique bytes.
+        An existing object with exactly ``data`` is treated as written by this call, because the acknowledgement of our
+        own write may have been lost. Callers that need a single winner must pass unique bytes.
         """
         try:
             return self._backend.create(_checked(path), data)
@@ -228,7 +228,8 @@ class ObjectStore:
     def replace(self, path: str, data: bytes, version: str) -> str:
         """Durably replace an object that still has ``version``, and return its new version.
 
-        Raises PreconditionFailed if it has changed or is missing. Equal bytes count as written, as in ``create``.
+        Raises PreconditionFailed if it changed or is missing. As in ``create``, an object that already has these bytes
+        is treated as written.
         """
         try:
             return self._backend.replace(_checked(path), data, version)
@@ -236,9 +237,10 @@ class ObjectStore:
             return self._version_if_written(path, data, error)
 
     def list(self, prefix: str = "", *, recursive: bool = True, temporary: bool = False) -> Iterator[ObjectInfo]:
-        """Yield the objects below a directory, unordered, without unfinished temporary files.
+        """Yield the objects below a directory, unordered, omitting unfinished temporary files.
 
-        A failure during the listing raises, so a listing that ends is complete. Cleanup also lists ``temporary`` files.
+        A failure during the listing raises, so a listing that finishes is complete. Cleanup also lists ``temporary``
+        files.
         """
         for info in self._backend.walk(_checked_prefix(prefix), recursive=recursive):
             if temporary or not info.path.rpartition("/")[2].startswith(TEMPORARY_PREFIX):
@@ -260,7 +262,7 @@ class ObjectStore:
         self._backend.sync(paths)
 
     def probe_conditional_writes(self) -> None:
-        """Check with a small temporary object that the store honours conditional writes.
+        """Use a small temporary object to check that the store honours conditional writes.
 
         Raises UnsafeStore, AccessDenied, StorageError.
         """
@@ -286,7 +288,7 @@ class ObjectStore:
             self.delete([path])
 
     def _version_if_written(self, path: str, data: bytes, error: StorageError) -> str:
-        """Return the version of the object if it has exactly ``data``; otherwise raises ``error``."""
+        """Return the object's version if it contains exactly ``data``; otherwise, raise ``error``."""
         try:
             current, version = self._backend.get(path)
         except StorageError:
@@ -305,7 +307,7 @@ class ObjectStore:
 def _checked(path: str) -> str:
     if not path or _FORBIDDEN.search(path) or any(part in ("", ".", "..") for part in path.split("/")):
         raise UsageError(
-            "A path in a workspace must be relative, without '.', '..', backslashes or control characters", repr(path)
+            "A workspace path must be relative, without '.', '..', backslashes or control characters", repr(path)
         )
     return path
 

@@ -1,7 +1,8 @@
-"""Count the requests sent to object stores, by kind and by phase of the run, and retry idempotent ones.
+"""Count the requests sent to object stores, by kind and by phase of the run, and retry idempotent requests.
 
-A caller opens a ``tally``; the clients of ``bucket`` and ``source`` call ``count``. Lance's requests for table files
-are not counted, because Lance has its own clients. Retries have exponential backoff, full jitter and bounded attempts.
+A caller opens a ``request_counter``; the clients in ``bucket`` and ``source`` call ``count``. Lance's requests for
+table files are not counted, because Lance has its own clients. Retries have exponential backoff, full jitter and
+bounded attempts.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 KINDS = ("list", "get", "head", "put", "delete")
-"""The kinds of requests with a price.
+"""The kinds of requests that stores charge for.
 
-``get`` includes requests for anything but an object, such as ``GET ?acl``."""
+``get`` includes requests for things other than objects, such as ``GET ?acl``.
+"""
 OTHER = "other"
-"""The phase of requests outside of all phases."""
+"""The phase of requests sent outside all phases."""
 
 Counts = dict[str, dict[str, int]]
-"""Numbers of requests, keyed by phase and kind; a missing entry is 0. Small and picklable."""
+"""Request counts, keyed by phase and kind; a missing entry is 0. Small and picklable."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -32,8 +34,8 @@ Result = TypeVar("Result")
 _OPERATIONS = {"List": "list", "Head": "head", "Get": "get", "Delete": "delete"}
 
 
-class Tally:
-    """The requests counted up to now. Thread-safe."""
+class RequestCounter:
+    """The requests counted so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,13 +51,13 @@ class Tally:
             return {phase: dict(kinds) for phase, kinds in self._counts.items()}
 
 
-_current: ContextVar[tuple[Tally, str] | None] = ContextVar("driftline_requests", default=None)
+_current: ContextVar[tuple[RequestCounter, str] | None] = ContextVar("driftline_requests", default=None)
 
 
 @contextmanager
-def tally() -> Iterator[Tally]:
-    """Count the requests of this context and of its copies; an outer tally does not include them."""
-    opened = Tally()
+def request_counter() -> Iterator[RequestCounter]:
+    """Count the requests of this context and its copies; an outer counter does not include them."""
+    opened = RequestCounter()
     before = _current.set((opened, OTHER))
     try:
         yield opened
@@ -65,7 +67,7 @@ def tally() -> Iterator[Tally]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count the requests sent within this context as part of the phase ``name``."""
+    """Count requests sent inside this context under the phase ``name``."""
     current = _current.get()
     before = _current.set((current[0], name) if current else None)
     try:
@@ -75,7 +77,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def for_threads(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
-    """Wrap ``function`` for the threads of a pool, so that its requests count in the context of the caller."""
+    """Wrap ``function`` for a thread pool, so that its requests are counted in the caller's context."""
     current = _current.get()
 
     def counted(item: Item) -> Result:
@@ -89,7 +91,7 @@ def for_threads(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
 
 
 def count(kind: str, requests: int = 1) -> None:
-    """Add a number of ``requests`` of one ``kind`` (see KINDS) to the open tally, if any."""
+    """Add ``requests`` of one ``kind`` (see KINDS) to the open counter, if any."""
     current = _current.get()
     if current:
         current[0].add(current[1], kind, requests)
@@ -103,13 +105,13 @@ def count_all(counts: Counts) -> None:
 
 
 def by_kind(counts: Counts) -> dict[str, int]:
-    """Sum up all phases for each kind, in the order of ``KINDS``, without zeros."""
+    """Sum the counts of all phases by kind, in the order of ``KINDS``, omitting zeros."""
     sums = sum((Counter(kinds) for kinds in counts.values()), Counter[str]())
     return {kind: sums[kind] for kind in KINDS if sums[kind]}
 
 
 def merged(*parts: Counts) -> Counts:
-    """Return the sums of several counts, phase by phase."""
+    """Return the sum of several counts, phase by phase."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for part in parts:
         for name, kinds in part.items():
@@ -127,9 +129,9 @@ def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | N
 
 
 def watch(file_system: Any, scheme: str) -> None:
-    """Count the requests of an fsspec file system of a bucket (``s3``, ``gs``, ``az``), including its retries.
+    """Count the requests of a bucket's fsspec file system (``s3``, ``gs``, ``az``), including its retries.
 
-    The file system must not have connected yet and must not be shared. Other schemes are not counted.
+    The file system must not be connected yet or shared. Other schemes are not counted.
     """
     match scheme:
         case "s3":
@@ -170,7 +172,7 @@ def _watch_azure(file_system: Any) -> None:
 
     clients = file_system.service_client
     for client in clients if isinstance(clients, list) else [clients]:
-        # Clients of containers and blobs share these policies; the SDK accepts hooks only per call.
+        # Container and blob clients share these policies; the SDK accepts hooks only per call.
         for runner in client._pipeline._impl_policies:
             policy = getattr(runner, "_policy", runner)
             if hasattr(policy, "_request_callback"):
@@ -185,16 +187,17 @@ ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 2.0
 NO_ATTEMPT_AFTER_SECONDS = 20.0
-"""No attempt begins later than this after the first attempt.
+"""No attempt starts later than this after the first.
 
-The client libraries have their own retries, so this module soon gives up on a store that is down."""
+The client libraries retry as well, so this module gives up soon if a store is down.
+"""
 
 _CLIENT = re.compile(r"after (\d+) retries, max_retries: (\d+)")
 _Result = TypeVar("_Result")
 
 
 def is_exhausted(text: str) -> bool:
-    """Return whether the client library says in ``text`` that it has used up its own attempts."""
+    """Return whether ``text`` is a client library's report that it exhausted its own retries."""
     client = _CLIENT.search(text)
     return client is not None and int(client[1]) >= int(client[2])
 
@@ -202,7 +205,7 @@ def is_exhausted(text: str) -> bool:
 def delays(
     *, clock: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
 ) -> Iterator[float]:
-    """Yield the seconds to wait before each further attempt, until the attempts or the time are used up."""
+    """Yield the seconds to wait before each retry, until attempts or time are exhausted."""
     deadline = clock() + NO_ATTEMPT_AFTER_SECONDS
     longest = FIRST_DELAY_SECONDS
     for _ in range(ATTEMPTS - 1):
@@ -221,9 +224,9 @@ def with_retries(
     chance: Callable[[], float] = random.random,
     sleep: Callable[[float], object] = time.sleep,
 ) -> _Result:
-    """Return the result of ``operation``, which is repeated while it fails with a transient error.
+    """Run ``operation``, retrying it while it fails with a transient error.
 
-    Raises the error of the last attempt.
+    Raises the last attempt's error.
     """
     for delay in delays(clock=clock, chance=chance):
         try:

@@ -1,7 +1,7 @@
-"""Discover the git repositories of an owner: through a host's API, in a folder, or from a list.
+"""Discover an owner's git repositories: through a host's API, in a folder, or from a list.
 
-Responses from hosts are untrusted. Redirects and links to the next page are followed on the same host only. A listing
-is complete only if every page arrived, every entry could be read, and the host's own total agrees.
+Host responses are untrusted. Redirects and next-page links are only followed on the same host. A listing is complete
+only if every page arrived, every entry could be read, and the host's own total agrees.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MAX_REPOSITORIES = 100_000
 MAX_PAGES = 10_000
 MAX_OPEN_PULLS = 1_000
-"""Maximum number of open pull requests of a repository."""
+"""Maximum number of open pull requests per repository."""
 MAX_READERS = 50_000
 """Maximum number of people who may read a repository."""
 MAX_PAGE_BYTES = 32 * 1024 * 1024
@@ -47,9 +47,9 @@ MAX_REDIRECTS = 3
 REQUEST_SECONDS = 60.0
 PAGE_SECONDS = 300.0
 ATTEMPTS = 3
-"""Number of attempts of a request that fails with a 5xx status or without an answer."""
+"""Maximum number of attempts if a request fails with a 5xx status or without a response."""
 MAX_WAIT_SECONDS = 900.0
-"""Maximum total time that the requests of a sync wait because the host asks for it."""
+"""Maximum total time that a sync's requests wait because the host asks them to."""
 _CHUNK = 1 << 16
 _OK, _NOT_MODIFIED, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _TOO_MANY = 200, 304, 401, 403, 404, 429
 _MAX_ID = 200
@@ -57,7 +57,7 @@ _MAX_ID = 200
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a listing as it was received, to ask for it again only if it has changed."""
+    """A page of a listing as it was received, so that it is only requested again if it changed."""
 
     url: str
     etag: str
@@ -68,7 +68,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which repositories of a host belong to a fleet. Globs match paths; a glob without a slash matches the name."""
+    """Which of a host's repositories belong to a fleet. Globs match paths; a glob with no slash matches the name."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Selection:
     max_size_bytes: int | None = None
 
     def reasons(self) -> Callable[[Repository], str]:
-        """Return a function that returns why a repository is left out, or "" if it is selected. Raises UsageError."""
+        """Return a function that returns why a repository is excluded, or "" if it is selected. Raises UsageError."""
         include, exclude = _matcher(self.include), _matcher(self.exclude)
         topics, limit = {topic.lower() for topic in self.topics}, self.max_size_bytes
 
@@ -106,7 +106,7 @@ def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:
 
 @dataclass(slots=True)
 class RateLimit:
-    """The waits that a host asks for, shared by concurrent requests. After a ``refused`` wait, no request is sent."""
+    """The waits requested by a host, shared by concurrent requests. After a ``refused`` wait, no request is sent."""
 
     waits: int = 0
     seconds: float = 0.0
@@ -116,9 +116,10 @@ class RateLimit:
 
 @dataclass(slots=True)
 class Listing:
-    """The response of a host. ``failure`` ended it early; ``problems`` say what could not be read or does not agree.
+    """A host's listing. ``failure`` is the error that ended it early; ``problems`` lists what could not be read or
+    disagrees.
 
-    ``at`` is the time when the listing began, in seconds by the clock of the host, None if the host reports no time.
+    ``at`` is when the listing started, in seconds by the host's clock; None if the host reports no time.
     """
 
     repositories: dict[str, Repository] = field(default_factory=dict)
@@ -132,7 +133,7 @@ class Listing:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a repository that is missing here is missing at the host."""
+        """Whether a repository that is missing here is also missing at the host."""
         return self.failure is None and not self.problems
 
     def add(self, repository: Repository) -> None:
@@ -152,10 +153,10 @@ def discover(
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
 ) -> Listing:
-    """List the repositories of ``host``; a failure is part of the listing.
+    """List the repositories of ``host``; a failure is recorded in the listing.
 
-    ``pages`` are the pages of the last listing, and ``known`` has their repositories by id: the host need not send
-    unchanged pages again. ``limit`` has the waits of earlier requests; ``notify`` receives messages for waiting users.
+    ``pages`` are the previous listing's pages, and ``known`` maps ids to their repositories: the host need not resend
+    unchanged pages. ``limit`` holds the waits of earlier requests; ``notify`` receives messages for waiting users.
     Raises UsageError if the token's variable is not set.
     """
     listing = Listing(limit=limit or RateLimit())
@@ -183,11 +184,11 @@ def open_pulls(
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
 ) -> tuple[dict[int, str], str] | None:
-    """Return the commit of each open pull request, keyed by number, and the etag of the listing, "" for several pages.
+    """Return the commit of each open pull request, keyed by number, and the listing's etag, "" if it has several pages.
 
-    A ``known`` one that is not listed has "" if the host says that it is closed or merged. Returns None if the listing
-    still has ``etag``. ``limit`` has the waits of earlier requests. Raises AccessDenied, SourceNotFound, StorageError,
-    UsageError.
+    A ``known`` pull request that is not listed maps to "" if the host reports it as closed or merged. Returns None if
+    the listing still has ``etag``. ``limit`` holds the waits of earlier requests. Raises AccessDenied, SourceNotFound,
+    StorageError, UsageError.
     """
     listing = Listing(limit=limit or RateLimit())
     return _Reader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
@@ -217,7 +218,7 @@ def readers_of(
 
 
 def _list_folder(host: Host, listing: Listing) -> None:
-    """Add the repositories below a folder: bare ones, mirrors, and work trees. Follows no links."""
+    """Add the repositories below a folder: bare repositories, mirrors, and working trees. Follows no links."""
     if not os.path.isdir(host.url):
         raise SourceNotFound("The folder of the fleet does not exist", host.url, "Correct its url.")
 
@@ -240,7 +241,7 @@ def _list_folder(host: Host, listing: Listing) -> None:
 
 
 def _list_uris(host: Host, listing: Listing) -> None:
-    """Add the repositories of the list and of its file, which has one URI per line; comments begin with #."""
+    """Add the repositories in the list and in its file, which has one URI per line; comments start with #."""
     for uri in (*host.uris, *_lines_of(host.url)):
         remote = parse_remote(uri) or (Remote(os.path.realpath(uri), "file") if bare_repository(uri) else None)
         if remote is None:
@@ -248,7 +249,7 @@ def _list_uris(host: Host, listing: Listing) -> None:
             continue
         _, _, path = remote.location.rpartition("://")
         parts = [part for part in path.removesuffix(".git").split("/") if part]
-        if not remote.is_local:  # without the host; a colon precedes a port, or the path of user@host:path
+        if not remote.is_local:  # without the host; a colon precedes a port, or the path in user@host:path
             host_part = parts.pop(0)
             parts[:0] = (
                 [host_part.partition(":")[2]] if remote.protocol == "ssh" and "://" not in remote.location else []
@@ -274,7 +275,7 @@ def _lines_of(file: str) -> Iterator[str]:
 
 
 class _Reader:
-    """Reads the pages of one listing, one after another, and waits as the host says."""
+    """Reads the pages of one listing in sequence, waiting when the host asks for it."""
 
     def __init__(
         self,
@@ -296,7 +297,7 @@ class _Reader:
             self._headers["Authorization"] = self._api.authorization.format(token=token)
         import urllib.request  # reading a configuration needs none of it
 
-        # No handler follows redirects, reads files or raises errors: every answer is returned unchanged.
+        # No handler follows redirects, reads files or raises errors: every response is returned unchanged.
         self._opener = urllib.request.OpenerDirector()
         for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
             self._opener.add_handler(handler)
@@ -305,7 +306,7 @@ class _Reader:
         """Fill the listing. Raises AccessDenied, SourceNotFound, StorageError."""
         target = self._api.targets.get(self._host.owner_kind)
         if target is None:
-            raise UsageError("This host lists repositories only by owner", self._host.name, "Name its org.")
+            raise UsageError("This host lists repositories only by owner", self._host.name, "Set its org.")
         url = self._root + target.format(owner=quote(self._host.owner, safe=""))
         for page in self._walk(url, self._repositories):
             self._listing.pages.append(page)
@@ -326,7 +327,7 @@ class _Reader:
             url = page.next or self._counted(page, received)
 
     def _counted(self, page: Page, received: int) -> str:
-        """Return the next page of a listing that has more repositories but names no next page; "" otherwise."""
+        """Return the URL of the next page if the host omits it although there are more repositories; "" otherwise."""
         number = re.search(r"(?<=[?&]page=)\d+", page.url)
         if number is None or page.total is None or not page.ids or received >= page.total:
             return ""
@@ -369,33 +370,34 @@ class _Reader:
         return replace(answer, next=following)
 
     def _add(self, item: Any) -> str:
-        """Add an entry, and return its id; "" if it cannot be understood."""
+        """Add an entry, and return its id; "" if it cannot be parsed."""
         try:
-            repository = from_json(Repository, to_json(self._api.parse(item)))  # of the types that its record needs
-            is_right = REPOSITORY_PATH.fullmatch(repository.path) and 0 < len(repository.id) <= _MAX_ID
+            # with the types that its record requires
+            repository = from_json(Repository, to_json(self._api.parse(item)))
+            is_valid = REPOSITORY_PATH.fullmatch(repository.path) and 0 < len(repository.id) <= _MAX_ID
         except (KeyError, TypeError, ValueError, AttributeError):
-            is_right = False
-        if not is_right:
-            self._listing.problems.append("the host lists a repository that cannot be understood")
+            is_valid = False
+        if not is_valid:
+            self._listing.problems.append("the host lists a repository that cannot be parsed")
             return ""
         self._take(repository)
         return repository.id
 
     def _take(self, repository: Repository) -> None:
-        if repository.id in self._listing.repositories:  # pages have shifted and may lack another
+        if repository.id in self._listing.repositories:  # pages have shifted and may miss another
             self._listing.problems.append(f"the host lists {repository.path} twice")
         self._listing.add(repository)
 
     def _on_this_host(self, url: str, target: str) -> str:
-        """Return ``target``, resolved against ``url``. Raises StorageError if it is not on the same host."""
+        """Resolve ``target`` against ``url``. Raises StorageError if it is on another host."""
         whole = urljoin(url, target)
         if urlsplit(whole)[:2] != urlsplit(url)[:2]:
             where = redacted(f"{urlsplit(whole).scheme}://{urlsplit(whole).netloc}")
-            raise StorageError("The host redirects to another host", where, "Name that one as the fleet's url.")
+            raise StorageError("The host redirects to another host", where, "Use that URL for the fleet.")
         return whole
 
     def pulls(self, repository: Repository, known: Collection[int], etag: str) -> tuple[dict[int, str], str] | None:
-        """Return the result of ``open_pulls``."""
+        """Implements ``open_pulls``."""
         self._missing = "The host has no pull requests there", "Check the permissions of the token."
         named = self._api.pulls.format(path=repository.path, id=quote(repository.id, safe=""))
         first = url = self._root + named
@@ -411,7 +413,8 @@ class _Reader:
                 raise StorageError(f"The host lists more than {MAX_OPEN_PULLS:,} open pull requests", repository.path)
             tag = (headers.get("ETag") or "") if url == first and not answer.next else ""
             url = answer.next
-        for number in sorted(set(known) - found.keys()):  # one may move between pages; a missing answer proves nothing
+        # a pull request may move between pages; its absence proves nothing
+        for number in sorted(set(known) - found.keys()):
             if self._is_closed(f"{first.partition('?')[0]}/{number}"):
                 found[number] = ""
             else:
@@ -448,22 +451,22 @@ class _Reader:
             raise StorageError("The host lists a reader that cannot be understood", self._host.name) from error
 
     def _is_closed(self, url: str) -> bool:
-        """Return whether the host reports a pull request as closed or merged; it reports nothing about deleted ones."""
+        """Return whether the host reports a pull request as closed or merged; for deleted ones it reports nothing."""
         try:
             return json.loads(self._ask(url, "")[2])["state"] in ("closed", "merged")
         except (SourceNotFound, ValueError, KeyError, TypeError, RecursionError):
             return False
 
     def _pull(self, item: Any) -> tuple[int, str]:
-        """Return the number of a pull request, and the commit of its head, "" if it has none. Raises StorageError."""
+        """Return a pull request's number and its head commit, "" if it has none. Raises StorageError."""
         try:
             number = item.get("iid") or item["number"]
             commit = item["sha"] if "sha" in item else item["head"]["sha"]
-            is_right = isinstance(number, int) and number > 0 and (not commit or COMMIT_ID.fullmatch(commit))
+            is_valid = isinstance(number, int) and number > 0 and (not commit or COMMIT_ID.fullmatch(commit))
         except (KeyError, TypeError, AttributeError):
-            is_right = False
-        if not is_right:
-            raise StorageError("The host lists a pull request that cannot be understood", self._host.name)
+            is_valid = False
+        if not is_valid:
+            raise StorageError("The host lists a pull request that cannot be parsed", self._host.name)
         return number, commit or ""
 
     # -- requests ----------------------------------------------------------------------------
@@ -498,7 +501,7 @@ class _Reader:
                 raise StorageError("The host failed to list its repositories", self._host.name, f"Status {status}.")
 
     def _answer(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
-        """Send one request. The status is 0 if the answer was incomplete, and the body then has the reason."""
+        """Send one request. If the response is incomplete, the status is 0 and the body is the reason."""
         import urllib.request
         from http.client import HTTPException
 
@@ -515,13 +518,13 @@ class _Reader:
         return answer.status, answer.headers, body
 
     def _body(self, answer: HTTPResponse) -> bytes:
-        """Return the body. Raises StorageError if it is too large, OSError if it comes too slowly."""
+        """Return the body. Raises StorageError if it is too large, OSError if it arrives too slowly."""
         deadline, parts, size = time.monotonic() + PAGE_SECONDS, [], 0
         while chunk := answer.read(_CHUNK):
             parts.append(chunk)
             size += len(chunk)
             if size > MAX_PAGE_BYTES:
-                raise StorageError(f"A page of the host has more than {MAX_PAGE_BYTES:,} bytes", self._host.name)
+                raise StorageError(f"A page from the host has more than {MAX_PAGE_BYTES:,} bytes", self._host.name)
             if time.monotonic() > deadline:
                 raise OSError("the page arrives too slowly")
         return b"".join(parts)
@@ -540,13 +543,15 @@ class _Reader:
         return 60.0 if status == _TOO_MANY else None
 
     def _wait(self, seconds: float, waits: int) -> None:
-        """Wait, unless another request has waited since the count was ``waits``. Raises StorageError."""
+        """Wait for the rate limit, unless another request already waited (``limit.waits`` differs from ``waits``).
+        Raises StorageError.
+        """
         limit = self._limit
         with limit.lock:
             if limit.waits != waits:
                 return
             if limit.seconds + seconds > MAX_WAIT_SECONDS:
-                what = f"The rate limit of the host requires a wait of {seconds:,.0f} s"
+                what = f"The host's rate limit requires a wait of {seconds:,.0f} s"
                 limit.refused = StorageError(what, self._host.name, "Run it again later, or set a token.")
                 raise limit.refused
             self._notify(f"{self._host.name} limits requests: waiting {seconds:,.0f} s")
@@ -561,7 +566,7 @@ def _total_of(pages: Sequence[Page]) -> int | None:
 
 
 def _time_of(headers: Mapping[str, str]) -> float | None:
-    """Return the host's time in the headers of its answer; None if they have none."""
+    """Return the host's time from its response headers; None if it is missing."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -570,10 +575,10 @@ def _time_of(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def moment(text: str) -> float | None:
+def parse_timestamp(text: str) -> float | None:
     """Parse a host's time, in seconds; None if it is invalid.
 
-    >>> moment("1970-01-01T00:01:00Z")
+    >>> parse_timestamp("1970-01-01T00:01:00Z")
     60.0
     """
     try:

@@ -1,6 +1,6 @@
-"""Run git on an untrusted repository: execute no command that it names, and fetch nothing.
+"""Run git on an untrusted repository: never execute a command it configures, never fetch anything.
 
-A repository's configuration can name commands: filters, hooks, monitors, and helpers for diffs, credentials and
+A repository's configuration can specify commands: filters, hooks, monitors, and helpers for diffs, credentials and
 transports. Commands that read objects or files therefore use a temporary git directory, which borrows objects, index
 and ignore rules but not the settings. Only commands that execute nothing read the repository itself, for paths, commit
 names and settings. Only ``ask_remote``, which asks a remote for its branches, and mirrors use the network.
@@ -29,10 +29,11 @@ _LOOK_SECONDS = 1.0
 _ASLEEP_SECONDS = 3.0
 """A pipe in place of a file that git reads would block it forever.
 
-If git sleeps this long, callers continue without it."""
+If git sleeps this long, callers continue without it.
+"""
 _STEERING = (".gitignore", ".gitattributes")
 _STEERED = frozenset({"check-ignore", "diff-files", "status"})
-"""The git commands that read the ``_STEERING`` files of a work tree."""
+"""The git commands that read a working tree's ``_STEERING`` files."""
 _KEPT_VARIABLES = frozenset({"GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_SYSTEM"})
 """The location of the user's own configuration. Git hooks set other variables, which point to another repository."""
 _SETTINGS = (
@@ -41,7 +42,8 @@ _SETTINGS = (
 )
 """Settings below ``core`` that determine how files compare with objects. None of them is a command or a path.
 
-Settings that make git ignore ctime or inode are excluded, because a change of a file could go unnoticed."""
+Settings that make git ignore ctime or inode are excluded, because file changes could go unnoticed.
+"""
 _SETTING = re.compile(rf"core\.({_SETTINGS})\n([a-z]+)", re.IGNORECASE)
 _EXCLUDES = "core.excludesfile\n"
 _TRUSTED_SCOPES = ("system", "global")
@@ -52,18 +54,18 @@ _REV_PARSE_OPTIONS = (
 )
 _READ_BY_GIT = ("HEAD", "commondir", "config", "config.worktree", "gitdir", "index", "packed-refs")
 REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
-"""The user's variables with which git connects to a remote."""
+"""The user's variables that affect how git connects to a remote."""
 _UNBORN = "ref: refs/heads/unborn"
 _SCP_LIKE = re.compile(r"[^/]+:")
-"""``host:path``, as git distinguishes it from the path of a folder."""
+"""``host:path``, distinguished from a folder's path the way git does it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A git work tree as git locates it. Paths are absolute; ``prefix`` leads from ``top`` to the folder.
+    """A git working tree as located by git. Paths are absolute; ``prefix`` is the path from ``top`` to the folder.
 
-    ``settings`` are pairs of a key below ``core`` and a value. All work trees of the repository share ``common_dir``;
-    ``excludes`` is the user's own ignore file, which may not exist.
+    ``settings`` holds pairs of a key below ``core`` and a value. All working trees of the repository share
+    ``common_dir``; ``excludes`` is the user's own ignore file, which may not exist.
     """
 
     top: str
@@ -94,7 +96,7 @@ class Running:
 
 
 def find_repository(folder: str) -> Repository | None:
-    """Return the repository whose work tree contains ``folder``; None without git, or if git refuses to read it."""
+    """Return the repository whose working tree contains ``folder``; None if git is missing or refuses to read it."""
     git_entry = _git_above(folder)
     if git_entry is None or not _is_readable(git_entry):
         return None
@@ -104,7 +106,7 @@ def find_repository(folder: str) -> Repository | None:
         return None
     top, prefix, git_dir, object_format, *paths = lines[:-1]
     if not _is_same(os.path.join(top, prefix), folder):
-        return None  # the repository's configuration moves its work tree elsewhere
+        return None  # the repository's configuration moves its working tree elsewhere
     setting_names = rf"^core\.({_SETTINGS}|excludesfile)$"
     settings = ask(folder, "config", "-z", "--show-scope", "--get-regexp", setting_names) or b""
     scoped = settings.decode("utf-8", "surrogateescape").split("\0")
@@ -118,7 +120,7 @@ def find_repository(folder: str) -> Repository | None:
 
 
 def nested_repository(folder: str, git_dir: str) -> Repository | None:
-    """Return the repository whose top is ``folder``, for ``ls-files`` and ignore rules only; executes nothing.
+    """Return the repository with its top at ``folder``, for ``ls-files`` and ignore rules only; executes nothing.
 
     Returns None if git might block on its files.
     """
@@ -141,15 +143,17 @@ def nested_repository(folder: str, git_dir: str) -> Repository | None:
 
 
 def common_dir_of(git_dir: str) -> str:
-    """Return the git directory that a linked work tree shares with others; for others, ``git_dir`` itself."""
+    """Return the git directory that a linked worktree shares with others; for any other working tree, ``git_dir``
+    itself.
+    """
     above, _, _ = git_dir.rstrip("/").rpartition("/")
     return os.path.realpath(os.path.dirname(above) if os.path.basename(above) == "worktrees" else git_dir)
 
 
 def _excludes_file(top: str, settings: list[tuple[str, str]]) -> str:
-    """Return the file that ``core.excludesFile`` names, or its default.
+    """Return the file configured by ``core.excludesFile``, or its default.
 
-    A repository may only name a file of its own work tree.
+    A repository may only configure a file in its own working tree.
     """
     scope, value = "global", None
     for each, setting in settings:
@@ -166,7 +170,7 @@ def _excludes_file(top: str, settings: list[tuple[str, str]]) -> str:
 
 
 def excludes_file(folder: str) -> str:
-    """Return the user's global ignore file, as seen from a folder outside of any repository; it may not exist."""
+    """Return the user's global ignore file, as seen from a folder outside any repository; it may not exist."""
     settings = ask(folder, "config", "-z", "--show-scope", "--get-regexp", r"^core\.excludesfile$") or b""
     scoped = settings.decode("utf-8", "surrogateescape").split("\0")
     return _excludes_file(folder, list(zip(scoped[::2], scoped[1::2], strict=False)))
@@ -174,22 +178,22 @@ def excludes_file(folder: str) -> str:
 
 @cache
 def _warn_of_foreign(path: str) -> None:
-    log.warning("core.excludesFile of a repository names %s, outside of its work tree, which is not read", path)
+    log.warning("ignoring a repository's core.excludesFile %s, which is outside its working tree", path)
 
 
 def ask(folder: str, *arguments: str) -> bytes | None:
-    """Read paths, names or settings of the repository around ``folder``; None if git fails.
+    """Query paths, refs or settings of the repository around ``folder``; None if git fails.
 
-    Use it only for ``rev-parse``, ``symbolic-ref`` and ``config``, which execute nothing that a repository names.
+    Only for ``rev-parse``, ``symbolic-ref`` and ``config``, which never execute anything configured by the repository.
     """
     return _output(_start(folder, arguments, {}))
 
 
 def ask_remote(folder: str, *arguments: str) -> bytes | None:
-    """Ask the remote ``origin`` of the repository around ``folder``; None if there is none, or it does not answer.
+    """Query the ``origin`` remote of the repository around ``folder``; None if there is none, or it does not respond.
 
-    The repository provides only the address of the remote, and HTTP headers for it, which hold the token of a CI build.
-    The user's own configuration decides how to connect and with which credentials; nothing prompts for a password.
+    The repository provides only the remote's address, and HTTP headers for it, which hold a CI build's token. The
+    user's own configuration decides how to connect and with which credentials; nothing prompts for a password.
     """
     where = ask(folder, "config", "--get", "remote.origin.url")
     url = where.decode("utf-8", "surrogateescape").strip() if where else ""
@@ -216,11 +220,11 @@ def run(repository: Repository, folder: str, *arguments: str, head: str = "") ->
 
 
 def start(repository: Repository, folder: str, *arguments: str, head: str = "") -> Running | None:
-    """Start a command as ``run`` does, without waiting; pass the result to ``finish``.
+    """Like ``run``, but without waiting; pass the result to ``finish``.
 
     Returns None if git cannot run, or might block on a file.
     """
-    if _STEERED.intersection(arguments) and not _steering_is_readable(repository, folder):
+    if _STEERED.intersection(arguments) and not _git_config_is_readable(repository, folder):
         return None
     excludes = repository.excludes if os.path.isfile(repository.excludes) else os.devnull
     arguments = ("-c", f"core.excludesFile={excludes}", *arguments)
@@ -247,7 +251,7 @@ def start(repository: Repository, folder: str, *arguments: str, head: str = "") 
 
 
 def finish(running: Running | None) -> bytes | None:
-    """Wait for a command of ``start``, and return its output; None if it failed or took too long."""
+    """Wait for a command started by ``start``, and return its output; None if it failed or took too long."""
     if running is None:
         return None
     try:
@@ -257,7 +261,7 @@ def finish(running: Running | None) -> bytes | None:
 
 
 def _fill(git_dir: str, repository: Repository, head: str) -> None:
-    """Fill a git directory that borrows the objects of ``repository`` and names no command."""
+    """Fill a git directory that borrows the objects of ``repository`` and configures no commands."""
     os.mkdir(os.path.join(git_dir, "refs"))
     os.mkdir(os.path.join(git_dir, "info"))
     with open(os.path.join(git_dir, "HEAD"), "w", encoding="ascii") as file:
@@ -275,7 +279,7 @@ def _fill(git_dir: str, repository: Repository, head: str) -> None:
         "shallow": repository.shallow,
     }
     for name in os.listdir(repository.git_dir):
-        if name.startswith("sharedindex."):  # a split index is mostly in a second file
+        if name.startswith("sharedindex."):  # most of a split index is in a second file
             borrowed[name] = os.path.join(repository.git_dir, name)
     for name, path in borrowed.items():
         if os.path.isfile(path):
@@ -299,9 +303,9 @@ def spawn(
     stderr: int = subprocess.DEVNULL,
     detached: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start git without its prompts, replacement objects, lazy fetches and network, unless ``variables`` say otherwise.
+    """Start git without prompts, replacement objects, lazy fetches and network, unless ``variables`` override that.
 
-    A ``detached`` command has no terminal, so that nothing that it starts can ask there. Raises OSError.
+    A ``detached`` command has no terminal, so nothing that it starts can prompt there. Raises OSError.
     """
     environment = {k: value for k, value in os.environ.items() if not k.startswith("GIT_") or k in _KEPT_VARIABLES}
     environment |= {
@@ -325,20 +329,20 @@ def spawn(
 
 
 def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = False) -> bytes | None:
-    """Return the output of git; None if it fails, takes too long, or sleeps although it need not wait for a host."""
+    """Return git's output; None if it fails, takes too long, or sleeps although it is not waiting for a host."""
     if process is None:
         return None
     started = time.monotonic()
-    effort: int | None = None
+    switches: int | None = None
     since = started
     while True:
         try:
             output, _ = process.communicate(timeout=_LOOK_SECONDS)
             break
         except subprocess.TimeoutExpired:
-            now, last = time.monotonic(), effort
-            effort = _effort_of_sleeper(process.pid)
-            since = since if effort is not None and effort == last else now
+            now, last = time.monotonic(), switches
+            switches = _context_switches(process.pid)
+            since = since if switches is not None and switches == last else now
             is_asleep = now - since > _ASLEEP_SECONDS and not waits_for_host
             if is_asleep or now - started > _TIMEOUT_SECONDS:
                 process.kill()
@@ -352,12 +356,12 @@ def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = F
     return output
 
 
-def _effort_of_sleeper(pid: int) -> int | None:
-    """Return how many times the threads of a process and of its descendants have gone to sleep.
+def _context_switches(pid: int) -> int | None:
+    """Return how often the threads of a process and its descendants went to sleep.
 
     Returns None if one of them is awake or the count is unknown.
     """
-    effort = 0
+    switches = 0
     try:
         for each in _with_descendants(pid):
             for status in Path(f"/proc/{each}/task").glob("*/status"):
@@ -365,10 +369,10 @@ def _effort_of_sleeper(pid: int) -> int | None:
                 state = fields["State"].strip()[:1]
                 if state not in "SZ":
                     return None
-                effort += int(fields["voluntary_ctxt_switches"])
+                switches += int(fields["voluntary_ctxt_switches"])
     except (OSError, KeyError, ValueError):
         return None
-    return effort or None
+    return switches or None
 
 
 def _with_descendants(pid: int) -> list[int]:
@@ -376,7 +380,7 @@ def _with_descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # it has exited
                 stat = Path(f"/proc/{entry}/stat").read_text(errors="replace")
                 children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
     found = [pid]
@@ -385,9 +389,9 @@ def _with_descendants(pid: int) -> list[int]:
     return found
 
 
-def _steering_is_readable(repository: Repository, folder: str) -> bool:
-    """Return whether no file that configures git, from the top of the work tree to ``folder``, is a pipe or other
-    special file.
+def _git_config_is_readable(repository: Repository, folder: str) -> bool:
+    """Return whether git can read its configuration files from the top of the working tree to ``folder``: none is a
+    pipe or other special file.
     """
     parts = os.path.relpath(os.path.realpath(folder), os.path.realpath(repository.top)).split(os.sep)
     if parts[0] == os.pardir:

@@ -1,7 +1,7 @@
-"""Describe the hosts of repositories: the URLs of their sites, APIs and clones, and how to read their listings.
+"""Describe git hosting services: URLs of their sites, APIs and clones, and how to parse their listings.
 
-Answers are untrusted: the URL of a repository consists of the configured URL and a checked path, so that no answer
-leads git or a token to another host.
+Responses are untrusted: a repository's URL consists of the configured URL and a checked path, so that no response can
+direct git or a token to another host.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _NEXT = re.compile(r'<([^>]*)>\s*(?:;[^,<]*)?;\s*rel="?next"?')
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository as its host lists it. ``id`` stays the same if it is renamed; ``path`` has its groups and its name.
+    """A repository as listed by its host. ``id`` survives renames; ``path`` consists of its groups and its name.
 
-    ``changed`` is the time of the last push in the host's spelling, "" if the host does not report it; sizes of 0 are
-    unknown.
+    ``changed`` is the time of the last push in the host's own format, "" if the host does not report it; a size of 0
+    means unknown.
     """
 
     id: str
@@ -52,16 +52,16 @@ class Repository:
 
     @property
     def stamp(self) -> str:
-        """The fields that change with a push or another default branch; "" if the host does not report them."""
+        """The fields that change with a push or a new default branch; "" if the host does not report them."""
         return f"{self.changed} {self.branch}" if self.changed else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where repositories are discovered: the repositories of ``owner`` on a host, or all that the token may read.
+    """Where repositories are discovered: those of ``owner`` on a host, or all that the token can read.
 
-    ``url`` is the URL of a self-hosted instance, the folder of the provider ``folder``, or the file of the provider
-    ``list``, which also has ``uris``. ``variable`` is the environment variable that holds the token.
+    ``url`` is a self-hosted instance's URL, the folder for the ``folder`` provider, or the file for the ``list``
+    provider, which also has ``uris``. ``variable`` is the environment variable that holds the token.
     """
 
     provider: Provider
@@ -73,32 +73,32 @@ class Host:
 
     @property
     def site(self) -> str:
-        """The URL of the host's web pages, below which its repositories are."""
+        """The URL of the host's web pages; its repositories are below it."""
         return (self.url or _API_OF[self.provider].site).rstrip("/")
 
     @property
     def name(self) -> str:
-        """A name for people, such as ``github.com/acme``."""
+        """A human-readable name, such as ``github.com/acme``."""
         if self.provider == "list" and not self.url:
             return "list"
         base = self.url if self.provider in ("folder", "list") else self.site.partition("://")[2]
         return f"{base}/{self.owner}" if self.owner else base
 
     def token(self, environ: Mapping[str, str]) -> str:
-        """Return the token, "" if no variable is named. Raises UsageError if its variable is not set."""
+        """Return the token, "" if no variable is configured. Raises UsageError if the variable is not set."""
         if self.variable and not environ.get(self.variable):
             raise UsageError(f"The fleet needs the variable {self.variable}", self.name, "Set it to the token.")
         return environ[self.variable] if self.variable else ""
 
     def remote(self, repository: Repository) -> Remote:
-        """Return the repository's remote, with the reference to the token. Raises UsageError."""
+        """Return the repository's remote, with a reference to the token. Raises UsageError."""
         remote = parse_remote(self.uri(repository))
         if remote is None:
             raise UsageError("Not a valid repository path", repr(repository.path))
         return remote
 
     def uri(self, repository: Repository) -> str:
-        """Return the URI of a repository, with the reference to the token. Raises UsageError."""
+        """Return a repository's URI, with a reference to the token. Raises UsageError."""
         if self.provider == "list":
             for uri in self.uris:
                 if (remote := parse_remote(uri)) is not None and remote.uri == repository.id:
@@ -117,11 +117,11 @@ class Host:
 
     @property
     def has_pulls(self) -> bool:
-        """Whether the host lists the open pull requests of a repository."""
+        """Whether the host lists a repository's open pull requests."""
         return self.provider not in ("folder", "list") and bool(api_of(self).pulls)
 
     def pull_ref(self, number: int) -> str:
-        """Return the ref of a pull request."""
+        """Return a pull request's ref."""
         return api_of(self).pull_ref.format(number)
 
     @property
@@ -133,13 +133,13 @@ class Host:
 
     @property
     def settle_seconds(self) -> float | None:
-        """Seconds after a push until a further push is sure to change ``Repository.changed``; None if none is."""
+        """Seconds after a push until another push is sure to change ``Repository.changed``; None if none is."""
         return None if self.provider in ("folder", "list") else api_of(self).settle_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class HostPage:
-    """A page: its entries, the URL of the next page, and the total that the host reports."""
+    """A page: its entries, the next page's URL, and the total reported by the host."""
 
     items: Sequence[Any]
     next: str = ""
@@ -236,7 +236,7 @@ def _gitea_reader(item: Any) -> str:
 
 
 def _linked(url: str, body: Any, headers: Mapping[str, str]) -> HostPage:
-    """Read a page of a host whose header ``Link`` names the next page."""
+    """Read a page from a host that gives the next page in the ``Link`` header."""
     found = _NEXT.search(headers.get("Link") or "")
     total = headers.get("X-Total") or headers.get("X-Total-Count") or ""
     return HostPage(body, found[1] if found else "", int(total) if total.isdecimal() else None)
@@ -332,7 +332,7 @@ OWNERS: Mapping[str, frozenset[str]] = {
     "folder": frozenset({""}),
     "list": frozenset({""}),
 }
-"""The kinds of owner that each provider knows; "" is everything that the token may read."""
+"""The owner kinds supported by each provider; "" means everything that the token can read."""
 
 
 def api_of(host: Host) -> HostApi:

@@ -1,11 +1,11 @@
-"""Mirror the objects of a git repository that is named by a URL, in a cache folder of this machine.
+"""Mirror the objects of a git repository, given by its URL, in a cache folder on this machine.
 
-A mirror holds the newest requested commits, without history and without a work tree. Its configuration is Driftline's
-own, so nothing that the repository names is executed, checked out or followed: no hook, filter, submodule, redirect or
-other protocol. A repository on this disk has no mirror: git reads its objects from an empty one.
+A mirror holds the newest requested commits, without history or a working tree. Its configuration is Driftline's own, so
+nothing configured by the repository is executed, checked out or followed: no hook, filter, submodule, redirect or other
+protocol. A repository on this disk has no mirror: git reads its objects through an empty one.
 
-Processes share mirrors. One of them fetches at a time, and removes the files of killed fetches. A mirror in use is
-neither repacked nor evicted, one that is being fetched is not evicted.
+Processes share mirrors. Only one of them fetches at a time, and it removes the files of killed fetches. A mirror in use
+is neither repacked nor evicted; a mirror that is being fetched is not evicted.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 CACHE_VARIABLE = "DRIFTLINE_GIT_CACHE"
 LIMIT_VARIABLE = "DRIFTLINE_GIT_CACHE_BYTES"
 DEFAULT_CACHE_BYTES = 20 * 10**9
-"""Maximum size of all mirrors; the least recently used ones are evicted."""
+"""Maximum size of all mirrors; the least recently used are evicted."""
 KEPT_COMMITS = 16
-"""Number of commits whose objects a mirror keeps, branches included, to compare commits with previous ones."""
+"""Number of commits, branches included, whose objects a mirror keeps, to compare commits with previous ones."""
 TIDIED_AFTER = 24
-"""Number of packs above which a mirror is repacked."""
+"""A mirror with more packs than this is repacked."""
 HOLD_ATTEMPTS = 3
 ASK_SECONDS = 60.0
 FETCH_SECONDS = 3600.0
@@ -60,7 +60,7 @@ _SYMBOLIC = "ref: HEAD"
 _BRANCH_IN_HEAD = re.compile(r"ref: (refs/heads/[^\n]+)\n")
 _MAX_REFS_BYTES = 4 * 1024 * 1024
 _ANY_USER = "x-access-token"
-"""The user for a token that is sent as a password; hosts accept any user, or this one."""
+"""The user name for a token sent as a password; hosts accept any user, or this one."""
 _BY_REFERENCE = "Write git+https://${NAME}@host/path, where NAME is a variable that holds the token."
 _DENIED = re.compile(
     r"authentication failed|could not read (?:username|password)|permission denied|error: 40[13]|publickey"
@@ -70,11 +70,11 @@ _MISSING = re.compile(r"not found|does not exist|not appear to be a git reposito
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A git repository as its URL names it.
+    """A git repository as identified by its URL.
 
     ``location`` is git's name for it: a path, a URL or ``user@host:path``, without credentials; ``ref`` is a branch, a
-    tag, a commit or the full name of a ref, and "" the default branch. ``variable`` is the environment variable that
-    holds the token of ``user``.
+    tag, a commit or a full ref name; "" means the default branch. ``variable`` is the environment variable that holds
+    the token for ``user``.
     """
 
     location: str
@@ -101,16 +101,16 @@ class Remote:
 
 
 def parse_remote(text: str) -> Remote | None:
-    """Return the repository that a URI names; None for a URI of another kind.
+    """Parse a repository's URI; None for any other kind of URI.
 
-    Raises UsageError for credentials that are not references, and for a URL that git would read differently.
+    Raises UsageError for credentials that are not references, and for URLs that git would interpret differently.
     """
     scheme, separator, rest = text.partition("://")
     if not separator:
         match = _SCP.fullmatch(text)
         if match is None or os.path.exists(text):
             return None
-        if re.match(r"\d+(?:/|$)", match["path"]):  # git would read a folder, but people mean a port
+        if re.match(r"\d+(?:/|$)", match["path"]):  # git would read a folder, but users mean a port
             what = "The number after the colon may be a port or a folder"
             raise UsageError(what, text, f"Write git+ssh://{match['user']}@{match['host']}/{match['path']}.")
         return _remote("ssh", text)
@@ -135,7 +135,7 @@ def bare_repository(folder: str) -> Remote | None:
 
 
 def _split_ref(rest: str) -> tuple[str, str]:
-    """Split ``host/path@ref`` into ``(host/path, ref)``; an @ in the host belongs to the user."""
+    """Split ``host/path@ref`` into ``(host/path, ref)``; an @ in the host belongs to the user name."""
     slash = max(rest.find("/"), rest.find(":") if "@" in rest.partition(":")[0] else -1)
     head, tail = rest[: slash + 1], rest[slash + 1 :]
     path, at, ref = tail.rpartition("@")
@@ -146,9 +146,9 @@ def _remote(protocol: str, rest: str) -> Remote:
     if not rest.isprintable() or " " in rest or "?" in rest or "#" in rest:
         shown = rest.partition("?")[0].partition("#")[0]
         raise UsageError(
-            "The URL of a repository has a query string, a fragment or a blank",
+            "A repository URL has a query string, a fragment or a space",
             repr(f"git+{protocol}://{shown}"),
-            "Name a branch, tag or commit after an @ at the end.",
+            "Append @ and a branch, tag or commit.",
         )
     if protocol == "file":
         is_whole = os.path.isdir(rest)
@@ -182,9 +182,7 @@ def _remote(protocol: str, rest: str) -> Remote:
 
 def _checked_ref(ref: str, where: str) -> str:
     if ref and (ref.startswith("-") or not _REF.fullmatch(ref)):
-        raise UsageError(
-            f"{ref!r} is not the name of a branch, a tag or a commit", where, "Correct the part after the @."
-        )
+        raise UsageError(f"{ref!r} is not a branch, tag or commit name", where, "Correct the part after the @.")
     return ref
 
 
@@ -192,9 +190,9 @@ def _checked_ref(ref: str, where: str) -> str:
 
 
 def resolve(remote: Remote) -> str:
-    """Return the id of the commit that ``remote`` names now, with one request.
+    """Return the id of the commit that ``remote`` currently points to, with one request.
 
-    Raises SourceNotFound if there is none, AccessDenied, StorageError, UsageError without the variable of a token.
+    Raises SourceNotFound if there is none, UsageError if the token's variable is not set, AccessDenied, StorageError.
     """
     commit = current_commit(remote)
     if not commit:
@@ -203,9 +201,9 @@ def resolve(remote: Remote) -> str:
 
 
 def current_commit(remote: Remote) -> str:
-    """Like ``resolve``, but "" for a repository that has no such commit, perhaps none at all.
+    """Like ``resolve``, but returns "" if the repository has no such commit, or none at all.
 
-    Raises the errors of ``resolve`` if the repository itself is missing or cannot be reached.
+    Propagates errors from ``resolve`` if the repository itself is missing or unreachable.
     """
     if remote.is_local:
         return _resolve_local(remote)
@@ -237,17 +235,17 @@ def current_branches(remote: Remote) -> tuple[str, dict[str, str]]:
 
 
 def with_ref(uri: str, ref: str) -> str:
-    """Return the URI of a repository at ``ref``. Raises UsageError for a ref that a URI cannot name."""
+    """Return a repository's URI at ``ref``. Raises UsageError if a URI cannot express the ref."""
     known = parse_remote(uri)
     named = f"{uri.removesuffix(f'@{known.ref}') if known is not None and known.ref else uri}@{ref}"
     found = parse_remote(named)
     if known is None or found is None or (found.location, found.ref) != (known.location, ref):
-        raise UsageError("The name of the branch cannot be written in a URI", repr(ref))
+        raise UsageError("The branch name cannot be written in a URI", repr(ref))
     return named
 
 
 def _listed(remote: Remote, *names: str) -> tuple[dict[str, str], str]:
-    """Return the commits of the refs that match ``names``, as the host lists them, and the ref that HEAD stands for."""
+    """Return the commits of the refs that match ``names``, as listed by the host, and the ref that HEAD points to."""
     with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
         variables = _reaching(remote) | {"GIT_CEILING_DIRECTORIES": os.path.dirname(elsewhere)}
         command = ("ls-remote", "--quiet", "--symref", "--", remote.location, *names)
@@ -256,8 +254,10 @@ def _listed(remote: Remote, *names: str) -> tuple[dict[str, str], str]:
 
 
 def _parsed_refs(answer: str) -> dict[str, str]:
-    """Return the commit of each ref in lines ``<id>\\t<ref>``, and at ``_SYMBOLIC`` what HEAD stands for."""
-    lines = [line.split("\t", 1) for line in answer.split("\n") if "\t" in line]  # a name may have other line breaks
+    """Parse ``<id>\\t<ref>`` lines into a mapping from ref to commit; the key ``_SYMBOLIC`` holds the ref that HEAD
+    points to.
+    """
+    lines = [line.split("\t", 1) for line in answer.split("\n") if "\t" in line]  # a name may contain other line breaks
     found = {name: value for value, name in lines if not value.startswith("ref: ")}
     head = next((value for value, name in lines if value.startswith("ref: ") and name == "HEAD"), "")
     return found | {_SYMBOLIC: head} if head else found
@@ -269,7 +269,7 @@ def _first(names: Sequence[str], found: Mapping[str, str]) -> str:
 
 
 def _names(ref: str) -> list[str]:
-    """Return the refs that a name may mean, in order of precedence; a tag stands for its commit."""
+    """Return the refs that a name may mean, in order of precedence; a tag resolves to its commit."""
     if not ref or ref.startswith("refs/"):
         return [f"{ref}^{{}}", ref] if ref else ["HEAD"]
     return [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
@@ -288,9 +288,9 @@ def _resolve_local(remote: Remote) -> str:
 
 
 def _head_in_files(git_dir: str) -> str:
-    """Return the commit of the current branch from git's files, without starting git.
+    """Return the current branch's commit from git's files, without starting git.
 
-    Returns "" if only git itself can tell, such as for another format of refs.
+    Return "" if only git itself can tell, for example for another ref format.
     """
     match = _BRANCH_IN_HEAD.fullmatch(_text_of(os.path.join(git_dir, "HEAD")))
     if match is None or not _REF.fullmatch(match[1]):
@@ -304,7 +304,7 @@ def _head_in_files(git_dir: str) -> str:
 
 
 def _text_of(path: str) -> str:
-    """Return the text of a small regular file; "" if it is anything else."""
+    """Return the text of a small regular file; "" for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -318,11 +318,11 @@ def _text_of(path: str) -> str:
 def _no_commit(remote: Remote) -> SourceNotFound:
     if remote.ref:
         return SourceNotFound(f"The repository has no branch, tag or commit {remote.ref!r}", remote.uri, "Correct it.")
-    return SourceNotFound("The repository has no commit on its default branch", remote.uri, "Name a branch after an @.")
+    return SourceNotFound("The repository has no commit on its default branch", remote.uri, "Append @ and a branch.")
 
 
 def _git_dir(remote: Remote) -> str:
-    """Return the git directory of a repository on this disk whose files git can read without blocking."""
+    """Return the git directory of a repository on this disk, if git can read its files without blocking."""
     git_dir = remote.location
     if bare_repository(git_dir) is None:
         raise SourceNotFound("The folder is not a git repository", remote.location, "Check the spelling.")
@@ -346,7 +346,7 @@ def _ask(git_dir: str, *arguments: str) -> str | None:
 
 
 def _reaching(remote: Remote) -> dict[str, str]:
-    """Return the environment of a command that uses the network: the user's variables, overridden by Driftline's."""
+    """Return the environment for a command that uses the network: the user's variables, overridden by Driftline's."""
     variables = {name: os.environ[name] for name in REACHING if name in os.environ}
     variables["GIT_ALLOW_PROTOCOL"] = remote.protocol
     settings = {
@@ -390,7 +390,7 @@ def _run(
 ) -> bytes:
     """Run a command that contacts ``remote``, and return its output.
 
-    Stops it after ``seconds``, or if its pack is too large.
+    Stop it after ``seconds``, or if its pack is too large.
     """
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryFile() as errors:
@@ -406,7 +406,7 @@ def _run(
                     break
                 except subprocess.TimeoutExpired:
                     if time.monotonic() > deadline:
-                        why = f"The host did not answer within {seconds:g} s"
+                        why = f"The host did not respond within {seconds:g} s"
                     elif pack_bytes is not None and _incoming_bytes(folder) > pack_bytes:
                         why = _too_large(pack_bytes)
                     if why:
@@ -421,7 +421,7 @@ def _run(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a detached process with the helpers that it has started."""
+    """Kill a detached process and the helpers that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -442,12 +442,12 @@ def _tail(errors: IO[bytes]) -> str:
     return errors.read().decode("utf-8", "replace")
 
 
-def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFound | StorageError:
+def _failure(remote: Remote, why: str, stderr: str) -> AccessDenied | SourceNotFound | StorageError:
     """Return an error with git's message; git never prints values from its environment."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith(("fatal:", "error:", "remote:"))), "")
     reason = redacted(last or (lines[-1] if lines else "git failed"))[:300]
-    message = said.lower()
+    message = stderr.lower()
     if why:
         return StorageError(why, remote.uri, "Run it again.")
     if _DENIED.search(message):
@@ -455,7 +455,7 @@ def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFou
     if _MISSING.search(message):
         return SourceNotFound("The host has no such repository", remote.uri, f"Check the spelling ({reason}).")
     if "redirect" in message or "error: 30" in message:
-        return StorageError(REDIRECTS, remote.uri, f"Name that one ({reason}).")
+        return StorageError(REDIRECTS, remote.uri, f"Use that URL ({reason}).")
     return StorageError("Git cannot reach the repository", remote.uri, reason)
 
 
@@ -463,25 +463,25 @@ def _failure(remote: Remote, why: str, said: str) -> AccessDenied | SourceNotFou
 
 
 def cache_folder() -> Path:
-    """Return the folder of all mirrors: $DRIFTLINE_GIT_CACHE, else ``driftline/git`` in the user's cache folder."""
+    """Return the folder for all mirrors: $DRIFTLINE_GIT_CACHE, or ``driftline/git`` in the user's cache folder."""
     return cache_folder_of(CACHE_VARIABLE, "git")
 
 
 def cache_bytes() -> int:
-    """Return the limit of all mirrors. Raises UsageError."""
+    """Return the size limit for all mirrors. Raises UsageError."""
     return byte_limit(LIMIT_VARIABLE, DEFAULT_CACHE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """The mirror of a remote in ``folder``, which may not exist yet; ``git_dir`` is a bare repository in it."""
+    """A remote's mirror in ``folder``, which may not exist yet; ``git_dir`` is a bare repository in it."""
 
     remote: Remote
     folder: Path
 
     @classmethod
     def of(cls, remote: Remote) -> Mirror:
-        """Return the mirror of ``remote`` on this machine; contacts nothing."""
+        """Return the mirror of ``remote`` on this machine; does not connect."""
         digest = hashlib.sha256(f"{remote.protocol} {remote.location}".encode("utf-8", "surrogateescape")).hexdigest()
         return cls(remote, cache_folder() / digest[:24])
 
@@ -490,11 +490,11 @@ class Mirror:
         return str(self.folder / "repository")
 
     def has(self, commit: str) -> bool:
-        """Return whether the mirror holds the tree of ``commit``; always true for a commit id of a local repository."""
+        """Return whether the mirror holds the tree of ``commit``; always true for a commit id in a local repository."""
         return COMMIT_ID.fullmatch(commit) is not None and (self.remote.is_local or self._ref(commit).exists())
 
     def environment(self, commit: str) -> dict[str, str]:
-        """Return the variables with which git reads ``commit``, and no settings of the repository.
+        """Return the environment in which git reads ``commit``, without the repository's settings.
 
         Raises SourceNotFound if a repository on this disk no longer exists.
         """
@@ -502,7 +502,7 @@ class Mirror:
             return {"GIT_DIR": self.git_dir}
         git_dir = _git_dir(self.remote)
         objects = os.path.join(git_dir, "objects")
-        if os.path.exists(os.path.join(git_dir, "commondir")):  # of a linked work tree
+        if os.path.exists(os.path.join(git_dir, "commondir")):  # of a linked worktree
             objects = _ask(git_dir, "rev-parse", "--git-path", "objects") or objects
         return {"GIT_DIR": _empty_repository(_format_of(commit)), "GIT_OBJECT_DIRECTORY": os.path.realpath(objects)}
 
@@ -528,14 +528,14 @@ class Mirror:
                 if not self.has(commit):
                     self._fetch(commit)
             _make_room(self.folder)
-        with contextlib.suppress(FileNotFoundError):  # evicted in the meantime; ``holding`` tries again
+        with contextlib.suppress(FileNotFoundError):  # evicted concurrently; ``holding`` retries
             os.utime(self.folder)  # the time of the last use
 
     @contextlib.contextmanager
     def holding(self, commit: str) -> Iterator[None]:
         """Hold the mirror with the tree of ``commit``, so that it is neither repacked nor evicted.
 
-        Raises the errors of ``ensure``.
+        Propagates errors from ``ensure``.
         """
         for _ in range(HOLD_ATTEMPTS):
             self.ensure(commit)
@@ -559,9 +559,9 @@ class Mirror:
 
     @contextlib.contextmanager
     def _locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[bool]:
-        """Hold a lock of the mirror, also against threads of this process.
+        """Hold a lock on the mirror; it also excludes other threads in this process.
 
-        Yield False if it is taken and ``wait`` is not set.
+        Yield False if it is already held and ``wait`` is not set.
         """
         path = self.folder / name
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
@@ -585,7 +585,7 @@ class Mirror:
         return os.path.exists(os.path.join(self.git_dir, "HEAD"))
 
     def _create(self, object_format: str) -> None:
-        """Create an empty repository that names no command, unless it exists."""
+        """Create an empty repository that configures no commands, unless it exists."""
         if self._exists():
             return
         for part in ("objects/info", "objects/pack", "refs/driftline"):
@@ -595,7 +595,7 @@ class Mirror:
         config += "" if is_sha1 else f"[extensions]\n\tobjectformat = {object_format}\n"
         _write(Path(self.git_dir, "config"), config)
         _write(Path(self.folder, "remote"), f"{self.remote.uri}\n")
-        _write(Path(self.git_dir, "HEAD"), "ref: refs/heads/unborn\n")  # last: now it is a repository
+        _write(Path(self.git_dir, "HEAD"), "ref: refs/heads/unborn\n")  # last: this makes it a repository
 
     def _fetch(self, commit: str) -> None:
         self._create(_format_of(commit))
@@ -658,13 +658,13 @@ class Mirror:
         with self._locked("use", wait=False) as idle:
             if idle:
                 doomed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}{_DELETED}")
-                os.rename(self.folder, doomed)  # at once, because another process may recreate it
+                os.rename(self.folder, doomed)  # rename first: another process may recreate it meanwhile
                 shutil.rmtree(doomed, ignore_errors=True)
         return idle
 
 
 def _make_room(keep: Path) -> None:
-    """Evict the least recently used mirrors, except ``keep``, until all of them fit into the cache."""
+    """Evict the least recently used mirrors, except ``keep``, until all fit into the cache."""
     sizes = {}
     for folder in cache_folder().iterdir():
         if folder.name.endswith(_DELETED):  # its process died
@@ -674,7 +674,7 @@ def _make_room(keep: Path) -> None:
             continue
         try:
             sizes[folder] = int((folder / "size").read_text())
-        except (OSError, ValueError):  # its first fetch was killed, or goes on
+        except (OSError, ValueError):  # its first fetch was killed, or is still running
             with contextlib.suppress(OSError):
                 sizes[folder] = _size_bytes(folder)
     excess = sum(sizes.values()) - cache_bytes()
@@ -685,7 +685,7 @@ def _make_room(keep: Path) -> None:
 
 
 def _empty_repository(object_format: str) -> str:
-    """Return a git directory without objects and settings, for reading repositories on this disk."""
+    """Return a git directory with no objects or settings, for reading repositories on this disk."""
     empty = Mirror(Remote("", "file"), cache_folder() / f".empty-{object_format}")
     if not empty._exists():
         with empty._locked("fetch"):

@@ -1,6 +1,6 @@
-"""List and read the tree of a commit of a git repository from its mirror, without a work tree.
+"""List and read a commit's tree in a git repository from its mirror, without a working tree.
 
-A git process reads commits, folders and files, and stays for later reads.
+A git process reads commits, trees and files, and stays running for later reads.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ from driftline.storage.sources.git_isolation import ask, spawn
 from driftline.storage.sources.mirror import COMMIT_ID, Mirror, Remote, parse_remote
 
 MAX_TREE_BYTES = 512 * 1024 * 1024
-"""Maximum size of the listing of a commit, of some four million files: a few small objects can expand to more than a
-disk."""
+"""Maximum size of a commit's listing, some four million files: a few small objects can expand to more than a disk."""
 MAX_DIFF_BYTES = 16 * 1024 * 1024
 _ENTRY_BYTES = 100
-"""Approximate memory of an entry of a folder, without its path."""
+"""Approximate memory per tree entry, without its path."""
 MAX_BLOB_BYTES = 1 << 30
 OPEN_READERS = 4
-"""Number of git processes to keep for further reads, in addition to the processes of ``more_readers``."""
+"""Number of git processes to keep for more reads, in addition to those of ``more_readers``."""
 MAX_MORE_READERS = 128
-"""Maximum number of git processes that ``more_readers`` adds, enough for four groups of sources; each takes 0.3 MB."""
+"""Maximum number of git processes added by ``more_readers``, enough for four groups of sources; each takes 0.3 MB."""
 _FILES_A_READER = 8
 """The number of files that this process may open, divided by this, bounds the readers: each has two pipes and a lock,
-and other code needs files, too.
+and other code needs files as well.
 """
 _IDS_AT_ONCE = 500
-"""Number of requests to send at once. They take 90 bytes each and must fit into a pipe, so that neither side blocks."""
+"""Number of requests sent per write. They take 90 bytes each and must fit into a pipe, so that neither side blocks."""
 _FOLDERS_AT_ONCE_BYTES = 1 << 20
-"""Size of the folders to read at once, unless one alone is larger; as objects, they take ten times as much memory."""
+"""Size of the trees read per batch, unless a single tree is larger; as objects, they take ten times as much memory."""
 MAX_PATH_BYTES = 4096
 _FILE, _LINK, _FOLDER = stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR
 _MODE = re.compile(rb"[0-7]{5,6}")
@@ -56,14 +55,14 @@ _PEELED = "^{commit}"
 
 
 class _Entry(NamedTuple):
-    """An entry of a folder: the ``kind`` of file, and the id of its content."""
+    """A tree entry: the ``kind`` of file, and its content's id."""
 
     kind: int
     id: str
 
 
 class _Object(NamedTuple):
-    """An object of git, without ``data`` if only its size was requested."""
+    """A git object; without ``data`` if only its size was requested."""
 
     kind: bytes
     size: int
@@ -71,25 +70,25 @@ class _Object(NamedTuple):
 
 
 _Tree = dict[bytes, _Entry]
-"""The entries of a folder, keyed by name."""
+"""The entries of a tree, keyed by name."""
 _ENDLESS = "The tree of the commit has a cycle, or millions of files"
 
 
 @dataclass(slots=True)
 class _Budget:
-    """The bytes of folders that may still be read."""
+    """How many bytes of trees may still be read."""
 
     left: int
 
     def allows(self, size: int) -> bool:
-        """Spend ``size`` bytes; return False if there were fewer."""
+        """Spend ``size`` bytes; return False if that exceeds the budget."""
         self.left -= size
         return self.left >= 0
 
 
 @dataclass(frozen=True, slots=True)
 class TreeEntry:
-    """A path of a commit. ``reason`` says why it is not a document; ``blob`` is the id of its content."""
+    """A path in a commit. ``reason`` is why it is not a document; ``blob`` is its content's id."""
 
     path: str
     blob: str
@@ -103,9 +102,9 @@ class TreeEntry:
 
 @dataclass(frozen=True)
 class CommitTree:
-    """The tree of ``commit`` in the repository ``uri``, or of the last fetched commit if ``commit`` is "". Picklable.
+    """The tree of ``commit`` in the repository ``uri``; "" means the last fetched commit. Picklable.
 
-    ``credential`` refers to the token of the host, as ``user:NAME`` of an environment variable.
+    ``credential`` refers to the host's token, as ``user:NAME`` with the name of an environment variable.
     """
 
     uri: str
@@ -114,7 +113,7 @@ class CommitTree:
 
     @classmethod
     def of(cls, remote: Remote, commit: str) -> CommitTree:
-        """Return the tree of ``commit`` of ``remote``; contacts nothing."""
+        """Return the tree of ``commit`` in ``remote``; does not connect."""
         return cls(remote.uri, commit, f"{remote.user}:{remote.variable}" if remote.variable else "")
 
     def __getstate__(self) -> dict[str, str]:
@@ -122,7 +121,7 @@ class CommitTree:
 
     @cached_property
     def remote(self) -> Remote:
-        """The repository, with the reference to its credentials."""
+        """The repository, with a reference to its credentials."""
         found = parse_remote(self.uri)
         if found is None:
             raise StorageError("Not a URI of a git repository", self.uri)
@@ -131,12 +130,12 @@ class CommitTree:
 
     @cached_property
     def mirror(self) -> Mirror:
-        """The mirror of the repository on this machine, where each worker has one."""
+        """The repository's mirror on this machine; each worker has its own."""
         return Mirror.of(self.remote)
 
     @cached_property
     def known_commit(self) -> str:
-        """The id of the commit. Raises ObjectNotFound if none was ever fetched."""
+        """The commit id. Raises ObjectNotFound if no commit was ever fetched."""
         commit = self.commit or self.mirror.newest()
         if not commit:
             raise ObjectNotFound("This machine has no mirror of the repository", self.uri)
@@ -145,7 +144,7 @@ class CommitTree:
     def entries(self, paths: Sequence[str] | None = None) -> list[TreeEntry]:
         """Return all entries of the commit, or only those at ``paths``, sorted by path, including submodules and links.
 
-        Fetches the commit first. Raises AccessDenied, SourceNotFound, StorageError, also for an endless tree.
+        Fetches the commit first. Raises AccessDenied, SourceNotFound, and StorageError, including for an endless tree.
         """
         wanted = None if paths is None else {path.encode() for path in paths if _is_plain(path)}
         folders = None if wanted is None else {path[:at] for path in wanted for at in _slashes(path)}
@@ -169,17 +168,17 @@ class CommitTree:
         return [_tree_entry(path, entry, sizes.get(entry.id)) for path, entry in sorted(found.items())]
 
     def changed_since(self, commit: str) -> list[str] | None:
-        """Return the paths that differ between the trees of ``commit`` and of this one, sorted.
+        """Return the paths that differ between the tree of ``commit`` and this one, sorted.
 
-        It reads only the folders that differ. Returns None if the mirror lacks ``commit`` or a folder of it, or if
-        there are too many to list. Raises the errors of ``entries`` if the commit cannot be fetched.
+        Reads only trees that differ. Returns None if the mirror has no ``commit`` or lacks one of its trees, or if
+        there are too many differences to list. Propagates errors from ``entries`` if the commit cannot be fetched.
         """
         with self.mirror.holding(self.known_commit):
             if not self.mirror.has(commit):
                 return None
         try:
             return self._differing(commit)
-        except StorageError:  # or of this commit, whose folders a full listing fetches again
+        except StorageError:  # or from this commit, whose trees a full listing fetches again
             return None
 
     def _differing(self, commit: str) -> list[str] | None:
@@ -203,13 +202,13 @@ class CommitTree:
         return [path.decode("utf-8", "backslashreplace") for path in sorted(found)]
 
     def committed(self) -> datetime:
-        """Return the time of the commit. Raises StorageError."""
+        """Return the commit time. Raises StorageError."""
         if self.known_commit not in _times:
             self._root(self.known_commit)
         return _times.get(self.known_commit) or _time_of(b"")
 
     def _root(self, commit: str) -> str:
-        """Return the id of the root folder of a commit. Raises ObjectNotFound."""
+        """Return the root tree id of a commit. Raises ObjectNotFound."""
         (found,) = _read_objects(self, [commit], "contents", _PEELED)
         if found is None or not found.data.startswith(b"tree "):
             raise ObjectNotFound(f"Git cannot read {commit[:12]} of the repository", self.uri, "Run it again.")
@@ -219,9 +218,9 @@ class CommitTree:
         return found.data[len(b"tree ") :].partition(b"\n")[0].decode("ascii", "replace")
 
     def _trees(self, ids: Sequence[str], budget: _Budget) -> Iterator[_Tree]:
-        """Yield the content of each folder, few in memory at once; the id "" stands for an empty folder.
+        """Yield the content of each tree, with few in memory at a time; the id "" stands for an empty tree.
 
-        Raises StorageError, also before it reads a folder that exceeds ``budget``.
+        Raises StorageError, including before it reads a tree that exceeds ``budget``.
         """
         for start in range(0, len(ids), _IDS_AT_ONCE):
             part = ids[start : start + _IDS_AT_ONCE]
@@ -248,11 +247,11 @@ class CommitTree:
         return StorageError(f"Git cannot read a folder of commit {self.known_commit[:12]}", self.uri, "Run it again.")
 
     def close(self) -> None:
-        """End the process that waits for further reads."""
+        """Stop the process that waits for more reads."""
         close_readers(str(self.mirror.folder))
 
     def blobs(self, ids: Sequence[str]) -> list[bytes | None]:
-        """Return the content of each blob; None for a blob that the mirror lacks. Raises the errors of ``entries``."""
+        """Return the content of each blob; None if the mirror does not have it. Propagates errors from ``entries``."""
         found = _read_objects(self, ids, "contents")
         return [each.data if each is not None and each.kind == b"blob" else None for each in found]
 
@@ -268,13 +267,13 @@ def _start(tree: CommitTree, *command: str) -> subprocess.Popen[bytes]:
 
 @cache
 def _takes_commands() -> bool:
-    """Return whether one git process returns both sizes and contents (git 2.36 and later)."""
+    """Return whether a single git process returns both sizes and contents (git 2.36 and later)."""
     version = re.match(rb"git version (\d+)\.(\d+)", ask("/", "version") or b"")
     return version is not None and (int(version[1]), int(version[2])) >= (2, 36)
 
 
 def _is_plain(path: str) -> bool:
-    """Return whether a path stays inside the tree and does not lead into a ``.git`` folder."""
+    """Return whether a path stays inside the tree and outside ``.git`` folders."""
     return len(path.encode()) <= MAX_PATH_BYTES and "\0" not in path and _NOT_PLAIN.isdisjoint(path.split("/"))
 
 
@@ -283,7 +282,7 @@ def _slashes(path: bytes) -> Iterator[int]:
 
 
 def _batches(ids: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Split ``ids``, in order, into batches whose distinct folders have few bytes."""
+    """Split ``ids``, in order, into batches whose distinct trees stay small (in bytes)."""
     batch, size, known = list[str](), 0, set[str]()
     for each in ids:
         if batch and each not in known and size + sizes[each] > _FOLDERS_AT_ONCE_BYTES:
@@ -297,9 +296,9 @@ def _batches(ids: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]
 
 
 def _parsed_tree(data: bytes, length: int) -> _Tree:
-    r"""Return the entries of a folder, ``<mode> <name>\0<id>`` each, with ids of ``length`` bytes.
+    r"""Parse a tree's entries, ``<mode> <name>\0<id>`` each, with ids of ``length`` bytes.
 
-    If two have the same name, the first one counts. Raises ValueError.
+    If two have the same name, the first wins. Raises ValueError.
     """
     found: _Tree = {}
     at = 0
@@ -319,7 +318,7 @@ def _parsed_tree(data: bytes, length: int) -> _Tree:
 
 
 def _differences(before: _Tree, after: _Tree) -> Iterator[tuple[bytes, _Entry | None, _Entry | None]]:
-    """Yield each name whose entries differ, with both."""
+    """Yield each name whose entries differ, with both entries."""
     for name in before.keys() | after.keys():
         old, new = before.get(name), after.get(name)
         if old != new:
@@ -343,12 +342,12 @@ def _tree_entry(name: bytes, entry: _Entry, found: _Object | None) -> TreeEntry:
 
 
 _times: OrderedDict[str, datetime] = OrderedDict()
-"""The times of commits that readers of this process have opened: an id determines its content."""
+"""Commit times opened by readers in this process: an id determines its content."""
 _TIMES_REMEMBERED = 10_000
 
 
 def _time_of(commit: bytes) -> datetime:
-    """Return the time in the content of a commit; the epoch if it has none."""
+    """Return the time in a commit's content; the epoch if it has none."""
     for line in commit.partition(b"\n\n")[0].split(b"\n"):
         if line.startswith(b"committer "):
             with contextlib.suppress(ValueError, IndexError, OverflowError):
@@ -373,7 +372,7 @@ class _Reader:
         self.is_open = True
 
     def read(self, requests: Sequence[str], kind: _Request) -> list[_Object | None] | None:
-        """Return the object of each request, or None for a missing one; None if the reader was closed.
+        """Return the object for each request, or None if it is missing; return None if the reader was closed.
 
         Raises StorageError.
         """
@@ -386,7 +385,7 @@ class _Reader:
                 self._end()
                 where = self._tree.uri
                 raise StorageError("Git cannot read the objects of the repository", where, str(error)) from error
-            except BaseException:  # an interrupted read leaves answers in the pipe, which the next one would take
+            except BaseException:  # an interrupted read leaves a response in the pipe that the next read would consume
                 self._end()
                 raise
 
@@ -408,7 +407,7 @@ class _Reader:
             is_missing = len(header) == 2 and header[1] == b"missing"
             is_other = header[0] != each.encode("ascii")
             if is_other and (is_missing or not each.endswith(_PEELED) or header[1] != b"commit"):
-                raise ValueError("git's answer is for a different request")
+                raise ValueError("git's response is for a different request")
             if is_missing:
                 found.append(None)
                 continue
@@ -423,7 +422,7 @@ class _Reader:
         return found
 
     def close(self) -> None:
-        """End the process once no read is in progress, and allow others to delete the mirror."""
+        """Stop the process once no read is in progress, so that the mirror may be deleted."""
         with self._lock:
             self._end()
 
@@ -447,7 +446,7 @@ _more_readers: list[int] = []
 
 
 def _read_objects(tree: CommitTree, ids: Sequence[str], kind: _Request, peeled: str = "") -> Iterator[_Object | None]:
-    """Yield the objects of ``ids``, in order; None for one that the mirror does not have.
+    """Yield the objects for ``ids``, in order; None if the mirror does not have one.
 
     ``peeled`` is git's suffix for the object that a tag points to.
     """
@@ -460,7 +459,7 @@ def _read_objects(tree: CommitTree, ids: Sequence[str], kind: _Request, peeled: 
 
 
 def _reader(tree: CommitTree) -> _Reader:
-    """Return the reader of this process for a commit, which other threads may use as well."""
+    """Return this process's reader for a commit; other threads may be using it as well."""
     pid, folder = os.getpid(), str(tree.mirror.folder)
     key = pid, folder, tree.known_commit
     with _readers_lock:
@@ -468,7 +467,7 @@ def _reader(tree: CommitTree) -> _Reader:
         if known is not None and known.is_open:  # it holds the mirror
             _readers.move_to_end(key)
             return known
-    tree.mirror.ensure(tree.known_commit)  # without the lock, because a fetch may take long
+    tree.mirror.ensure(tree.known_commit)  # without the lock, because a fetch may be slow
     with _readers_lock:
         known = _readers.pop(key, None)
         if known is None or not known.is_open:
@@ -493,9 +492,9 @@ def _more_allowed() -> int:
 
 @contextlib.contextmanager
 def more_readers(count: int) -> Iterator[None]:
-    """Let ``count`` more processes wait for sources whose files are read after others are listed.
+    """Allow ``count`` more processes to stay open for sources whose files are read after other sources are listed.
 
-    There are at most ``MAX_MORE_READERS``, and fewer if this process may open few files.
+    There are at most ``MAX_MORE_READERS``, or fewer if this process may open few files.
     """
     _more_readers.append(count)
     try:
@@ -506,7 +505,7 @@ def more_readers(count: int) -> Iterator[None]:
 
 
 def close_readers(folder: str | None = None) -> None:
-    """End the processes that wait for further reads of all mirrors, or of the mirror in ``folder``."""
+    """Stop the processes that wait for more reads of all mirrors, or of the mirror in ``folder``."""
     with _readers_lock:
         found = {key: _readers.pop(key) for key in [*_readers] if folder in (None, key[1])}
     for (pid, _, _), reader in found.items():

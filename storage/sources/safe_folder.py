@@ -1,6 +1,6 @@
-"""Read source files without following a symbolic link below a folder.
+"""Read source files without following symbolic links below a folder.
 
-A path may change between a listing and a read. A lookup by path would follow a folder replaced by a link; a lookup from
+A path may change between listing and reading. A lookup by path would follow a folder replaced by a link; a lookup from
 descriptor to descriptor cannot.
 """
 
@@ -18,16 +18,16 @@ from typing import BinaryIO, Self
 from driftline.storage.errors import UsageError
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
-# A pipe that replaces a file must not block.
+# must not block on a pipe that replaced a file
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class SafeFolder:
-    """The tree below ``root``; a context manager. Paths are relative and posix; folders are "" or end in a slash.
+    """The tree below ``root``; a context manager. Paths are relative and POSIX-style; folders are "" or end in a slash.
 
-    Keeps a descriptor of each folder on the way to the latest path, so that neighbours cost one lookup. Not
-    thread-safe. All methods raise OSError; a component that is a link raises it with ELOOP or ENOTDIR. Raises
-    UsageError in a process that does not decode names as UTF-8.
+    Keeps a descriptor for each folder on the way to the latest path, so that neighbours cost one lookup. Not
+    thread-safe. All methods raise OSError, with ELOOP or ENOTDIR if a component is a link. Raises UsageError in a
+    process that does not decode names as UTF-8.
     """
 
     def __init__(self, root: str) -> None:
@@ -47,7 +47,7 @@ class SafeFolder:
         self._keep(0)
 
     def folder(self, path: str) -> int:
-        """Return a descriptor of a folder for the ``dir_fd`` of ``os`` functions, valid until the next call."""
+        """Return a folder's descriptor for the ``dir_fd`` of ``os`` functions, valid until the next call."""
         if path == self._path:
             return self._descriptors[-1]
         self._path = None
@@ -71,7 +71,7 @@ class SafeFolder:
     def entries(self, path: str) -> Iterator[os.DirEntry[str]]:
         """Yield the entries of a folder.
 
-        Their ``path`` is only their name, and ``stat`` works only during the iteration.
+        Their ``path`` is only their name, and ``stat`` works only during iteration.
         """
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.folder(path))
         try:
@@ -91,7 +91,7 @@ class SafeFolder:
         return read_regular(path[start:], dir_fd=self.folder(path[:start]))
 
     def chunks(self, path: str, size: int) -> Iterator[bytes]:
-        """Yield the bytes of a regular file in parts of ``size``; yield nothing for anything else."""
+        """Yield a regular file's bytes in parts of ``size``; yield nothing for anything else."""
         start = path.rfind("/") + 1
         with _opened(path[start:], self.folder(path[:start])) as file:
             while file is not None and (chunk := file.read(size)):
@@ -108,8 +108,8 @@ def check_names_are_utf8() -> None:
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8":
         raise UsageError(
-            f"This process decodes the file names as {encoding}, so it would confuse documents",
-            fix="Set PYTHONUTF8=1, or a locale of UTF-8 such as LC_ALL=C.UTF-8, before Python starts.",
+            f"This process decodes file names as {encoding}, so it would confuse documents",
+            fix="Set PYTHONUTF8=1, or a UTF-8 locale such as LC_ALL=C.UTF-8, before Python starts.",
         )
 
 
@@ -137,7 +137,7 @@ def _opened(path: str, dir_fd: int | None) -> Iterator[BinaryIO | None]:
 
 
 def only_owner_reads(folder: str) -> bool:
-    """Return whether group and others cannot read ``folder``, because of its mode or the mode of a folder above it."""
+    """Return whether group and others cannot read ``folder``, because of its own mode or a parent folder's."""
     root = Path(os.path.realpath(folder))
     try:
         own = root.stat().st_mode

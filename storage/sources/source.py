@@ -1,7 +1,7 @@
 """Open a local path or any fsspec URL as a source, and list, read and stat its files.
 
-Local trees are read with ``os`` and without following links, all others through fsspec with its caches disabled. The
-exceptions of fsspec's file systems share no base class, so every ``Exception`` goes to ``raise_translated``.
+Local trees are read with ``os``, without following links; all others through fsspec with its caches disabled. fsspec
+exceptions have no common base class, so every ``Exception`` goes to ``raise_translated``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # a search of local files reads no repository
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One file: ``path`` is relative to the source and posix; ``etag`` is "" and the other metadata 0 where unknown."""
+    """A file: ``path`` is relative to the source and POSIX-style; unknown etags are "", other unknown metadata is 0."""
 
     path: str
     size_bytes: int
@@ -68,9 +68,9 @@ _CREDENTIAL_ERRORS = frozenset(
 
 
 def translate(error: BaseException, where: str, what: str = "Reading failed") -> DriftlineError:
-    """Return ``error`` as a DriftlineError about ``where``.
+    """Translate ``error`` into a DriftlineError about ``where``.
 
-    ``what`` describes a failure without a specific error class.
+    ``what`` describes a failure that has no specific error class.
     """
     if isinstance(error, DriftlineError):
         return error
@@ -96,7 +96,7 @@ def raise_translated(error: BaseException, where: str, what: str = "Reading fail
 
 
 def _http_status(error: BaseException) -> int | None:
-    """Return the HTTP status behind an error. S3 answers 403 under many names, so the name is not enough."""
+    """Return an error's HTTP status. S3 reports 403 under many names, so the name is not enough."""
     for candidate in (error, error.__cause__):
         response = getattr(candidate, "response", None)
         if isinstance(response, Mapping):
@@ -114,14 +114,13 @@ def _one_line(error: BaseException) -> str:
 INODE_BITS = (1 << 63) - 1
 """The bits of an inode number that fit a signed column."""
 VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""Errors of a lookup through a folder that has vanished, or that is now a file or a link."""
+"""Errors of a lookup through a folder that disappeared, or was replaced by a file or link."""
 
 
 def list_folder(root: str, prefix: str) -> tuple[Sequence[str], Sequence[FileInfo]]:
-    """Return the folders (relative paths with a trailing slash) and the regular files directly in ``prefix``, each
-    sorted.
+    """Return the folders (relative paths with a trailing slash) and regular files directly in ``prefix``, both sorted.
 
-    A missing ``prefix`` is empty. Raises AccessDenied, ObjectNotFound, StorageError.
+    A missing ``prefix`` is treated as empty. Raises AccessDenied, ObjectNotFound, StorageError.
     """
     folders: list[str] = []
     files: list[FileInfo] = []
@@ -170,7 +169,7 @@ _FLAT = frozenset({"s3", "gs", "az"})
 """Stores whose ``find`` is one flat listing that raises on failure. All other stores are listed folder by folder."""
 
 CHUNK_BYTES = 16 * 2**20
-"""Bytes of a large file to read at once."""
+"""How many bytes of a large file to read per request."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _ETAG_KEYS = ("generation", "ETag", "etag", "CRC", "sha")
 _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "modified", "updated", "Last-Modified", "created")
@@ -180,9 +179,9 @@ _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "modified", "updated", 
 class SourceAccess:
     """A policy for reading sources ("Threat model").
 
-    Other people may have written the records of a workspace, so a record by itself allows nothing.
+    Other users may have written the workspace's records, so a record alone does not grant access.
 
-    Remote sources may be read only at or below one of ``roots``, the URIs and folders that the caller named. Local
+    Remote sources may only be read at or below one of ``roots``, the URIs and folders given by the caller. Local
     sources may also be read at or below ``folder``, or anywhere if that is None.
     """
 
@@ -190,7 +189,7 @@ class SourceAccess:
     folder: str | None = None
 
     def allows(self, uri: str) -> bool:
-        """Return whether the source at the recorded ``uri`` may be read. Contacts nothing, not even a disk."""
+        """Return whether the source at the recorded ``uri`` may be read. Accesses neither network nor disk."""
         is_local = "://" not in uri and "::" not in uri
         if is_local and self.folder is None:
             return True
@@ -225,20 +224,20 @@ class Source:
 
     @property
     def origin(self) -> str | None:
-        """The URL of the repository, if the URI names one on another machine."""
+        """The repository's URL, if the URI points to a repository on another machine."""
         return None
 
     @property
     def folder(self) -> str | None:
-        """The source's folder on this disk, if it is a local source."""
+        """The source's folder on this disk, if it is local."""
         return self.uri if self.is_local else None
 
     def check_reachable(self) -> None:
-        """Check that this process can list the source. Raises the errors of ``open_source``."""
+        """Check that this process can list the source. Propagates errors from ``open_source``."""
         open_source(self.uri, self.storage_options, allow_empty=True)
 
     def close(self) -> None:
-        """Close the processes and files that reads have opened; later reads open them again."""
+        """Close processes and files opened by reads; later reads reopen them."""
 
     @cached_property
     def _connection(self) -> tuple[Any, str]:
@@ -256,8 +255,8 @@ class Source:
         """Yield the files below ``prefix`` ("" or a folder with a trailing slash), in no particular order.
 
         A remote listing finishes before its first item is yielded; a local one raises where it fails. A missing prefix
-        is empty. Paths are spelled as in the store, including odd keys (``a//b``); folder markers (keys that end in a
-        slash) are omitted. Raises AccessDenied, ObjectNotFound, StorageError.
+        is treated as empty. Paths are exactly as in the store, including odd keys (``a//b``); folder markers (keys that
+        end in a slash) are omitted. Raises AccessDenied, ObjectNotFound, StorageError.
         """
         if not recursive:
             yield from self.list_top(prefix)[1]
@@ -273,7 +272,7 @@ class Source:
             yield from [info for folder in self._descend(prefix) for info in folder]
 
     def list_top(self, prefix: str = "") -> tuple[Sequence[str], Sequence[FileInfo]]:
-        """Return the folders (relative paths with a trailing slash) and the files directly in ``prefix``, each sorted.
+        """Return the folders (relative paths with a trailing slash) and files directly in ``prefix``, both sorted.
 
         Raises AccessDenied, ObjectNotFound, StorageError.
         """
@@ -294,7 +293,7 @@ class Source:
     def first_look(self, prefix: str = "") -> tuple[Sequence[str], bool, bool]:
         """Return ``(folders directly in prefix, whether it has files, whether the listing is complete)``.
 
-        Like ``list_top``, but reads only the first page of a listing of S3, with one request. Raises AccessDenied,
+        Like ``list_top``, but reads only the first page of an S3 listing, with one request. Raises AccessDenied,
         ObjectNotFound, StorageError.
         """
         if self.uri.partition("://")[0] != "s3" or "::" in self.uri:
@@ -304,15 +303,15 @@ class Source:
         below = f"{key.rstrip('/')}/" if key else ""
         try:
             page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=below, Delimiter="/")
-        except Exception as error:  # the exceptions of SDKs have no common base
+        except Exception as error:  # SDK exceptions have no common base
             raise_translated(error, f"{self.uri}/{prefix}", "Listing failed")
         paths = (self._relative({"name": f"{bucket}/{entry['Prefix']}"}) for entry in page.get("CommonPrefixes", ()))
         return [path for path in paths if path], len(page.get("Contents", ())) > 0, not page["IsTruncated"]
 
     def is_file(self) -> bool:
-        """Return whether the URI of a remote source names an object instead of a folder.
+        """Return whether a remote source's URI points to an object instead of a folder.
 
-        Returns False if the store does not say.
+        Returns False if the store does not tell.
         """
         return bool(self._fs.isfile(self._root)) if self._root else False
 
@@ -321,7 +320,7 @@ class Source:
         return SafeFolder(self.uri)
 
     def read(self, path: str) -> bytes:
-        """Return the bytes of a file; local links are not followed.
+        """Return a file's bytes; local links are not followed.
 
         Raises ObjectNotFound, AccessDenied, StorageError.
         """
@@ -334,7 +333,7 @@ class Source:
             raise_translated(error, f"{self.uri}/{path}")
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """Yield the bytes of a file in parts, so that memory stays bounded. Raises the errors of ``read``."""
+        """Yield a file's bytes in parts, to bound memory. Propagates errors from ``read``."""
         try:
             if self.is_local:
                 with self.open_tree() as tree:
@@ -349,7 +348,7 @@ class Source:
             raise_translated(error, f"{self.uri}/{path}")
 
     def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
-        """Return the bytes of each file, or its error, in the order of ``paths``.
+        """Return each file's bytes or its error, in the order of ``paths``.
 
         Reads concurrently if the store allows it. ``etags`` come from the listing; a repository finds files by them
         alone.
@@ -367,7 +366,7 @@ class Source:
         ]
 
     def stat(self, path: str) -> FileInfo | None:
-        """Return the current metadata of a file, or None if it does not exist. Raises AccessDenied, StorageError."""
+        """Return a file's current metadata, or None if it does not exist. Raises AccessDenied, StorageError."""
         if self.is_local:
             with self.open_tree() as tree:
                 return stat_file(tree, path)
@@ -390,7 +389,7 @@ class Source:
         try:
             self._fs.invalidate_cache()
             entries = self._fs.find(self._key(prefix).rstrip("/"), detail=True)
-            # adlfs reports a missing container as an empty one, and a blob at the prefix as a list.
+            # adlfs reports a missing container as empty, and a blob at the prefix as a list.
             if self.uri.startswith("az://") and not entries and not self._bucket_exists():
                 raise FileNotFoundError(self.uri)
         except Exception as error:
@@ -415,7 +414,7 @@ class Source:
             self._fs.invalidate_cache()
             return list(self._fs.ls(self._key(prefix).rstrip("/"), detail=True))
         except FileNotFoundError as error:
-            # An empty prefix is valid; a missing bucket is an error.
+            # # An empty prefix is valid; a missing bucket is an error.
             if self.uri.partition("://")[0] in _FLAT and not self._bucket_exists():
                 raise_translated(error, self.uri, "Listing failed")
             return []
@@ -447,9 +446,9 @@ class Source:
 
 @dataclass(frozen=True)
 class RepositorySource(Source):
-    """The tree of a commit of a git repository: its documents are blobs, with the same etags as in a work tree.
+    """A commit's tree in a git repository: its documents are blobs, with the same etags as in a working tree.
 
-    ``commit`` is "" for the last fetched commit. ``credential`` refers to the token of the host.
+    ``commit`` is "" for the last fetched commit. ``credential`` refers to the host's token.
     """
 
     is_local: bool = False
@@ -458,7 +457,7 @@ class RepositorySource(Source):
 
     @classmethod
     def at(cls, remote: Remote, commit: str) -> RepositorySource:
-        """Return the repository at ``commit``, which is fetched where it is needed; contacts nothing."""
+        """Return the repository at ``commit``, which is fetched on demand; does not connect."""
         from driftline.storage.sources.repository import CommitTree
 
         tree = CommitTree.of(remote, commit)
@@ -549,9 +548,9 @@ def open_source(
 ) -> Source:
     """Open the source at a path or an fsspec URL, and check that it can be listed.
 
-    ``allow_empty`` accepts a prefix without files in an existing bucket. Runs refuse it, because the prefix may be
-    misspelled. Raises UsageError for a URI that may hold a secret, and if names are not decoded as UTF-8;
-    SourceNotFound, UnknownScheme, MissingExtra, AccessDenied.
+    ``allow_empty`` accepts a prefix with no files in an existing bucket. Runs reject it, because the prefix may be
+    misspelled. Raises UsageError if the URI may contain a secret or names are not decoded as UTF-8; SourceNotFound,
+    UnknownScheme, MissingExtra, AccessDenied.
     """
     text = os.fspath(uri)
     options = dict(storage_options or {})
@@ -565,9 +564,9 @@ def open_source(
         return _open_local(rest)
     if has_query(text) or ("::" in text and may_hold_secret(text)):
         raise UsageError(
-            "The URI of a source has a query string or, within a chain, a user, which may be secrets",
+            "A source URI has a query string or, within a chain, a user, which may be secrets",
             text,
-            "Give credentials in the environment or as storage options.",
+            "Pass credentials in the environment or as storage options.",
         )
     if "::" not in text:
         scheme = _ALIASES.get(scheme, scheme)
@@ -594,7 +593,7 @@ def open_source(
 
 
 def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> Source:
-    """Return the source that ``open_source`` once returned for ``uri``, without contacting it."""
+    """Return the source that ``open_source`` once returned for ``uri``, without connecting to it."""
     remote = parse_remote(uri)
     if remote is not None:
         return RepositorySource.at(remote, "")
@@ -602,7 +601,7 @@ def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> 
 
 
 def _open_local(text: str) -> Source:
-    """Return the folder at a path; if it is a git directory, whose files are git's own, return its repository."""
+    """Open the folder at a path; if it is a bare repository, open that repository instead."""
     check_names_are_utf8()
     path = text
     try:
@@ -621,7 +620,7 @@ def _open_local(text: str) -> Source:
 
 
 def _split_credentials(scheme: str, rest: str) -> tuple[str, dict[str, Any]]:
-    """Return the URI without user and password, and the options that fsspec derives from the full URI."""
+    """Return the URI with user and password removed, and the options that fsspec derives from the full URI."""
     uri = f"{scheme}://{rest}"
     options = dict(_file_system_class(uri, scheme)._get_kwargs_from_urls(uri))
     netloc, slash, tail = rest.partition("/")
@@ -629,9 +628,7 @@ def _split_credentials(scheme: str, rest: str) -> tuple[str, dict[str, Any]]:
     netloc = netloc.partition("@")[0] if scheme == "az" else netloc.rpartition("@")[2]
     path = re.sub(r"/+$", "", slash + tail)
     if not netloc and scheme != "memory":
-        raise SourceNotFound(
-            "The URI names no bucket or host", f"{scheme}://", "Write, for example, s3://bucket/folder."
-        )
+        raise SourceNotFound("The URI has no bucket or host", f"{scheme}://", "Write, for example, s3://bucket/folder.")
     return f"{scheme}://{(netloc + path).lstrip('/') if scheme == 'memory' else netloc + path}", options
 
 
@@ -641,7 +638,7 @@ def _file_system_class(uri: str, scheme: str) -> Any:
     try:
         return fsspec.get_filesystem_class(scheme)
     except ValueError as error:
-        known = "a path, s3, gs, az, memory, http, or another scheme of fsspec"
+        known = "a path, s3, gs, az, memory, http, or another fsspec scheme"
         raise UnknownScheme(f"Unknown scheme {scheme!r}", uri, f"Use {known}.") from error
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
@@ -675,7 +672,7 @@ def _nanoseconds(moment: Any) -> int:
     if isinstance(moment, datetime.datetime):
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=datetime.UTC)
-        # Integers are exact to the microsecond; a float of seconds is not.
+        # # Integers are exact to the microsecond; float seconds are not.
         microseconds: int = (moment - _EPOCH) // datetime.timedelta(microseconds=1)
         return microseconds * 1000
     return round(moment * 1_000_000) * 1000 if isinstance(moment, (int, float)) else 0

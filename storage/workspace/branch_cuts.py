@@ -1,8 +1,8 @@
-"""Create, read and delete branches of sources: each is a cut of the main index and stores only the differences
-(decision 0015).
+"""Create, read and delete source branches: each is a cut of the main index and stores only the differences (decision
+0015).
 
-A cut is a branch of the tenant's line table with its own manifest, both named by a ULID. ``_branch.json`` names the
-current cut. A cut that no record names is garbage, left by a killed run, a deleted branch or a replaced cut.
+A cut is a branch of the tenant's line table with its own manifest, both named by a ULID. ``_branch.json`` records the
+current cut. A cut that no record references is garbage, left by a killed run, a deleted branch or a replaced cut.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 MAX_NAME_CHARACTERS = 200
 CUT_ATTEMPTS = 20
-"""Attempts to read a version of the table and the manifest at the same revision, while runs commit."""
+"""How often to retry reading a table version and the manifest at the same revision, while runs commit."""
 _ANSWER_LOST = re.compile(r"Ref conflict|Clone operation should not enter build_manifest")
-"""Lance's error for a new branch when it repeats a request that succeeded but whose answer was lost."""
+"""Lance's error for a new branch if it repeats a request that succeeded but whose response was lost."""
 
 
 def check_name(name: str) -> None:
     """Check that ``name`` is a valid branch name. Raises UsageError."""
     if not _is_name(name):
-        fix = f"Use at most {MAX_NAME_CHARACTERS} printable characters, none of them blank at either end."
+        fix = f"Use at most {MAX_NAME_CHARACTERS} printable characters, with no spaces at either end."
         raise UsageError("Not a valid branch name", repr(name), fix)
 
 
@@ -53,31 +53,31 @@ def _is_name(name: str) -> bool:
 
 
 def read_branch(workspace: Workspace, entity: Entity, name: str) -> BranchRecord | None:
-    """Return the record of a branch of a source, or None. Raises CorruptFile, WorkspaceTooNew."""
+    """Return the record of a source's branch, or None. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(workspace.objects, Branch(entity, name, "").record_path, BranchRecord)
 
 
 def branch_records(workspace: Workspace, entity: Entity) -> list[BranchRecord]:
-    """Return the branches of a source, keyed by name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+    """Return a source's branches, sorted by name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
     objects, directory = workspace.objects, branches_directory(entity)
     paths = [f"{directory}/{name}/{BRANCH}" for name in objects.list_dirs(directory)]
-    records = workspace.side_by_side(lambda path: read_record(objects, path, BranchRecord), paths)
+    records = workspace.map_parallel(lambda path: read_record(objects, path, BranchRecord), paths)
     return sorted((record for record in records if record is not None), key=lambda record: record.name)
 
 
 def branch_at(entity: Entity, record: BranchRecord) -> Branch:
-    """Return the branch that ``record`` of a source describes."""
+    """Return the branch that a source's ``record`` describes."""
     return Branch(entity, record.name, record.cut)
 
 
 def on_branch(workspace: Workspace, name: str, within: Boundary | None = None) -> Workspace:
-    """Return ``workspace`` with every source ``within`` the boundary that has a branch ``name`` switched to it.
+    """Return ``workspace`` with every source ``within`` the boundary switched to its branch ``name``, if it has one.
 
-    Raises NotIndexed if no source has it, UsageError if the branch was embedded with another model.
+    Raises NotIndexed if no source has it, UsageError if the branch was embedded with a different model.
     """
     check_name(name)
     sources = [entity for entity, _ in workspace.readable_sources(within)]
-    records = [*workspace.side_by_side(lambda entity: read_branch(workspace, entity, name), sources)]
+    records = [*workspace.map_parallel(lambda entity: read_branch(workspace, entity, name), sources)]
     found = [(entity, record) for entity, record in zip(sources, records, strict=True) if record is not None]
     if not found:
         known = sorted({record.name for entity in sources for record in branch_records(workspace, entity)})
@@ -86,12 +86,12 @@ def on_branch(workspace: Workspace, name: str, within: Boundary | None = None) -
     for _, record in found:
         if record.fingerprint != workspace.config.fingerprint:
             fix = f"Index it again: driftline index --branch {name}"
-            raise UsageError("The branch was embedded with another model than the workspace", name, fix)
+            raise UsageError("The branch was embedded with a different model than the workspace", name, fix)
     return workspace.on(branch_at(entity, record) for entity, record in found)
 
 
 def has_branch(workspace: Workspace, name: str, within: Boundary | None = None) -> bool:
-    """Return whether any source ``within`` a boundary has a branch of this name."""
+    """Return whether any source ``within`` a boundary has a branch with this name."""
     check_name(name)
     return any(read_branch(workspace, entity, name) is not None for entity, _ in workspace.readable_sources(within))
 
@@ -100,16 +100,16 @@ def has_branch(workspace: Workspace, name: str, within: Boundary | None = None) 
 
 
 def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> BranchRecord:
-    """Cut a branch from the newest state of the main index, and return its record, which is not written yet.
+    """Create a branch from the newest state of the main index, and return its record, which is not written yet.
 
-    The record has the commit of the main index only if no later run has changed the index since. The caller holds
-    the lease of the branch, and the tenant's maintenance lease, so that no version is removed in the meantime. Raises
-    UsageError if the source has no main index, StorageError, CorruptFile.
+    The record has the main index's commit only if no later run changed the index since. The caller holds the branch's
+    lease and the tenant's maintenance lease, so no version is removed meanwhile. Raises UsageError if the source has no
+    main index, StorageError, CorruptFile.
     """
     table, known = workspace.lines(entity.tenant), workspace.source(entity)
     if known is None or workspace.config.fingerprint is None or not table.exists():
         fix = "Index its default branch first: driftline index SOURCE"
-        raise UsageError("The source has no main index to cut a branch from", str(entity), fix)
+        raise UsageError("The source has no main index to branch from", str(entity), fix)
     dataset, marker, documents, main_revision = _state(workspace, entity, table)
     main_token = max(marker.token, token_of(main_revision))
     token, now = max(lease_token, main_token), datetime.now(UTC)
@@ -131,7 +131,7 @@ def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> Br
 
 
 def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
-    """Create a branch of a version of the table. After an unknown outcome, create another; the first one is garbage."""
+    """Create a branch of a table version. After an unknown outcome, create another; the first one is garbage."""
 
     def attempt() -> str:
         name = new_ulid().lower()
@@ -139,7 +139,7 @@ def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
         table.sync_branch(name)
         return name
 
-    with writing("Could not cut a branch", table.uri):
+    with writing("Could not create a branch", table.uri):
         for _ in range(CUT_ATTEMPTS - 1):
             try:
                 return with_retries(attempt)
@@ -150,11 +150,10 @@ def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
 
 
 def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[LanceDataset, CommitMarker, bytes, int]:
-    """Return a version of the table, the manifest of the same state as the bytes of a base, and the manifest's
-    revision.
+    """Return a table version, the manifest of the same state as the bytes of a base, and the manifest's revision.
 
-    A commit stages its delta, changes the table, and publishes the delta. Deltas that the version's commit marker holds
-    but that are not published yet therefore belong to the state. If the marker is unchanged afterwards, no commit came
+    A commit stages its delta, changes the table, and publishes the delta. So deltas that are covered by the version's
+    commit marker but not published yet belong to the state. If the marker is unchanged afterwards, no commit came in
     between.
     """
     documents = workspace.manifest(entity)
@@ -162,15 +161,15 @@ def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[Lanc
         dataset = table.open()
         marker = table.marker_in(dataset, entity)
         unpublished = [batch for batch in documents.staged() if marker.holds(batch)]
-        with contextlib.suppress(ObjectNotFound):  # published in the meantime
+        with contextlib.suppress(ObjectNotFound):  # published concurrently
             data, reached = documents.snapshot_with(unpublished)
             if table.commit_marker(entity) == marker:
                 return dataset, marker, data, reached
-    raise StorageError("Runs commit faster than a branch can be cut", str(entity), "Try again.")
+    raise StorageError("Runs commit faster than a branch can be created", str(entity), "Try again.")
 
 
 def write_record(workspace: Workspace, entity: Entity, record: BranchRecord, before: BranchRecord | None) -> None:
-    """Make ``record`` the record of the branch, in place of ``before``. The caller holds the lease of the branch.
+    """Make ``record`` the branch's record, in place of ``before``. The caller holds the branch's lease.
 
     Raises PreconditionFailed, AlreadyExists, StorageError.
     """
@@ -180,7 +179,7 @@ def write_record(workspace: Workspace, entity: Entity, record: BranchRecord, bef
         return
     found, version = workspace.objects.get_versioned(path)
     if parse_record(workspace.objects, path, found, BranchRecord) != before:
-        raise PreconditionFailed("Another run has changed this branch", f"{workspace.objects.uri}/{path}")
+        raise PreconditionFailed("Another run changed this branch", f"{workspace.objects.uri}/{path}")
     workspace.objects.replace(path, data, version)
 
 
@@ -198,7 +197,7 @@ def delete(workspace: Workspace, entity: Entity, record: BranchRecord) -> None:
 
 
 def delete_cut(workspace: Workspace, tenant: Entity, cut: str, index_directory: str | None) -> None:
-    """Delete the content of a cut that no record names: its branch of any table, and its manifest.
+    """Delete the content of an unreferenced cut: its branch in any table, and its manifest.
 
     Raises StorageError.
     """
@@ -215,12 +214,12 @@ def _delete_from(table: LineTable, cut: str) -> None:
         try:
             table.open().branches.delete(lance_branch(cut))
         except ValueError as error:
-            if "Ref not found" not in str(error):  # another process has deleted it in the meantime
+            if "Ref not found" not in str(error):  # another process deleted it concurrently
                 raise
 
 
 def cuts_of(table: LineTable) -> dict[str, datetime]:
-    """Return the cuts in a table of lines with their creation times. Raises StorageError, CorruptFile."""
+    """Return the cuts in a line table with their creation times. Raises StorageError, CorruptFile."""
     if not table.exists():
         return {}
     found = with_retries(table.open().branches.list)

@@ -1,7 +1,7 @@
-"""Keep a local copy of a workspace that follows the original from version to version (decision 0011).
+"""Maintain a local copy of a workspace that follows the original from version to version (decision 0011).
 
-The copy is a symbolic link to the folder of a version, ``.{name}.versions/{id}``. A newer version is completed in its
-own folder, with unchanged files hard-linked, and replacing the link switches to it atomically.
+The copy is a symbolic link to a version's folder, ``.{name}.versions/{id}``. A newer version is completed in its own
+folder, with unchanged files hard-linked, and replacing the link switches to it atomically.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lance import LanceDataset
 
 KEPT_VERSIONS = 2
-"""The current version, and the one before it, which readers may still have open."""
+"""The current version, and the previous one, which readers may still have open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class WorkspaceCopy:
 
     @property
     def partial(self) -> Path:
-        """The version under construction; the next pull reuses the files of an interrupted one."""
+        """The version under construction; the next pull reuses files of an interrupted one."""
         return self.versions / "partial"
 
     @property
@@ -54,14 +54,14 @@ class WorkspaceCopy:
         return self.location.parent / os.readlink(self.location) if is_valid else None
 
     def check_location(self) -> None:
-        """Raise UsageError if ``location`` is something other than a copy."""
+        """Raise UsageError if ``location`` is anything other than a copy."""
         if os.path.lexists(self.location) and not self.location.is_symlink():
             empty = self.location.is_dir() and not any(self.location.iterdir())
             if not empty:
-                raise UsageError("The folder is not a copy", str(self.location), "Name a new folder for the copy.")
+                raise UsageError("The folder is not a copy", str(self.location), "Choose a new folder for it.")
             self.location.rmdir()
         if self.current is not None and self.record() is None:
-            raise UsageError("The link does not point to a copy", str(self.location), "Name a new folder for the copy.")
+            raise UsageError("The link does not point to a copy", str(self.location), "Choose a new folder for it.")
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = False) -> Iterator[None]:
@@ -74,14 +74,14 @@ class WorkspaceCopy:
             yield
 
     def record(self) -> CopyRecord | None:
-        """Return the record of the current version. Raises CorruptFile, WorkspaceTooNew."""
+        """Return the current version's record. Raises CorruptFile, WorkspaceTooNew."""
         current = self.current
         return read_copy_record(ObjectStore.open(current.as_uri())) if current is not None else None
 
     def reuse(self, known: Mapping[str, tuple[int, str]], expected: Mapping[str, tuple[int, str]]) -> set[str]:
         """Link the current version's files that are also ``expected`` into the partial version, and return them.
 
-        Files with the same size and version are equal. Unwanted files in the partial version are removed.
+        Files with the same size and version are identical. Unwanted files in the partial version are removed.
         """
         current = self.current
         for folder, _, names in os.walk(self.partial):
@@ -100,7 +100,7 @@ class WorkspaceCopy:
         return found
 
     def confirm(self, record: CopyRecord) -> None:
-        """Record when the current version was last found to be the newest. Raises StorageError."""
+        """Record that the current version was just found to be the newest. Raises StorageError."""
         current = self.current
         assert current is not None
         temporary = current / f".tmp-{COPY_RECORD}"
@@ -148,18 +148,18 @@ def _has_size(file: Path, size_bytes: int) -> bool:
 
 
 _NEWEST = 2**64 - 1
-"""Names of Lance's versions count down from here, so that a listing begins with the newest."""
+"""Lance's version names count down from here, so that a listing starts with the newest."""
 _COPIED = (Kind.BASE, Kind.DELTA, Kind.RUN)
 
 
 Listing = Mapping[str, ObjectInfo]
-"""All objects of a workspace, keyed by path, in the order of one listing."""
+"""All objects in a workspace, keyed by path, in the order of one listing."""
 
 
-def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
+def version_metadata_files(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
     """Return the small files that distinguish versions.
 
-    These are configuration, records, manifests, run history, and the manifests of tables.
+    These are the configuration, records, manifests, run history, and table manifests.
     """
     of_sources = {path.rpartition("/")[0] for path in listing if path.endswith(f"/{SOURCE}")}
     files = [
@@ -171,25 +171,25 @@ def heads_of_newest_version(workspace: Workspace, listing: Listing) -> list[Obje
     return files + [manifest for _, manifest in _tables(workspace, listing)]
 
 
-def is_head(path: str) -> bool:
-    """Return whether a file of a copy is one of ``heads_of_newest_version``; all others have unique names."""
+def is_version_metadata(path: str) -> bool:
+    """Return whether a copied file is one of ``version_metadata_files``; all other files have unique names."""
     return "/_tables/" not in path or "/_versions/" in path
 
 
 def files_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
-    """Return ``heads_of_newest_version``, and the files of the current tables of lines.
+    """Return ``version_metadata_files``, and the files of the current line tables.
 
-    Memory, leases, staged deltas, and files of other versions are excluded. Raises ObjectNotFound if files have
-    vanished since the listing, CorruptFile, StorageError.
+    Memory, leases, staged deltas, and files of other versions are excluded. Raises ObjectNotFound if files disappeared
+    since the listing, CorruptFile, StorageError.
     """
-    files = heads_of_newest_version(workspace, listing)
+    files = version_metadata_files(workspace, listing)
     for table, manifest in _tables(workspace, listing):
         files += _of_table(table, manifest, listing)
     return files
 
 
 def _tables(workspace: Workspace, listing: Listing) -> list[tuple[LineTable, ObjectInfo]]:
-    """Return the table of lines of each tenant, with its newest manifest."""
+    """Return each tenant's line table, with its newest manifest."""
     if workspace.config.fingerprint is None:
         return []
     found: list[tuple[LineTable, ObjectInfo]] = []
@@ -205,13 +205,13 @@ def _tables(workspace: Workspace, listing: Listing) -> list[tuple[LineTable, Obj
 
 
 def _is_wanted(path: str, of_sources: set[str]) -> bool:
-    """Return whether a manifest or run record does not belong to memory."""
+    """Return whether a manifest or run record is not part of memory."""
     folder = path.rpartition("/")[0]
     return folder in of_sources or folder.endswith("/_runs")
 
 
 def _of_table(table: LineTable, manifest: ObjectInfo, listing: Listing) -> list[ObjectInfo]:
-    """Return the files of data and indexes that a version of a table refers to."""
+    """Return the data and index files that a table version refers to."""
     dataset = table.open(_NEWEST - int(manifest.path.rpartition("/")[2].removesuffix(".manifest")))
     names = {*_data_files(dataset)}
     folders = {f"{table.path}/_indices/{uuid}/" for uuid in _index_ids(dataset)}

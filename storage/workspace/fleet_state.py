@@ -1,8 +1,8 @@
-"""Keep the state of fleets: the repositories that their hosts listed, their indexed commits, and failures.
+"""Store fleet state: the repositories listed by the hosts, their indexed commits, and failures.
 
 ``_fleet.json`` holds the state of all fleets; one sync at a time writes it, under a separate lease. Pure functions
-decide what follows from a listing: an incomplete one removes nothing, a renamed repository keeps its entity, and a
-missing one stays for a grace period.
+decide what follows from a listing: an incomplete listing removes nothing, a renamed repository keeps its entity, and a
+missing one is kept for a grace period.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from driftline.storage.entities import Entity, spelling
+from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound
 from driftline.storage.json_records import to_json
 from driftline.storage.layout import FLEET, FLEET_LEASE
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Listing, Page, moment
+from driftline.storage.sources.discovery import Listing, Page, parse_timestamp
 from driftline.storage.sources.hosts import Host, Repository
 from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
 
@@ -28,18 +28,18 @@ State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excl
 FIRST_BACKOFF = timedelta(minutes=5)
 MAX_BACKOFF = timedelta(days=1)
 LOOKED_AT_AGAIN_AFTER = timedelta(days=1)
-"""The commit of a repository is looked up at least this often, even if the host lists no change."""
+"""A repository's commit is looked up at least this often, even if the host lists no change."""
 RETIRED_AFTER_MISSES = 2
-"""Complete listings without a repository before it may be retired, however short the grace period is."""
+"""How many complete listings must lack a repository before it may be retired, however short the grace period is."""
 GUARDED_REPOSITORIES = 3
-"""Maximum number of retirements that are never refused."""
+"""This many retirements never need confirmation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBranch:
-    """A branch of a repository: its ``commit``, "" once it is deleted, and the ``indexed`` commit.
+    """A repository branch: its ``commit``, "" once it is deleted, and the ``indexed`` commit.
 
-    That commit was indexed from ``uri`` with ``settings``. ``pull`` is the number of a pull request.
+    The commit was indexed from ``uri`` with ``settings``. ``pull`` is the number of a pull request.
     """
 
     pull: int = 0
@@ -60,7 +60,7 @@ class KnownReaders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRepository:
-    """A repository of a fleet.
+    """A fleet repository.
 
     ``commit`` is the commit that the host named at the last lookup, at ``looked_at``; ``stamp`` is the host's stamp at
     that time, "" if a later push might not have changed it. ``indexed`` is the commit in the index, indexed with
@@ -102,7 +102,7 @@ class KnownRepository:
 
     @property
     def state(self) -> State:
-        """The state of the repository, in a word."""
+        """The repository's state, in one word."""
         if self.excluded:
             return "excluded"
         if self.missed_since is not None:
@@ -117,7 +117,7 @@ class KnownRepository:
 
     @property
     def uris(self) -> set[str]:
-        """The URIs that its source may have; none if it was never indexed."""
+        """The URIs that its source may have; empty if it was never indexed."""
         return {self.uri, *self.other_uris} - {""}
 
     @property
@@ -126,11 +126,11 @@ class KnownRepository:
         return frozenset(each.pull for each in self.branches.values() if each.pull)
 
     def lag_seconds(self, now: datetime) -> float:
-        """Return for how long the index has been known to be behind."""
+        """Return how long the index has been known to be behind."""
         return (now - self.behind_since).total_seconds() if self.behind_since is not None else 0.0
 
     def to_dict(self, now: datetime) -> dict[str, Any]:
-        """Return the repository as ``fleet status --json`` prints it."""
+        """Return the repository in the format of ``fleet status --json``."""
         listed = self.listed
         times = {name: getattr(self, name) for name in ("looked_at", "indexed_at", "missed_since", "retry_at")}
         return {
@@ -156,10 +156,10 @@ class KnownRepository:
         } | {name: moment.isoformat() if moment else None for name, moment in times.items()}
 
     def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, followed: tuple[str, ...]) -> bool:
-        """Return whether its host must be asked for its commit: not if the listing shows that nothing was pushed.
+        """Return whether its host must be asked for its commit; not if the listing shows that nothing was pushed.
 
-        ``is_current`` means that the current listing has the repository; if not, another one may have its path now.
-        ``retry`` ignores its backoff. ``followed`` are the globs of its branches.
+        ``is_current`` means that the current listing has the repository; if not, another repository may now have its
+        path. ``retry`` ignores its backoff. ``followed`` holds its branch globs.
         """
         if not is_current or self.excluded or (self.is_waiting(now) and not retry):
             return False
@@ -168,29 +168,30 @@ class KnownRepository:
         return not is_quiet or self.looked_at is None or now - self.looked_at >= LOOKED_AT_AGAIN_AFTER
 
     def is_waiting(self, now: datetime) -> bool:
-        """Return whether the repository has failed and waits for its next attempt."""
+        """Return whether the repository failed and is waiting for its next attempt."""
         return self.retry_at is not None and now < self.retry_at
 
     def failed(self, error: DriftlineError, now: datetime) -> KnownRepository:
-        """Return the repository after another failure; each failure doubles the time until the next attempt."""
+        """Return the repository after another failure; each failure doubles the delay before the next attempt."""
         pause = min(FIRST_BACKOFF * 2 ** min(self.failures, 20), MAX_BACKOFF)
         return replace(self, failures=self.failures + 1, retry_at=now + pause, reason=str(error), stamp="")
 
     def at_commit(self, commit: str, now: datetime, settings: str, *, stamp: str) -> KnownRepository:
-        """Return the state of the repository with the ``commit`` that its host reported."""
+        """Return the repository updated with the ``commit`` reported by its host."""
         is_behind = bool(commit) and (commit, settings) != (self.indexed, self.settings)
         since = (self.behind_since or now) if is_behind else None
         empty_since = (self.empty_since or now) if self.uris and not commit else None
-        reason = "its branch has no commit any more; the index keeps the last one" if empty_since else ""
+        reason = "its branch no longer has a commit; the index keeps the last one" if empty_since else ""
         fine = replace(self, failures=0, retry_at=None, reason=reason, empty_since=empty_since)
         return replace(fine, commit=commit, looked_at=now, behind_since=since, stamp=stamp)
 
     def with_branches(
         self, commits: Mapping[str, str], skipped: Mapping[str, str], followed: tuple[str, ...]
     ) -> KnownRepository:
-        """Return the repository after its host has named the ``commits`` of its branches that match ``followed``.
+        """Return the repository updated with the ``commits`` of its branches that match ``followed``, as reported by
+        its host.
 
-        ``skipped`` says why others are not indexed.
+        ``skipped`` maps other branches to why they are not indexed.
         """
         others = {name: each for name, each in self.branches.items() if each.pull}
         gone = {name: replace(each, commit="") for name, each in self.branches.items()} | others
@@ -200,9 +201,7 @@ class KnownRepository:
         return replace(self, branches=gone | known, skipped_branches=dict(skipped), followed=followed)
 
     def with_pulls(self, commits: Mapping[int, str], etag: str) -> KnownRepository:
-        """Return the state of the repository with the ``commits`` of pull requests that its host reported, "" for
-        closed ones.
-        """
+        """Return the repository updated with its host's pull request ``commits``; "" marks closed pull requests."""
         named = {
             number: f"pr/{number}" for number, commit in commits.items() if commit or f"pr/{number}" in self.branches
         }
@@ -224,7 +223,7 @@ class KnownRepository:
         return replace(self, readers=self.readers if is_kept else None, readers_problem=str(answer))
 
     def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
-        """Return the repository after a run has indexed the commit of its branch ``name``."""
+        """Return the repository after a run indexed the commit of its branch ``name``."""
         known = self.branches[name]
         done = replace(known, indexed=known.commit, uri=uri, settings=settings)
         return replace(self, branches=self.branches | {name: done})
@@ -243,14 +242,14 @@ class KnownRepository:
         return replace(self, listed=new.listed, excluded=new.excluded, missed_since=None, misses=0)
 
     def indexed_at_commit(self, uri: str, now: datetime, settings: str) -> KnownRepository:
-        """Return the repository after a run has indexed its commit from ``uri``."""
+        """Return the repository after a run indexed its commit from ``uri``."""
         fine = replace(self, behind_since=None, failures=0, retry_at=None, reason="", former_path="")
         return replace(fine, indexed=self.commit, indexed_at=now, settings=settings, uri=uri, other_uris=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRecord:
-    """The state of one fleet: its repositories by the host's id, and the pages of its last listing."""
+    """The state of one fleet: its repositories, keyed by the host's id, and the pages of its last listing."""
 
     repositories: dict[str, KnownRepository] = field(default_factory=dict)
     pages: tuple[Page, ...] = ()
@@ -273,9 +272,9 @@ def read_fleets(objects: ObjectStore) -> dict[str, FleetRecord]:
 
 
 def write_fleets(objects: ObjectStore, fleets: Mapping[str, FleetRecord], lease: Lease) -> None:
-    """Replace the state of ``fleets``, and keep the state of others; ``lease`` comes from ``fleet_lease``.
+    """Replace the state of ``fleets``, keeping the state of others; ``lease`` comes from ``fleet_lease``.
 
-    Raises LeaseLost, PreconditionFailed if another process has written it, StorageError.
+    Raises LeaseLost, PreconditionFailed if another process wrote it first, StorageError.
     """
     lease.check()
     try:
@@ -291,7 +290,7 @@ def write_fleets(objects: ObjectStore, fleets: Mapping[str, FleetRecord], lease:
 
 
 def fleet_lease(objects: ObjectStore, run_id: str, *, wait_seconds: float = 0.0) -> Lease:
-    """Acquire the lease of all fleets of a workspace. Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError."""
+    """Acquire the lease on a workspace's fleets. Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError."""
     return acquire(objects, FLEET_LEASE, run_id, wait_seconds=wait_seconds)
 
 
@@ -301,7 +300,7 @@ def fleet_lease(objects: ObjectStore, run_id: str, *, wait_seconds: float = 0.0)
 def reconcile(
     known: Mapping[str, KnownRepository], listing: Listing, why_not: Callable[[Repository], str], now: datetime
 ) -> dict[str, KnownRepository]:
-    """Return the repositories after a listing: the listed ones, and known ones that the listing lacks.
+    """Return the repositories after a listing: the listed ones, plus known ones missing from it.
 
     A repository counts as missing only if a complete listing lacks it. A missing repository that was never indexed is
     forgotten. A repository that the fleet no longer selects counts as missing, too. Problems with pull requests and
@@ -336,7 +335,7 @@ def _missed(repository: KnownRepository, now: datetime) -> KnownRepository:
 
 
 def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace: timedelta) -> list[str]:
-    """Return the ids of repositories that were empty, or missing from complete listings, for the grace period."""
+    """Return the ids of repositories that were empty, or missing from complete listings, for the whole grace period."""
 
     def since(each: KnownRepository) -> datetime | None:
         return each.missed_since if each.misses >= RETIRED_AFTER_MISSES else each.empty_since
@@ -349,16 +348,16 @@ def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace:
 
 
 def is_suspicious(retired: int, known: int, max_fraction: float) -> bool:
-    """Return whether the share of known repositories to retire is so large that a person should confirm it."""
+    """Return whether so many known repositories would be retired that a user should confirm it."""
     return retired > GUARDED_REPOSITORIES and retired > max_fraction * known
 
 
 def settled_stamp(host: Host, listing: Listing, repository: Repository) -> str:
-    """Return the stamp of a repository if any later push will change it; "" if one might not.
+    """Return a repository's stamp if any later push will change it; "" if one might not.
 
-    Hosts write the time of the last push in whole seconds, or raise it once an hour.
+    Hosts write the time of the last push in whole seconds, or update it once an hour.
     """
-    after, pushed = host.settle_seconds, moment(repository.changed)
+    after, pushed = host.settle_seconds, parse_timestamp(repository.changed)
     if after is None or pushed is None or listing.at is None or listing.at - pushed < after:
         return ""
     return repository.stamp
@@ -381,5 +380,5 @@ def readable_by_login(record: FleetRecord) -> dict[str, list[tuple[Entity, datet
 
 
 def entities_in_use(fleets: Iterable[FleetRecord]) -> set[str]:
-    """Return the spellings of the entities of all repositories of ``fleets``."""
-    return {spelling(each.entity) for fleet in fleets for each in fleet.repositories.values() if each.entity}
+    """Return the normalized names of the entities of all repositories in ``fleets``."""
+    return {normalized_name(each.entity) for fleet in fleets for each in fleet.repositories.values() if each.entity}

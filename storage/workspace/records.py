@@ -1,4 +1,4 @@
-"""Read and validate the JSON records of a workspace: configuration, sources, branches, and immutable run records."""
+"""Read and validate a workspace's JSON records: configuration, sources, branches, and immutable run records."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WorkspaceConfig:
 
     ``fingerprint`` is None until the first run binds a model.
 
-    ``deep`` is the transformer of a workspace with definition embeddings.
+    ``deep`` is the transformer, if the workspace has definition embeddings.
     """
 
     format_version: int = FORMAT_VERSION
@@ -61,10 +61,10 @@ class WorkspaceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedCommit:
-    """The commit at which a source was indexed, with a clean work tree, when the lease with ``token`` ended.
+    """The commit a source was indexed at, with a clean working tree, when the lease with ``token`` ended.
 
-    ``scanned_with`` is a hash of all settings that affect which files are indexed and how. ``revision`` is the highest
-    ``rev`` of the manifest then, 0 if unknown.
+    ``scanned_with`` is a hash of all settings that affect which files are indexed and how. ``revision`` is the
+    manifest's highest ``rev`` at that time, 0 if unknown.
     """
 
     id: str
@@ -76,16 +76,16 @@ class IndexedCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """The content of ``_source.json``: the settings of a source.
+    """The content of ``_source.json``: a source's settings.
 
-    ``origin`` and ``subpath``, not the URI, identify a git tree. Text is stored and shown as ``redact`` leaves it.
-    If ``archives``, files inside of archives and mail are documents; if ``notebook_outputs``, the text of
-    notebooks has their outputs.
+    ``origin`` and ``subpath``, not the URI, identify a git tree. Text is stored and shown as redacted by ``redact``. If
+    ``archives`` is set, files inside archives and emails are documents; if ``notebook_outputs`` is set, the text of
+    notebooks includes their outputs.
 
     ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs that
-    scan only changed paths set ``commit``, which is void as soon as the lease has another holder. ``reached`` is the
-    last commit that was set: documents that no later run has written still have the content of that commit. ``link`` is
-    a kind of host or a template of links to it, if the remote does not determine it.
+    scan only changed paths set ``commit``, which becomes invalid as soon as the lease has another holder. ``reached``
+    is the last commit that was set: documents not written by a later run still have that commit's content. ``link`` is
+    a host type or a link template, for remotes that do not determine one.
     """
 
     format_version: int = FORMAT_VERSION
@@ -110,7 +110,7 @@ class SourceRecord:
             other: the other record.
 
         Returns:
-            True for the same URI, or for the same path of the same git origin.
+            True for the same URI, or for the same path in the same git origin.
 
         Examples:
             >>> a, b = (driftline.SourceRecord(entity="source:a", uri=uri) for uri in ("/a", "/b"))
@@ -122,10 +122,10 @@ class SourceRecord:
         return self.uri == other.uri
 
     def seen_from(self, workspace: str) -> SourceRecord:
-        """Return the record with the current location of the source, inferred from how the workspace moved.
+        """Return the record with the source's current location, inferred from how the workspace moved.
 
         A source that contains the workspace still contains it, under the same name. A source next to or below the
-        workspace has moved with it if it is found there. Any other source has not moved.
+        workspace is assumed to have moved with it if it is found there. Any other source stayed where it was.
 
         Args:
             workspace: the current location of the workspace.
@@ -155,12 +155,11 @@ def _moved(uri: str, before: str, now: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchRecord:
-    """The content of ``_branch.json``: the ``cut`` of a branch, and its ``source`` as it was last indexed on the
-    branch.
+    """The content of ``_branch.json``: a branch's ``cut``, and its ``source`` as last indexed on the branch.
 
-    A cut is made from the main index at ``main_revision``, for git at the commit ``base``. Tokens of the branch's lease
-    are higher than ``token``, because a cut begins with the commit marker of the main index. ``build`` is the number of
-    the CI build that was indexed last; an older build does not replace it.
+    A cut is made from the main index at ``main_revision``, for git at the commit ``base``. The branch lease's tokens
+    are higher than ``token``, because a cut starts with the main index's commit marker. ``build`` is the number of the
+    CI build that was indexed last; older builds do not replace it.
     """
 
     format_version: int = FORMAT_VERSION
@@ -218,7 +217,7 @@ CHANGE_ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRecord:
-    """``_copy.json`` of a copy: its ``origin``, when it was pulled, and the size and version of each of its files."""
+    """A copy's ``_copy.json``: its ``origin``, when it was pulled, and the size and version of each file."""
 
     format_version: int = FORMAT_VERSION
     origin: str
@@ -228,13 +227,13 @@ class CopyRecord:
 
 
 def read_copy_record(objects: ObjectStore) -> CopyRecord | None:
-    """Return the record of a copy; None for an original. Raises CorruptFile, WorkspaceTooNew."""
+    """Return a copy's record; None for an original. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(objects, COPY_RECORD, CopyRecord) if objects.is_local else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """The record of one run. ``report`` is its JSON report, including every skipped file with its reason."""
+    """The record of one run. ``report`` is its JSON report, including every skipped file and the reason."""
 
     format_version: int = FORMAT_VERSION
     run_id: str
@@ -247,7 +246,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """The run history of one tenant."""
+    """A tenant's run history."""
 
     objects: ObjectStore
     tenant: Entity
@@ -263,22 +262,22 @@ class RunHistory:
             log.warning("The record of the run %s is not written: %s", run.run_id, error)
 
     def get(self, run_id: str) -> RunRecord | None:
-        """Return the record of a run, or None."""
+        """Return a run's record, or None."""
         return read_record(self.objects, f"{self._directory}/{run_id}.json", RunRecord)
 
     def revision(self, run_id: str, entity: Entity) -> int:
-        """Return the ``rev`` of ``entity`` after a run, for ``as_of`` of its manifest. Raises UsageError."""
+        """Return the ``rev`` of ``entity`` after a run, for reading its manifest ``as_of``. Raises UsageError."""
         run = self.get(run_id)
         sources = run.report.get("sources", []) if run is not None else []
         revisions = [source["revision"] for source in sources if source["entity"] == str(entity)]
         if not revisions:
             raise UsageError(
-                f"No run {run_id} has indexed this source", str(entity), "The run ids are the file names in _runs/."
+                f"No run {run_id} indexed this source", str(entity), "The run ids are the file names in _runs/."
             )
         return int(revisions[0])
 
     def last(self) -> RunRecord | None:
-        """Return the run that started last, or None."""
+        """Return the most recently started run, or None."""
         return next(self.newest_first(), None)
 
     def ids(self) -> list[str]:
@@ -287,7 +286,7 @@ class RunHistory:
         return sorted((run_id for name in names if (run_id := run_id_of(name))), reverse=True)
 
     def newest_first(self) -> Iterator[RunRecord]:
-        """Yield the runs, newest first, each read lazily; a damaged record is skipped with a warning."""
+        """Yield the runs, newest first, each read lazily; damaged records are skipped with a warning."""
         for run_id in self.ids():
             try:
                 run = self.get(run_id)

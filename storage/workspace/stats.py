@@ -9,7 +9,7 @@ from typing import Any
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table for notebooks, with every cell escaped."""
+    """Return an HTML table for notebooks, with every cell escaped."""
     cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
@@ -17,7 +17,7 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceStats:
-    """The statistics of a workspace; ``total_lines`` counts rows of ``line_embeddings``."""
+    """Workspace statistics; ``total_lines`` counts rows of ``line_embeddings``."""
 
     total_documents: int
     total_lines: int
@@ -30,10 +30,10 @@ class WorkspaceStats:
     last_run: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures as a dictionary.
+        """Return the statistics as a dictionary.
 
         Returns:
-            The object that ``status --json`` prints.
+            The object printed by ``status --json``.
 
         Examples:
             >>> ws.status().to_dict()["total_documents"]

@@ -1,6 +1,6 @@
-"""Keep the tokens of the web server and their permissions, as hashes (DESIGN, "Interfaces").
+"""Store web server tokens and their permissions, as hashes (DESIGN, "Interfaces").
 
-A token has 256 random bits, so its hash needs neither salt nor a slow function.
+A token has 256 random bits, so its hash needs neither a salt nor a slow function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from driftline.storage.workspace.records import (
 from driftline.storage.workspace.workspace import Workspace
 
 Scope = Literal["search", "memory", "metrics"]
-"""The permissions of a token: search and read lines, search memory, read the figures of the server."""
+"""A token's permissions: search and read lines, search memory, read server metrics."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "driftline_"
 _SECRET_BYTES = 32
@@ -38,7 +38,7 @@ MAX_NOTE_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """A token in ``_tokens.json``; ``within`` is the directory of an entity, empty for the whole workspace.
+    """A token in ``_tokens.json``; ``within`` is an entity's directory, empty for the whole workspace.
 
     ``expires`` is None if the token never expires.
     """
@@ -53,7 +53,7 @@ class TokenRecord:
 
     @property
     def boundary(self) -> Entity | None:
-        """The boundary of the token; None for the whole workspace."""
+        """The token's boundary; None for the whole workspace."""
         return Entity.of_directory(self.within) if self.within else None
 
     def is_valid(self, now: datetime) -> bool:
@@ -70,7 +70,7 @@ class TokenFile:
 
 
 def read_tokens(objects: ObjectStore) -> tuple[TokenRecord, ...]:
-    """Return the tokens of a workspace, expired ones included. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+    """Return a workspace's tokens, including expired ones. Raises CorruptFile, WorkspaceTooNew, StorageError."""
     found = read_record(objects, TOKENS, TokenFile)
     return found.tokens if found is not None else ()
 
@@ -88,7 +88,7 @@ def create_token(
     expires: datetime | None = None,
     note: str = "",
 ) -> tuple[str, TokenRecord]:
-    """Create a token, and return it with its record; it cannot be read again. Raises UsageError, StorageError."""
+    """Create a token, and return it with its record; it is shown only once. Raises UsageError, StorageError."""
     if not scopes:
         raise UsageError("A token needs a scope", "", f"Use {', '.join(SCOPES)}.")
     if expires is not None and expires <= datetime.now(UTC):
@@ -132,10 +132,10 @@ def revoke_token(workspace: Workspace, identifier: str) -> TokenRecord:
 
 
 def _change(workspace: Workspace, change: Callable[[tuple[TokenRecord, ...]], tuple[TokenRecord, ...]]) -> None:
-    """Replace the tokens by the result of ``change``; retry if another process has changed them in the meantime."""
+    """Replace the tokens with the result of ``change``; retry if another process changed them concurrently."""
     objects = workspace.objects
     if (copied := read_copy_record(objects)) is not None:
-        raise UsageError("A copy cannot be written to", objects.uri, f"Name the original: {copied.origin}.")
+        raise UsageError("A copy cannot be written to", objects.uri, f"Use the original: {copied.origin}.")
     if not objects.is_local:
         objects.probe_conditional_writes()
     for _ in range(CHANGE_ATTEMPTS):

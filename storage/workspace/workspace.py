@@ -1,6 +1,6 @@
-"""Open a workspace: the URI below which Driftline stores everything, its configuration, sources, statistics and leases.
+"""Open a workspace: the URI where Driftline stores everything, its configuration, sources, statistics and leases.
 
-The tokens of a source's lease keep growing even if the lease file is lost (DESIGN, "Leases").
+The tokens of a source's lease keep increasing even if the lease file is lost (DESIGN, "Leases").
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _Item = TypeVar("_Item")
 _Read = TypeVar("_Read")
 READ_THREADS = 16
 LISTING_SECONDS = 5.0
-"""How long the listing that begins when a workspace is opened is valid."""
+"""How long the listing started on opening a workspace is valid."""
 
 
 def collect(
@@ -80,7 +80,7 @@ def collect(
     sources_of_workspace: Iterable[tuple[Entity, SourceRecord]],
     tenants: Sequence[Entity],
 ) -> WorkspaceStats:
-    """Collect the statistics from manifests, tables and the run history; needs only read access."""
+    """Collect statistics from manifests, tables and the run history; needs only read access."""
     from driftline.storage.deltas.manifest import Manifest, totals
 
     sources: list[dict[str, Any]] = []
@@ -120,7 +120,7 @@ _RESTORE = "Run 'driftline verify --repair'."
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The ``cut`` of a source that holds its branch ``name``. Picklable."""
+    """A source's branch ``name``, held by the cut ``cut``. Picklable."""
 
     entity: Entity
     name: str
@@ -156,7 +156,7 @@ class _EarlyListing:
         return listing
 
     def take(self) -> list[str] | None:
-        """Return the tenants' directory names on the first call, if it comes within LISTING_SECONDS; otherwise None."""
+        """Return the tenants' directory names if this is the first call and within LISTING_SECONDS; otherwise None."""
         names, self.names = self.names, None
         return names.result() if names and time.monotonic() - self.began < LISTING_SECONDS else None
 
@@ -168,7 +168,7 @@ class _EarlyListing:
 class Workspace:
     """An open workspace. Picklable. Opening and reading need only read access.
 
-    A workspace ``on`` branches shows their sources in the state of these branches.
+    A workspace ``on`` branches shows their sources as of these branches.
     """
 
     objects: ObjectStore
@@ -178,15 +178,15 @@ class Workspace:
     early_listing: _EarlyListing = field(default_factory=_EarlyListing, repr=False, compare=False)
 
     def on(self, branches: Iterable[Branch]) -> Workspace:
-        """Return the workspace with sources on ``branches``, one per source, and the others on the main index."""
+        """Return the workspace with sources on ``branches``, one per source, and all others on the main index."""
         return replace(self, branches=tuple(branches))
 
     def branch_of(self, entity: Entity) -> Branch | None:
-        """Return the branch of a source that this workspace is on."""
+        """Return the source's branch that this workspace is on, if any."""
         return next((branch for branch in self.branches if branch.entity == entity), None)
 
     def lease_of(self, entity: Entity) -> str:
-        """Return the path of the lease of a source, or of its branch."""
+        """Return the path of the lease on a source, or on its branch."""
         branch = self.branch_of(entity)
         return branch_lease_path(entity, branch.name) if branch else lease_path(entity)
 
@@ -195,7 +195,7 @@ class Workspace:
         return entity if self.branch_of(entity) else entity.tenant
 
     def maintenance_lease_of(self, owner: Entity) -> str:
-        """Return the path of the lease under which the indexes of the table ``lines(owner)`` change."""
+        """Return the path of the lease that guards index changes in the table ``lines(owner)``."""
         return self.lease_of(owner) if self.branch_of(owner) else lease_path(owner.tenant, "maintenance")
 
     @classmethod
@@ -207,10 +207,10 @@ class Workspace:
         *,
         lists_tenants: bool = False,
     ) -> Workspace:
-        """Open an existing workspace; readers may look at the sources within ``access``, by default at local ones.
+        """Open an existing workspace; readers may read the sources within ``access``, by default only local ones.
 
-        If the caller ``lists_tenants`` next, a bucket's tenants are requested together with the configuration. Raises
-        WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
+        If the caller ``lists_tenants`` next, a bucket's tenants are requested in parallel with the configuration.
+        Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
         """
         objects = ObjectStore.open(uri, storage_options)
         early = lists_tenants and not objects.is_local
@@ -259,7 +259,7 @@ class Workspace:
             objects.make_private()
         try:
             if objects.is_local:
-                objects.create(GITIGNORE, b"*\n")  # keeps a workspace inside a work tree out of its commits
+                objects.create(GITIGNORE, b"*\n")  # keeps a workspace inside a working tree out of its commits
         except AlreadyExists:
             pass
         try:
@@ -273,7 +273,7 @@ class Workspace:
     def bind_model(self, model: str, fingerprint: str, dim: int, *, instead_of: str | None = None) -> Workspace:
         """Replace the current fingerprint ``instead_of`` with ``fingerprint``; idempotent.
 
-        Raises FingerprintMismatch if the workspace has a third fingerprint.
+        Raises FingerprintMismatch if the workspace has some other fingerprint.
         """
         for _ in range(CHANGE_ATTEMPTS):
             data, version = self.objects.get_versioned(CONFIG)
@@ -291,7 +291,7 @@ class Workspace:
         raise too_many_changes(CONFIG, self.objects.uri)
 
     def bind_deep(self, model: DeepModel | None) -> Workspace:
-        """Make the definitions that ``model`` embedded the current ones; None means that there are none. Idempotent."""
+        """Switch to the definitions embedded by ``model``; None means no definition embeddings. Idempotent."""
         record = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
         for _ in range(CHANGE_ATTEMPTS):
             data, version = self.objects.get_versioned(CONFIG)
@@ -313,17 +313,17 @@ class Workspace:
         return DeepModel(known.model, known.fingerprint, known.dim) if known else None
 
     def deep(self, owner: Entity, model: DeepModel) -> DeepTable:
-        """Return the tenant's table of definitions embedded by ``model``; it may not exist yet."""
+        """Return the tenant's definition table for ``model``; it may not exist yet."""
         return DeepTable(self.objects, owner.tenant, model.fingerprint)
 
     def has_branches(self, entity: Entity) -> bool:
-        """Return whether a source has any branch."""
+        """Return whether a source has any branches."""
         return bool(self.objects.list_dirs(branches_directory(entity)))
 
     def lines(self, owner: Entity, fingerprint: str | None = None) -> LineTable:
-        """Return the tenant's table of lines for ``fingerprint``, by default the current one; it may not exist yet.
+        """Return the tenant's line table for ``fingerprint``, by default the current one; it may not exist yet.
 
-        ``owner`` is the tenant or a source of it; a source on a branch has a branch of the table. Raises
+        ``owner`` is the tenant or one of its sources; a source on a branch has a branch of the table. Raises
         WorkspaceNotFound if no run has chosen a model yet.
         """
         selected = fingerprint or self.config.fingerprint
@@ -333,9 +333,9 @@ class Workspace:
         return LineTable(self.objects, owner.tenant, selected, branch.cut if branch else None)
 
     def line_tables(self, tenant: Entity) -> list[LineTable]:
-        """Return all tables of lines of the tenant: the current one, and those under construction or superseded.
+        """Return all of the tenant's line tables: the current one, and tables under construction or superseded.
 
-        A branch has one table.
+        A branch has only one table.
         """
         if self.branch_of(tenant):
             return [self.lines(tenant)]
@@ -344,9 +344,9 @@ class Workspace:
         return [LineTable(self.objects, tenant.tenant, fingerprint) for fingerprint in fingerprints if fingerprint]
 
     def stats(self, within: Boundary | None = None) -> WorkspaceStats:
-        """Return the figures of the workspace, or of the sources ``within`` a boundary.
+        """Return the statistics of the workspace, or of the sources ``within`` a boundary.
 
-        The figures of a boundary have no last run, because a run also reports on other sources.
+        Statistics for a boundary have no last run, because a run also reports on other sources.
         """
         tenants = [tenant for tenant in self.tenants() if within is None or tenant in within.tenants]
         stats = collect(self.objects, self.config, self.readable_sources(within), tenants)
@@ -355,14 +355,14 @@ class Workspace:
     # -- sources -----------------------------------------------------------------------------
 
     def manifest(self, entity: Entity) -> Manifest:
-        """Return the manifest of a source."""
+        """Return a source's manifest."""
         from driftline.storage.deltas.manifest import Manifest
 
         branch = self.branch_of(entity)
         return Manifest(self.objects, entity, branch.index_directory if branch else None)
 
     def source(self, entity: Entity) -> SourceRecord | None:
-        """Return the record of a source, or None. Raises CorruptFile, WorkspaceTooNew."""
+        """Return a source's record, or None. Raises CorruptFile, WorkspaceTooNew."""
         branch = self.branch_of(entity)
         if branch is not None:
             cut = read_record(self.objects, branch.record_path, BranchRecord)
@@ -371,20 +371,20 @@ class Workspace:
         return self._seen_from_here(known) if known is not None else None
 
     def _seen_from_here(self, record: SourceRecord) -> SourceRecord:
-        """Return ``record`` with the current location of its source, which may have moved with its index."""
+        """Return ``record`` with its source's current location; the source may have moved with its index."""
         here = self.local_path
         if here is None or here == record.workspace or record.workspace is None:
             return record
-        # A copy that follows another workspace may be anywhere; its sources are where the original sees them.
+        # The copy may be anywhere, so source locations are relative to the original.
         return record if read_copy_record(self.objects) is not None else record.seen_from(here)
 
     @property
     def local_path(self) -> str | None:
-        """The real path of a workspace on a local disk."""
+        """The real path, if the workspace is on a local disk."""
         return os.path.realpath(self.objects.uri) if self.objects.is_local else None
 
     def readable_source(self, entity: Entity) -> SourceRecord | None:
-        """Return the record of a source, or None. A damaged record is skipped with a warning.
+        """Return a source's record, or None. A damaged record is skipped with a warning.
 
         The next run replaces it.
         """
@@ -395,7 +395,7 @@ class Workspace:
             return None
 
     def bind_source(self, entity: Entity, record: SourceRecord) -> None:
-        """Create or replace the record of a source. The caller holds the source's lease."""
+        """Create or replace a source's record. The caller holds the source's lease."""
         record = replace(record, workspace=self.local_path)
         branch = self.branch_of(entity)
         if branch is not None:
@@ -412,52 +412,52 @@ class Workspace:
             self.objects.replace(path, data, version)
 
     def _change_branch(self, branch: Branch, fields: Mapping[str, Any]) -> None:
-        """Change ``fields`` of the record of a branch. Raises LeaseLost if the branch has another cut by now."""
+        """Change ``fields`` of a branch's record. Raises LeaseLost if the branch has a different cut by now."""
         data, version = self.objects.get_versioned(branch.record_path)
         known = parse_record(self.objects, branch.record_path, data, BranchRecord)
         if known.cut != branch.cut:
             fix = "Run it again."
-            raise LeaseLost("Another run has recut this branch", f"{self.objects.uri}/{branch.record_path}", fix)
+            raise LeaseLost("Another run recreated this branch", f"{self.objects.uri}/{branch.record_path}", fix)
         changed = replace(known, **fields)
         if changed != known:
             self.objects.replace(branch.record_path, to_json(changed), version)
 
     def note_build(self, entity: Entity, build: int | None) -> None:
-        """Record that a run has updated the branch of a source, and the number of its build, if it has one."""
+        """Record that a run updated a source's branch, and the number of its build, if any."""
         branch = self.branch_of(entity)
         if branch is not None:
             noted = {"updated": datetime.now(UTC)} | ({"build": build} if build is not None else {})
             self._change_branch(branch, noted)
 
     def unbind_source(self, entity: Entity) -> None:
-        """Delete the record of a source. The caller holds its lease and has removed its documents."""
+        """Delete a source's record. The caller holds its lease and has removed its documents."""
         self.objects.delete([f"{entity.directory}/{SOURCE}"])
 
     def tenants(self) -> list[Entity]:
-        """Return all tenants, sorted, with first levels of any type, because memory may have its own levels."""
+        """Return all tenants, sorted; the first level may have any type, because memory may have its own levels."""
         names = self.early_listing.take()
         if names is None:
             names = self.objects.list_dirs()
         return [Entity.of_directory(name) for name in names if is_tenant(name)]
 
     def sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
-        """Yield the sources at or below an entity, by default all, with their records, sorted."""
+        """Yield the sources at or below an entity (default: all) with their records, sorted."""
         return self._known(self.source, below)
 
     def readable_sources(self, below: Entity | Boundary | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
-        """Like ``sources``, for readers: sources with damaged records are skipped."""
+        """Like ``sources``, for readers: skips sources with damaged records."""
         return self._known(self.readable_source, below)
 
     def _known(
         self, read: Callable[[Entity], SourceRecord | None], below: Entity | Boundary | None
     ) -> Iterator[tuple[Entity, SourceRecord]]:
         entities = self.entities(below)
-        for entity, record in zip(entities, self.side_by_side(read, entities), strict=True):
+        for entity, record in zip(entities, self.map_parallel(read, entities), strict=True):
             if record is not None:
                 yield entity, record
 
-    def side_by_side(self, read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iterable[_Read]:
-        """Return the result of ``read`` for each item; in parallel for a bucket, where each read takes long."""
+    def map_parallel(self, read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iterable[_Read]:
+        """Return the result of ``read`` for each item; in parallel for a bucket, where each read is slow."""
         if self.objects.is_local or len(items) < 2:
             return map(read, items)
         with ThreadPoolExecutor(READ_THREADS) as pool:
@@ -465,14 +465,14 @@ class Workspace:
             return [each.result() for each in reading]
 
     def entities(self, below: Entity | Boundary | None = None) -> list[Entity]:
-        """Return all entities with a directory at the level of sources, with or without a source record, sorted."""
+        """Return all entities that have a directory at the source level, with or without a source record, sorted."""
         if isinstance(below, Boundary):
             return sorted((entity for top in below.tops for entity in self.entities(top)), key=str)
         start = below or Entity(())
         levels = self.config.hierarchy[len(start.parts) :]
         nodes = [start]
         for level in levels:
-            nodes = [child for found in self.side_by_side(partial(self._children, level), nodes) for child in found]
+            nodes = [child for found in self.map_parallel(partial(self._children, level), nodes) for child in found]
         return nodes
 
     def _children(self, level: str, parent: Entity) -> list[Entity]:
@@ -498,10 +498,10 @@ def acquire_source(
     wait_seconds: float = 0.0,
     marker_token: Callable[[Entity], int] | None = None,
 ) -> Lease:
-    """Acquire the lease of ``entity``, or of its branch, as ``acquire`` does.
+    """Acquire the lease on ``entity``, or on its branch; see ``acquire``.
 
-    ``marker_token`` is the result of ``marker_tokens``, if several leases are acquired. Raises LeaseHeld, LeaseLost if
-    the branch has another cut by now, CorruptFile, WorkspaceTooNew, StorageError.
+    Pass the result of ``marker_tokens`` as ``marker_token`` if several leases are acquired. Raises LeaseHeld, LeaseLost
+    if the branch has a different cut by now, CorruptFile, WorkspaceTooNew, StorageError.
     """
     from driftline.storage.leases.lease import acquire
 
@@ -524,19 +524,19 @@ def acquire_source(
 
 
 def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
-    """Return the record of the cut that holds ``branch``. Raises LeaseLost if it no longer exists."""
+    """Return the record of the cut that holds ``branch``. Raises LeaseLost if that cut no longer exists."""
     record = read_record(workspace.objects, branch.record_path, BranchRecord)
     if record is None or record.cut != branch.cut:
         where = f"{workspace.objects.uri}/{branch.record_path}"
-        raise LeaseLost("Another run has deleted or recut this branch", where, "Run it again.")
+        raise LeaseLost("Another run deleted or recreated this branch", where, "Run it again.")
     return record
 
 
 def marker_tokens(workspace: Workspace, entities: Sequence[Entity]) -> Callable[[Entity], int]:
-    """Return a function from a source to the highest token in its commit markers, 0 for a new source.
+    """Return a function that maps a source to the highest token in its commit markers, 0 for a new source.
 
-    When it is first needed for a table, it reads the markers of all ``entities`` there, because finding one takes
-    milliseconds. They stay valid while the lease files of the sources are missing: without one, nobody commits.
+    On the first call for a table, it reads the markers of all ``entities`` there, because finding one takes
+    milliseconds. They stay valid while the sources' lease files are missing: nobody commits without one.
     """
     known: dict[Entity, int] = {}
 
@@ -549,7 +549,7 @@ def marker_tokens(workspace: Workspace, entities: Sequence[Entity]) -> Callable[
             for table in (each for each in workspace.line_tables(entity) if each.exists()):
                 for each, marker in table.commit_markers(sharing).items():
                     found[each] = max(found[each], marker.token)
-            known.update(found)  # only now, so that after a failed read the next source reads them again
+            known.update(found)  # only now, so that the next source retries a failed read
         return known[entity]
 
     return token

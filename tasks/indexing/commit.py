@@ -128,20 +128,20 @@ class Staged:
 
 
 class GroupCommitFailed(Exception):
-    """A source group's transaction can never be committed: each source must be committed on its own."""
+    """The transaction of a group of sources can never be committed: each source must be committed alone."""
 
 
 def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: Sequence[str]) -> list[Staged]:
     """Commit changes to several sources, whose rows share ``fragments``, in one table transaction.
 
-    Each source has its own staged delta and commit marker, so after a crash at any step, each can be settled
-    separately. The caller publishes the returned deltas. Raises GroupCommitFailed, after removing the staged deltas, if
-    a source cannot take part; CommitConflict and StorageError if the outcome may be unknown, which later runs resolve.
+    Each source has its own staged delta and commit marker, so after a crash at any step each of them is settled alone.
+    The caller publishes the returned deltas. Raises GroupCommitFailed if a source cannot take part, after removing the
+    staged deltas; CommitConflict and StorageError if the outcome may be unknown, which later runs determine.
     """
     first = changes[0][0]
     first.table.create(first.dim)
     try:
-        staged = [*first.workspace.side_by_side(lambda each: each[0].stage(each[1]), changes)]
+        staged = [*first.workspace.map_parallel(lambda each: each[0].stage(each[1]), changes)]
     except DriftlineError as error:
         _discard(committer for committer, _ in changes)
         raise GroupCommitFailed from error
@@ -166,7 +166,7 @@ def publish_together(staged: Sequence[Staged]) -> list[DriftlineError | None]:
             return error
         return None
 
-    failures = [*staged[0].committer.workspace.side_by_side(publish, staged)]
+    failures = [*staged[0].committer.workspace.map_parallel(publish, staged)]
     try:
         _discard(each.committer for each, failure in zip(staged, failures, strict=True) if failure is None)
     except DriftlineError as error:

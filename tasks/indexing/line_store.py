@@ -31,9 +31,9 @@ from driftline.tasks.indexing.rows import line_rows
 
 @dataclass(frozen=True, slots=True)
 class DocMeta:
-    """The metadata of a document whose lines a program stores itself: ``mtime`` is in seconds since 1970.
+    """Metadata of a document whose lines a program stores itself; ``mtime`` is in seconds since 1970.
 
-    ``version`` is the CURRENT_EMBEDDING_VERSION with which its text was prepared.
+    ``version`` is the CURRENT_EMBEDDING_VERSION its text was prepared with.
     """
 
     path: str

@@ -26,7 +26,7 @@ from driftline.storage.lines.block_codes import encode as encode_blocks
 from driftline.storage.lines.line_table import CODE_COLUMN, CONTINUED, LINES_PER_BLOCK, SPELLED, schema
 from driftline.storage.lines.outline import Anchor, Definition, encode
 from driftline.storage.lines.packs import packs, text_of_lines
-from driftline.storage.lines.tokenizer import spelled_for_index
+from driftline.storage.lines.tokenizer import index_terms
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Branch, Workspace
@@ -149,7 +149,7 @@ def blocks(
     if len(others):
         spelled = pa.nulls(len(named), pa.string()).to_pylist()
         for at, whole in zip(others.tolist(), named.take(pa.array(others)).to_pylist(), strict=True):
-            words = spelled_for_index(whole)
+            words = index_terms(whole)
             spelled[at] = f"{SPELLED}{' '.join(words)}" if words else None
         more = pc.fill_null(pa.array(spelled, pa.string()), "")
         named = pc.binary_join_element_wise(heads, more, joined, "")

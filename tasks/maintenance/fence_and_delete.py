@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogError, CleanupAborted, LeaseHeld, StorageError
 from driftline.storage.garbage.classify import Orphan
-from driftline.storage.garbage.references import Survey
+from driftline.storage.garbage.references import ReferenceScan
 from driftline.storage.layout import CATALOG, CONFIG, lease_path
 from driftline.storage.leases.lease import Lease, acquire
-from driftline.storage.memory.binding import trouble
+from driftline.storage.memory.binding import catalog_problem
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.catalog.entry_queries import blob_references
 from driftline.storage.memory.catalog.entry_writes import forget_blobs
@@ -99,18 +99,18 @@ class Fence:
         self.sources.add(source.directory)
 
 
-def unleased(survey: Survey, tenants: Iterable[Entity], skip: Callable[[str], None]) -> tuple[set[str], set[str]]:
-    """Return the directories of tenants and sources with no busy leases, which a Fence could take.
+def unleased(scan: ReferenceScan, tenants: Iterable[Entity], skip: Callable[[str], None]) -> tuple[set[str], set[str]]:
+    """Return the directories of the tenants and the sources without busy leases, which a Fence could take.
 
     Takes no leases.
     """
     idle, open_sources = set(), set()
     for tenant in tenants:
-        sources = survey.sources_of(tenant.directory)
+        sources = scan.sources_of(tenant.directory)
         busy = [
-            f"{path}: {survey.leases[path].holder}"
+            f"{path}: {scan.leases[path].holder}"
             for path in [lease_path(tenant, "maintenance"), *map(lease_path, sorted(sources))]
-            if path in survey.leases and not survey.leases[path].is_free
+            if path in scan.leases and not scan.leases[path].is_free
         ]
         if busy:
             skip(f"Would skip the tables of {tenant}: {busy[0]}")
@@ -119,7 +119,7 @@ def unleased(survey: Survey, tenants: Iterable[Entity], skip: Callable[[str], No
         open_sources |= {
             source.directory
             for source in sources
-            if lease_path(source) not in survey.leases or survey.leases[lease_path(source)].is_free
+            if lease_path(source) not in scan.leases or scan.leases[lease_path(source)].is_free
         }
     return idle, open_sources
 
@@ -221,7 +221,7 @@ class CatalogAtHand:
         """Return why memory in ``workspace`` must not be checked, or None. Raises CatalogError, StorageError."""
         if self.error is not None:
             return f"its catalog cannot be read: {self.error}"
-        return trouble(workspace, self.catalog)
+        return catalog_problem(workspace, self.catalog)
 
 
 @contextmanager

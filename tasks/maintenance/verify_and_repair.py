@@ -34,7 +34,7 @@ from driftline.storage.lance.lance_table import quote
 from driftline.storage.lance.reader_process import ProcessDied, survived
 from driftline.storage.lance.retries import reading
 from driftline.storage.layout import CONFIG, SOURCE, Kind, branch_lease_path, lease_path, leased_entity, parse_name
-from driftline.storage.leases.lease import Sighting, acquire, look
+from driftline.storage.leases.lease import LeaseStatus, acquire, peek
 from driftline.storage.lines.indexes import drop, maintain
 from driftline.storage.lines.line_counts import EMPTY, Inventory, check_indexes, index_names, take_inventory
 from driftline.storage.lines.line_table import LineTable
@@ -70,7 +70,7 @@ def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFindi
     """
     for entity, _ in workspace.readable_sources(tenant):
         for record in branch_records(workspace, entity):
-            if not look(workspace.objects, branch_lease_path(entity, record.name)).is_free:
+            if not peek(workspace.objects, branch_lease_path(entity, record.name)).is_free:
                 continue
             if record.fingerprint != workspace.config.fingerprint:
                 continue  # the next run takes a new snapshot
@@ -105,8 +105,8 @@ def _triples(*columns: pa.ChunkedArray) -> set[tuple[str, str, int]]:
 DAMAGED_PREFIX = "_damaged_"
 
 
-def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
-    """Rename a damaged base, delta, record or lease of ``entity`` so that the rest is readable. Raises LeaseHeld.
+def quarantine(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
+    """Rename a damaged base, delta, record or lease of ``entity``, so that the rest is readable. Raises LeaseHeld.
 
     Missing documents are then found through their lines, or by the next index run. Returns whether a file was renamed.
     """
@@ -129,12 +129,13 @@ def set_aside(workspace: Workspace, entity: Entity, path: str, run_id: str) -> b
 
 
 def quarantine_table(workspace: Workspace, tenant: Entity, fingerprint: str, run_id: str) -> int:
-    """Drop the unreadable versions and fragments of a fingerprint's table, and return how many were dropped.
+    """Drop the unreadable versions and fragments of the table of ``fingerprint``, and return how many there were of
+    each.
 
     Documents with missing lines are then found through the manifests. Raises LeaseHeld, StorageError.
     """
     with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
-        return workspace.lines(tenant, fingerprint).set_damage_aside(f".{DAMAGED_PREFIX}{run_id}")
+        return workspace.lines(tenant, fingerprint).quarantine_damage(f".{DAMAGED_PREFIX}{run_id}")
 
 
 def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
@@ -270,7 +271,7 @@ class Verification:
     memory_entries: int = 0
     findings: list[Finding] = field(default_factory=list)
     busy: list[str] = field(default_factory=list)
-    leases: dict[Entity, Sighting] = field(default_factory=dict)
+    leases: dict[Entity, LeaseStatus] = field(default_factory=dict)
 
 
 def verify(workspace: Workspace, on_phase: Callable[[str], None]) -> Verification:
@@ -365,14 +366,14 @@ class _TenantCheck:
             if rows != 1:
                 self._add(FindingKind.COMMIT_MARKER, name, "", f"It has {rows}.", table.fingerprint)
 
-    def _look(self, source: Entity) -> Sighting:
+    def _look(self, source: Entity) -> LeaseStatus:
         try:
-            return look(self._workspace.objects, lease_path(source))
+            return peek(self._workspace.objects, lease_path(source))
         except CorruptFile as error:
             finding = Finding(FindingKind.UNREADABLE, str(source), self._relative(error.where), str(error))
             if finding not in self._findings:
                 self._findings.append(finding)
-            return Sighting(True, "", "")
+            return LeaseStatus(True, "", "")
 
     def _relative(self, where: str) -> str:
         return where.removeprefix(f"{self._workspace.objects.uri}/")

@@ -411,11 +411,8 @@ def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[
 
 
 def _share(definition: Definition, names: Sequence[str]) -> float:
-    """Return how well a definition matches a name:
-
-    less for prose, different case, nesting, few lines, or an ``impl``.
-    """
-    named = [parts_of_name(name) for name in names if definition.is_named(name)]
+    """Return how well a definition matches a name: less for prose, another case, nesting, few lines, or an ``impl``."""
+    named = [parts_of_name(name) for name in names if definition.matches_name(name)]
     if not named:
         return 0.0
     own = parts_of_name(definition.name)

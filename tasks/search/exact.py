@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -111,9 +111,8 @@ class ExactTerms:
         return [sorted({span for found in of_line for span in found}) for of_line in by_line]
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedDocument:
-    """A document in one of the searched tables."""
+class IndexedDocument(NamedTuple):
+    """A document of one of the tables that are searched. Documents are in the order of their paths."""
 
     path: str
     entity: str
@@ -210,17 +209,15 @@ class ExactFinder:
                 yield document, np.asarray(whole[0][2] + numbers, np.int64), np.asarray(matched[:, numbers])
 
     def _candidate_packs(self) -> list[_PackRow]:
-        """Return the packs that may match, in result order."""
-        found: dict[IndexedDocument, list[tuple[int, int]]] = {}
+        """Return the packs that may match, in the order of the results."""
+        found: dict[IndexedDocument, list[tuple[int, int]]] = defaultdict(list)
         for table, query in enumerate(self.tables):
             packs = packs_of(query)
             rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(query, packs)).tolist(), pa.int64()))
-            of_table: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
             columns = (rows[name].to_pylist() for name in ("path", "entity", "hash", "line", "_rowid"))
             for path, entity, digest, line, row in zip(*columns, strict=True):
-                of_table[path, entity, digest].append((line, row))
-            found |= {IndexedDocument(*document, table): of_document for document, of_document in of_table.items()}
-        documents = sorted(found, key=lambda each: (self.order(*each.key), each.path, each.entity))
+                found[IndexedDocument(path, entity, digest, table)].append((line, row))
+        documents = sorted(found, key=lambda each: (self.order(*each.key), each))
         return [(each, row, line) for each in self.chosen(documents) for line, row in sorted(found[each])]
 
     def _may_match(self, query: LineQuery, packs: Packs) -> NDArray[np.bool_]:
@@ -419,7 +416,7 @@ class ExactSearch:
             return
         of_document = {document: each[0] for found in defined for document, (each, *_) in found.items()}
         indexed = [of_document[document] for document in documents or ()]
-        for document in self._chosen(sorted(indexed, key=lambda each: (order(*each.key), each.path, each.entity))):
+        for document in self._chosen(sorted(indexed, key=lambda each: (order(*each.key), each))):
             yield document, [{each.line for _, each in found[document.key]} for found in defined]
 
     def files(self, *, in_order: bool) -> list[IndexedDocument]:

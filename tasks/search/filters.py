@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from unicodedata import normalize
 
 from driftline.storage.entities import Entity
-from driftline.storage.globs import check_glob, literal_glob, rests
+from driftline.storage.globs import check_glob, literal_glob, remainders
 from driftline.storage.lines.line_filter import LineFilter, normalise
 from driftline.storage.lines.outline import Definition
 from driftline.storage.sources.source import known_source
@@ -148,7 +148,7 @@ def _globs_by_source(
         held: list[tuple[tuple[Entity, ...] | None, str]] = []
         if glob.startswith("/") or "://" in glob:
             for entity, root in sources:
-                left = [*rests(_names(glob), root.rstrip("/").split("/"))]
+                left = [*remainders(_names(glob), root.rstrip("/").split("/"))]
                 held += [((entity,), "/" + ("/".join(names) or "**")) for names in left]
         for entities, relative in held or [(None, glob)]:
             found[entities] = (*found.get(entities, ()), relative)

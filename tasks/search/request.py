@@ -483,7 +483,7 @@ def _check_inside(label: str, name: str) -> None:
         return
     clean = posixpath.normpath(name)
     if clean.split("/")[0] == "..":
-        raise UsageError(f"The {label} leads outside its source", repr(name), "Use a path relative to the source.")
+        raise UsageError(f"The {label} points outside its source", repr(name), "Give a path relative to the source.")
     raise UsageError(f"A {label} must not contain '..'", repr(name), f"Write {clean!r}.")
 
 

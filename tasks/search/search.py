@@ -26,7 +26,7 @@ from driftline.storage.lance.retries import without_panic
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored, nearest_blocks
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
-from driftline.storage.lines.tokenizer import keywords, query_for_index
+from driftline.storage.lines.tokenizer import keywords, normalize_query
 from driftline.storage.option_table import from_keywords
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.stats import html_table
@@ -588,7 +588,7 @@ class _Finder:
         finding = search_threads().submit(timed, self._near_blocks if self.max_distance is None else self._nearest)
         try:
             with self.explanation.timed("text"):
-                words = query_for_index(keywords(self.query))
+                words = normalize_query(keywords(self.query))
                 matching = _best(self._of_tables(lambda table: table.matching(words, blocks)), blocks)
             if self.max_distance is None:
                 near_blocks = finding.result()

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from driftline.flows.runs.branches import list_branches
 from driftline.flows.runs.index import IndexRequest, index_sources
-from driftline.storage.garbage.references import survey
+from driftline.storage.garbage.references import scan_references
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.search import search
@@ -162,7 +162,7 @@ def _hundred(folder: Path, source: Path, location: Path, branches: int, verdict:
     for name, work in (
         ("unchanged run of main", lambda at: _index(source, at)),
         ("search of main", lambda at: _searches(Workspace.open(str(at)), turns=turns)),
-        ("survey of a cleanup", lambda at: survey(Workspace.open(str(at)))),
+        ("survey of a cleanup", lambda at: scan_references(Workspace.open(str(at)))),
     ):
         times = [(_seconds(lambda: work(location)), _seconds(lambda: work(without))) for _ in range(turns + 1)]  # noqa: B023
         measured[name] = [min(pair[0] for pair in times), min(pair[1] for pair in times)]

@@ -26,7 +26,7 @@ from quality_sets import Query, QuerySet, code_set, prose_set
 from driftline.storage.defaults import DEFAULT_N_LINES
 from driftline.storage.embedding import Embedder
 from driftline.storage.lines.line_queries import LineQuery
-from driftline.storage.lines.tokenizer import keywords, query_for_index
+from driftline.storage.lines.tokenizer import keywords, normalize_query
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.search.hits import merge_windows
@@ -120,7 +120,7 @@ def _look_up(queries: QuerySet, requested: Sequence[Query], folder: Path) -> tup
     found = []
     for query in requested:
         vector = embedder.embed_query(query.text)
-        blocks = table.blocks(query_for_index(keywords(query.text)), CANDIDATE_BLOCKS)
+        blocks = table.blocks(normalize_query(keywords(query.text)), CANDIDATE_BLOCKS)
         nearest = table.nearest(vector, CANDIDATE_LINES)
         found.append(SearchCase(query, vector, blocks, gather(lines_of(blocks, query.text), nearest)))
     return embedder, found

@@ -31,7 +31,7 @@ from driftline.storage.objects import bucket as buckets
 from driftline.storage.objects.bucket import Bucket
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.objects.store_requests import by_kind, tally
+from driftline.storage.objects.store_requests import by_kind, request_counter
 
 FIELDS = (pa.field("key", pa.string()), pa.field("value", pa.int64()))
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -305,12 +305,12 @@ def test_a_delta_is_fetched_once_from_a_bucket_and_the_base_each_time(s3_bucket:
     change(index, 3, {"b": 3})
     requested = []
     for _ in range(3):
-        with tally() as requests:
+        with request_counter() as requests:
             index.check()
             assert rows(index.read()) == {"a": 2, "b": 3}
         requested.append(by_kind(requests.counts)["get"])
     assert requested == [4, 2, 2]
-    with tally() as requests:  # for example by another process
+    with request_counter() as requests:  # for example by another process
         assert rows(DeltaIndex(ObjectStore.open(s3_bucket), "org:a/source:b", "test", FIELDS).read())
     assert by_kind(requests.counts)["get"] == 3
 
@@ -322,7 +322,7 @@ def test_an_index_whose_files_keep_vanishing_is_an_error(disk: DeltaIndex, monke
         raise ObjectNotFound("There is no such object", name)
 
     monkeypatch.setattr(ObjectStore, "open_input", vanish)
-    with pytest.raises(StorageError, match="vanished in each of 5 attempts"):
+    with pytest.raises(StorageError, match="disappeared during each of 5 attempts"):
         disk.read()
 
 

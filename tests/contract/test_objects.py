@@ -31,6 +31,7 @@ from driftline.storage.errors import (
     UsageError,
 )
 from driftline.storage.objects.store import TEMPORARY_PREFIX, ObjectStore
+from tests.support.processes import ForkedReader
 from tests.support.waiting import PATIENCE_SECONDS
 
 ODD_NAMES = ["a%2Fb", "with space", "~20", "org:acme", "é/日本", "a+b&c=d", "a?b#c", 'it\'s "it"', "[x]{y}^`<>*|"]
@@ -162,11 +163,8 @@ while done < 20:
 
 def test_processes_that_increment_a_counter_lose_no_increment(store: ObjectStore) -> None:
     store.create("counter", b"0")
-    processes = [
-        subprocess.Popen([sys.executable, "-c", INCREMENT, f"process-{i}"], stdin=subprocess.PIPE) for i in range(2)
-    ]
+    processes = [ForkedReader(f"import sys; sys.argv.append('process-{i}')\n{INCREMENT}") for i in range(2)]
     for process in processes:
-        assert process.stdin is not None
         process.stdin.write(pickle.dumps(store))
         process.stdin.close()
     assert [process.wait(PATIENCE_SECONDS) for process in processes] == [0, 0]

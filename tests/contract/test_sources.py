@@ -294,7 +294,7 @@ def test_a_key_that_cannot_round_trip_is_skipped_with_its_reason(
     ("uri", "error", "text"),
     [
         ("nonsense://bucket/x", UnknownScheme, "nonsense"),
-        ("s3://", SourceNotFound, "names no bucket"),
+        ("s3://", SourceNotFound, "has no bucket"),
         ("/no/such/folder", SourceNotFound, "No such folder"),
         ("file:///no/such/folder", SourceNotFound, "No such folder"),
         ("nul\0byte", SourceNotFound, "cannot be read"),

@@ -15,7 +15,7 @@ from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseLost, StorageError
-from driftline.storage.leases.lease import look
+from driftline.storage.leases.lease import peek
 from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace, marker_tokens
@@ -67,7 +67,7 @@ class Sources:
         """Return the number of failed holders of each lease, by which cleanup knows that there may be garbage."""
         workspace = Workspace.open(str(self.workspace))
         leases = [workspace.lease_of(Entity.parse(f"source:{name}")) for name in NAMES]
-        return [look(workspace.objects, lease).failures for lease in leases]
+        return [peek(workspace.objects, lease).failures for lease in leases]
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first run", "later run"])
@@ -202,7 +202,7 @@ def test_sources_without_lease_files_continue_from_their_markers(
     sources.check()
     assert looks == [len(NAMES)]
     workspace = Workspace.open(str(sources.workspace))
-    found = [look(workspace.objects, workspace.lease_of(Entity.parse(f"source:{name}"))).token for name in NAMES]
+    found = [peek(workspace.objects, workspace.lease_of(Entity.parse(f"source:{name}"))).token for name in NAMES]
     assert found == [2, 3, 2]
 
 

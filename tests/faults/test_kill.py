@@ -19,7 +19,7 @@ from driftline.flows.commands.main import _stop_on_signals
 from driftline.flows.runs.source_run import interrupt_deferred
 from driftline.storage.entities import Entity
 from driftline.storage.layout import lease_path
-from driftline.storage.leases.lease import look
+from driftline.storage.leases.lease import peek
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.oracle import (
     WORDS,
@@ -133,7 +133,7 @@ def test_the_batch_of_a_killed_worker_is_repeated(tmp_path: Path, tiny_model: Pa
     opened = Workspace.open(str(workspace))
     assert_in_step(opened, ENTITY, files_below(tree))
     assert_nothing_staged(opened)
-    assert look(opened.objects, lease_path(ENTITY)).failures  # so that cleanup looks for files of the killed worker
+    assert peek(opened.objects, lease_path(ENTITY)).failures  # so that cleanup looks for files of the killed worker
 
 
 @pytest.mark.parametrize("on_interrupt", [signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])

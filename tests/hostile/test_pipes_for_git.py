@@ -113,8 +113,8 @@ def test_git_counts_as_busy_while_its_child_works(work: str, is_asleep: bool) ->
         try:
             until(lambda: parent.children() and parent.status() == psutil.STATUS_SLEEPING, "the child")
             if is_asleep:
-                until(lambda: git_isolation._effort_of_sleeper(process.pid) is not None, "its sleep")
+                until(lambda: git_isolation._context_switches(process.pid) is not None, "its sleep")
             else:
-                assert git_isolation._effort_of_sleeper(process.pid) is None
+                assert git_isolation._context_switches(process.pid) is None
         finally:
             os.killpg(process.pid, signal.SIGKILL)

@@ -18,7 +18,7 @@ from driftline.flows.commands import web
 from driftline.flows.runs import cached_copies
 from driftline.flows.runs.cached_copies import FollowedWorkspace, cache_folder, follow
 from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, WorkspaceNotFound
-from driftline.storage.objects.store_requests import tally
+from driftline.storage.objects.store_requests import request_counter
 from driftline.storage.workspace.copies import WorkspaceCopy
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.s3_server import S3Server
@@ -77,7 +77,7 @@ def test_a_copy_gives_the_answers_of_the_bucket_and_follows_it(
     assert location != origin
     assert answers(location) == answers(origin)
 
-    with tally() as requests:
+    with request_counter() as requests:
         assert follow(origin, max_bytes=PLENTY, warn=warned) == location
     assert sum(sum(kinds.values()) for kinds in requests.counts.values()) <= 3  # nothing has changed
 

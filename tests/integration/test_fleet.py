@@ -19,7 +19,7 @@ from driftline.flows.runs import index, source_group
 from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.fleet import has_failed, summary
 from driftline.flows.runs.source_run import SourceRun
-from driftline.storage.entities import Entity, spelling
+from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.errors import StorageError
 from driftline.storage.sources.mirror import Mirror
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
@@ -286,7 +286,7 @@ def test_a_repository_without_commits_is_kept_for_the_grace_period(
     git(projects["a"].remote, "update-ref", "-d", "refs/heads/main")
     report = fleet.sync()
     assert (states(report)["team/a"], has_failed(report)) == ("empty", False)
-    assert "no commit any more" in rows(report)["team/a"]["reason"]
+    assert "no longer has a commit" in rows(report)["team/a"]["reason"]
     fleet.now += timedelta(days=6)
     fleet.sync()
     assert len(fleet.documents()) == 3
@@ -492,7 +492,7 @@ def test_names_that_differ_in_case_or_form_only_are_sources_of_their_own_on_any_
     first = rows(fleet.sync())
     assert {path: row["state"] for path, row in first.items()} == dict.fromkeys(names, "indexed")
     entities = {path: row["entity"] for path, row in first.items()}
-    assert len({spelling(entity) for entity in entities.values()}) == len(names)
+    assert len({normalized_name(entity) for entity in entities.values()}) == len(names)
     directories = {Entity.parse(entity).directory.casefold() for entity in entities.values()}
     assert len(directories) == len(names)
     found = fleet.documents()

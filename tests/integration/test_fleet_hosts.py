@@ -364,7 +364,7 @@ def test_a_repository_that_its_record_could_not_hold_makes_the_listing_incomplet
         assert listing.is_complete
     else:
         assert (len(listing.repositories), listing.is_complete) == (4, False)
-        assert "cannot be understood" in listing.problems[0]
+        assert "cannot be parsed" in listing.problems[0]
 
 
 def test_a_page_that_repeats_a_repository_makes_the_listing_incomplete(api: HostApi) -> None:

@@ -333,7 +333,7 @@ def test_an_answer_fits_into_its_tokens_and_says_how_to_get_the_rest(location: P
         ("read_context", {"path": "only.txt", "line": 1, "source": "../web"}, "An entity must have the form"),
         ("search_lines", {"query": ""}, "at least 1 character"),
         ("search_lines", {"query": "x", "top_k": 1000}, "less than or equal to 50"),
-        ("search_lines", {"query": "x", "paths": ["../x"]}, "leads outside its source"),
+        ("search_lines", {"query": "x", "paths": ["../x"]}, "points outside its source"),
         ("search_lines", {"query": "x", "mode": "guess"}, "Input should be"),
         ("no_such_tool", {}, "no_such_tool"),
     ],

@@ -54,7 +54,7 @@ def expect_kept_and_found(driftline: Driftline, location: str, why: str) -> None
 def test_a_catalog_that_is_not_configured_is_a_finding_and_cleanup_deletes_no_memory(
     driftline: Driftline, location: str
 ) -> None:
-    expect_kept_and_found(driftline, location, "was not named in DATABASE_URL")
+    expect_kept_and_found(driftline, location, "is not set in DATABASE_URL")
 
 
 def test_a_table_that_no_record_names_is_deleted_too(driftline: Driftline, location: str) -> None:

@@ -251,7 +251,7 @@ def test_a_search_flushes_the_writes_of_an_ended_process(
     with monkeypatch.context() as patch:
         patch.setattr(LocalDisk, "create", _full_disk)
         assert "cat" in found(reader, "cat", 10)
-    assert "what another process left" in caplog.text
+    assert "another process's changes" in caplog.text
     clock[0] += timedelta(seconds=CLAIM_SECONDS + 1)  # the failed attempt has left its claim
     assert found(reader, "a bird sings", 1) == ["bird"]
 

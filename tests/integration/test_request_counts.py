@@ -17,7 +17,7 @@ import pytest
 
 from driftline.flows.output.rich_tables import requests_text
 from driftline.storage.objects.bucket import USER_AGENT
-from driftline.storage.objects.store_requests import by_kind, count, merged, phase, price, tally, watch
+from driftline.storage.objects.store_requests import by_kind, count, merged, phase, price, request_counter, watch
 from driftline.storage.sources.source import Source
 from tests.servers.emulators import AZURE_ACCOUNT, AZURE_KEY
 from tests.servers.proxies import Proxy
@@ -138,7 +138,7 @@ def test_requests_to_azure_are_counted_as_well(azure_container: str, azure_endpo
     account = f"AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY};BlobEndpoint={azure_endpoint}"
     connection = {"connection_string": f"DefaultEndpointsProtocol=http;{account};"}
     source = Source(azure_container, connection, is_local=False)
-    with tally() as sent:
+    with request_counter() as sent:
         assert list(source.list()) == []
         assert source.stat("nothing") is None
     counts = by_kind(sent.counts)
@@ -158,7 +158,7 @@ def test_requests_to_google_are_counted_as_well() -> None:
         ("GET", "b/{}/o/{}", "bucket", "name"),
         ("DELETE", "b/{}/o/{}", "bucket", "x"),
     ]
-    with tally() as sent:
+    with request_counter() as sent:
         answers = [asyncio.run(client._request(*call)) for call in calls]
     assert answers == ["b/bucket/o", "b/bucket/o/name", "b/bucket/o/x"]
     assert by_kind(sent.counts) == {"list": 1, "get": 1, "delete": 1}
@@ -166,11 +166,11 @@ def test_requests_to_google_are_counted_as_well() -> None:
 
 def test_counts_are_kept_by_phase_and_add_up() -> None:
     count("get")  # nothing counts here
-    with tally() as sent:
+    with request_counter() as sent:
         count("list")
         with phase("scan"):
             count("list", 3)
-            with tally() as inner, phase("inner"):
+            with request_counter() as inner, phase("inner"):
                 count("put")
             count("get")
     assert inner.counts == {"inner": {"put": 1}}

@@ -73,7 +73,7 @@ def test_a_constant_has_capitals_and_an_underscore() -> None:
 def test_a_definition_has_a_name_if_its_last_names_are_those_asked_for(
     own: str, requested: str, *, named: bool
 ) -> None:
-    assert Definition("method", own, 1, 1, 2).is_named(requested) is named
+    assert Definition("method", own, 1, 1, 2).matches_name(requested) is named
 
 
 @given(

@@ -85,7 +85,7 @@ def test_a_request_is_a_value() -> None:
         ({"paths": [" "]}, "A path is empty"),
         ({"paths": ["/home/x/../a.py"]}, "'/home/a.py'"),
         ({"dirs": ["src/.."]}, r"must not contain '\.\.': 'src/\.\.'\. Write '\.'"),
-        ({"dirs": [".."]}, r"leads outside its source: '\.\.'\. "),
+        ({"dirs": [".."]}, r"points outside its source: '\.\.'\. "),
         ({"paths": ["a\0"]}, "contains NUL"),
         ({"exts": ["*.py"]}, "An extension is not a glob"),
         ({"globs": ["*.{a, b}"]}, "glob|brace|blank"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftline.storage.lines.line_table import TEXT, TEXT_COLUMN
-from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, keywords, spelled_for_index, terms
+from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, index_terms, keywords, terms
 from driftline.tasks.search.query_form import MAX_PLACES, places_in
 
 TEXTS = (
@@ -63,14 +63,14 @@ def test_identifiers_are_split_and_words_stemmed(text: str, expected: list[str])
     assert terms(text) == expected
 
 
-@pytest.mark.parametrize("text", [text for text in TEXTS if not spelled_for_index(text)])
+@pytest.mark.parametrize("text", [text for text in TEXTS if not index_terms(text)])
 def test_terms_are_the_tokens_of_the_index(text: str) -> None:
     assert terms(text) == [token.text for token in lance.tokenize(text, **TOKENIZER)]
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_terms_are_among_the_tokens_of_what_is_indexed(text: str) -> None:
-    indexed = " ".join([text, *spelled_for_index(text)])
+    indexed = " ".join([text, *index_terms(text)])
     assert {*terms(text)} <= {token.text for token in lance.tokenize(indexed, **TOKENIZER)}
 
 
@@ -104,7 +104,7 @@ def test_the_words_of_a_query_in_any_script(query: str, words: list[str]) -> Non
 
 @pytest.mark.parametrize("text", ["plain ASCII", "naïve CAFÉ Việt", "Привет мой мир", "हिन्दी"])
 def test_words_that_the_index_finds_are_not_spelled_out(text: str) -> None:
-    assert spelled_for_index(text) == []
+    assert index_terms(text) == []
 
 
 SCRIPTS = st.sampled_from(
@@ -135,7 +135,7 @@ WORDS = st.lists(
 @given(st.lists(WORDS, min_size=1, max_size=8), st.data())
 def test_a_text_is_found_by_each_of_its_words_in_any_mixture_of_scripts(words: list[str], data: st.DataObject) -> None:
     text = " ".join(words)
-    indexed = " ".join([text, *spelled_for_index(text)])
+    indexed = " ".join([text, *index_terms(text)])
     tokens = {token.text for token in lance.tokenize(indexed, **TOKENIZER)}
     word = data.draw(st.sampled_from(words))
     requested = keywords(word)
@@ -147,7 +147,7 @@ def test_a_text_is_found_by_each_of_its_words_in_any_mixture_of_scripts(words: l
 
 def test_the_index_finds_every_text_by_each_of_its_words(tmp_path_factory: pytest.TempPathFactory) -> None:
     uri = str(tmp_path_factory.mktemp("index") / "texts.lance")
-    indexed = [" ".join([text, *spelled_for_index(text)]) for text in TEXTS]
+    indexed = [" ".join([text, *index_terms(text)]) for text in TEXTS]
     dataset = lance.write_dataset(pa.table({TEXT_COLUMN: indexed, "row": range(len(TEXTS))}), uri)
     dataset.create_scalar_index(TEXT_COLUMN, "INVERTED", name=TEXT, with_position=False, **TOKENIZER)
     for row, text in enumerate(TEXTS):

@@ -1,7 +1,7 @@
-"""Open the memory catalog, one SQLite or PostgreSQL database: schema, transactions and retries.
+"""Open the memory catalog, an SQLite or PostgreSQL database: schema, transactions and retries.
 
-If another program's tables already use the catalog's names, the catalog moves to its own schema (PostgreSQL) or its own
-adjacent file (SQLite).
+If another program's tables already use the catalog's table names, the catalog moves to its own schema (PostgreSQL) or
+its own adjacent file (SQLite).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TO_SCHEMA = f"SELECT set_config('search_path', '{SCHEMA},' || current_setting('
 
 
 def has_foreign_tables(connection: Connection) -> bool:
-    """Return whether there are tables with names of the catalog, but no version table."""
+    """Return whether another program's tables use the catalog's table names: there is no version table."""
     names = set(sa.inspect(connection).get_table_names())
     return tables.version.name not in names and not names.isdisjoint(tables.metadata.tables)
 
@@ -54,13 +54,15 @@ def separate_file(url: URL) -> URL:
 
 
 def catalog_file(url: URL) -> URL:
-    """Return the SQLite file that holds the catalog of ``url``: the separate file if it exists, else ``url`` itself."""
+    """Return the SQLite file that holds the catalog for ``url``: the separate file if it exists, otherwise ``url``
+    itself.
+    """
     separate = separate_file(url)
     return separate if Path(separate.database or "").exists() else url
 
 
 def find_schema(connection: Any, _: object) -> None:
-    """Put the catalog's schema, if it has a catalog, first on the search path of a new PostgreSQL connection."""
+    """If the catalog has its own schema, put it first on a new PostgreSQL connection's search path."""
     cursor = connection.cursor()
     if cursor.execute(f"SELECT to_regclass('{SCHEMA}.{tables.version.name}')").fetchone()[0] is not None:
         cursor.execute(_TO_SCHEMA)
@@ -74,34 +76,35 @@ def create_schema(connection: Connection) -> None:
 
 
 RETRY_DELAYS_SECONDS = (0.1, 0.4, 1.6)
-"""Delays before each retry of a transaction that lost its connection or was the victim of a deadlock."""
+"""Delays before each retry of a transaction that lost its connection or was chosen as a deadlock victim."""
 BUSY_TIMEOUT_SECONDS = 30
-"""Time that a writer waits for another writer in SQLite."""
+"""How long an SQLite writer waits for another writer."""
 CONNECT_TIMEOUT_SECONDS = 10
 _WAL_RETRY_SECONDS = 0.02
 DEFAULT_POOL_SIZE = 10
 
 MAX_PARAMETERS = 5_000
-"""Values in one ``IN``; a statement may have 32,766 of them in SQLite and 65,535 in PostgreSQL."""
+"""Values per ``IN``; a statement may have 32,766 in SQLite and 65,535 in PostgreSQL."""
 
 BULK_ROWS = 1_000
 ANALYZE_SHARE = 0.2
-"""A bulk insert that adds more than this share of the rows in PostgreSQL's statistics runs ANALYZE at once: autovacuum
-looks at tables once a minute, and until then the planner may choose full scans."""
+"""After a bulk insert that adds more than this share of the rows in PostgreSQL's statistics, run ANALYZE immediately:
+autovacuum checks tables once a minute, and until then the planner may choose full scans.
+"""
 
 _LOST_STATES = ("08", "57P")
-"""SQLSTATE prefixes of PostgreSQL: connection exceptions, and a server that is shutting down or starting."""
+"""PostgreSQL's SQLSTATE prefixes for connection exceptions, and for a server that is shutting down or starting."""
 _REPEATABLE_STATES = ("40",)
 """Deadlocks and serialization failures: the transaction was rolled back."""
 _CREATION_LOCK = 7_240_931_655
-"""The advisory lock of PostgreSQL that serializes processes that create or claim a catalog."""
+"""The PostgreSQL advisory lock that serializes processes that create or claim a catalog."""
 
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogIdentity:
-    """The workspace that owns a catalog, and the id by which the workspace knows it."""
+    """The workspace that owns a catalog, and the catalog id that the workspace records."""
 
     workspace_id: str
     catalog_id: str
@@ -112,8 +115,8 @@ class Catalog:
 
     ``read`` and ``write`` run a function in one transaction, and retry it up to ``len(RETRY_DELAYS_SECONDS)`` times
     after a lost connection or a deadlock. The function must therefore be idempotent, even after a commit whose
-    acknowledgement was lost. A SQLite catalog in a folder without write access can still be read. Raises
-    CatalogConnectionError, CatalogError, and AccessDenied for a write without access.
+    acknowledgement was lost. An SQLite catalog in a read-only folder can still be read. Raises CatalogConnectionError,
+    CatalogError, and AccessDenied for a write without access.
     """
 
     def __init__(self, url: str, pool_size: int = DEFAULT_POOL_SIZE) -> None:
@@ -134,23 +137,23 @@ class Catalog:
         return self._run("BEGIN", work)
 
     def write(self, work: Callable[[Connection], _Result]) -> _Result:
-        """Run ``work`` in a transaction, commit it durably and return its result."""
+        """Run ``work`` in a transaction, commit durably, and return its result."""
         if self.is_read_only:
             raise AccessDenied("The catalog cannot be written to", self.where, "Make its folder writable.")
-        # In SQLite, a transaction that begins as a reader and writes later cannot wait for another writer.
+        # In SQLite, a transaction that starts as a reader and writes later cannot wait for another writer.
         return self._run("BEGIN IMMEDIATE", work)
 
     def prepare(self, workspace_id: str) -> CatalogIdentity:
         """Create the tables if there are none, and claim the catalog for ``workspace_id``.
 
-        Raises CatalogMismatch if it belongs to another workspace or has another format.
+        Raises CatalogMismatch if it belongs to another workspace or has an unsupported format.
         """
         self.create()
         found = self.read(_identity) or self.write(lambda connection: _claim(connection, workspace_id))
         return self._expect(found, workspace_id)
 
     def make_private(self) -> None:
-        """Create the file of a new SQLite catalog so that only its owner can read it.
+        """Create a new SQLite catalog's file so that only its owner can read it.
 
         Raises AccessDenied, CatalogError.
         """
@@ -181,7 +184,7 @@ class Catalog:
     def identity(self) -> CatalogIdentity | None:
         """Return the ids of this catalog and of the workspace that owns it; None if there is no catalog yet.
 
-        Creates nothing. Raises CatalogMismatch if the catalog has another format.
+        Creates nothing. Raises CatalogMismatch if the catalog has an unsupported format.
         """
         if self.is_sqlite and not Path(self.url.database or "").exists():
             return None
@@ -193,7 +196,7 @@ class Catalog:
         return found.workspace_id if found else None
 
     def create(self) -> None:
-        """Create the tables unless they exist. Raises CatalogMismatch if they have another format."""
+        """Create the tables unless they exist. Raises CatalogMismatch if they have an unsupported format."""
         if self.read(self._exists):
             return
         if self.is_sqlite and self.read(has_foreign_tables):
@@ -208,7 +211,7 @@ class Catalog:
         self._engine.dispose()
 
     def check_open(self) -> None:
-        """Raise StoreClosed after ``close``."""
+        """Raise StoreClosed if the catalog is closed."""
         if self._is_closed:
             raise StoreClosed("The memory store is closed", self.where, "Open a new one.")
 
@@ -238,7 +241,7 @@ class Catalog:
         raise AssertionError("unreachable")
 
     def _exists(self, connection: Connection) -> bool:
-        """Return whether the catalog has its tables. Raises CatalogMismatch if they have another format."""
+        """Return whether the catalog has its tables. Raises CatalogMismatch if they have an unsupported format."""
         inspector, version = sa.inspect(connection), tables.version
         if not inspector.has_table(version.name):
             return False
@@ -265,7 +268,7 @@ class Catalog:
             return
         if not self.is_sqlite and has_foreign_tables(connection):
             create_schema(connection)
-        # Tables of the same names in a schema behind ours on the search path must not keep ours from being created.
+        # Same-named tables in another schema on the search path must not keep ours from being created.
         tables.metadata.create_all(connection, checkfirst=False)
         connection.execute(tables.version.insert().values(format_version=tables.FORMAT_VERSION))
 
@@ -276,16 +279,16 @@ def embedded_url(root: str) -> str:
 
 
 def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    """Return an INSERT with the ``on_conflict`` methods that both dialects share."""
+    """Return an INSERT with the ``on_conflict`` methods shared by both dialects."""
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
 def bulk_insert(
     connection: Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]], same: Mapping[str, Any]
 ) -> None:
-    """Insert rows: ``columns`` have equal length, and ``same`` has the values that all rows share.
+    """Insert rows: ``columns`` have equal length, and ``same`` holds the values shared by all rows.
 
-    Large inserts bypass SQLAlchemy, which takes several times as long. JSON values are passed as text.
+    Large inserts bypass SQLAlchemy, which would take several times as long. JSON values are passed as text.
     """
     number = len(next(iter(columns.values())))
     all_columns = {**columns, **{name: [value] for name, value in same.items()}}
@@ -313,7 +316,7 @@ def _insert_fast(connection: Connection, table: str, names: Sequence[str], rows:
             cursor.execute("SELECT reltuples FROM pg_class WHERE oid = to_regclass(%s)", (table,))
             if added > ANALYZE_SHARE * max(0, cursor.fetchone()[0]):
                 cursor.execute(f"ANALYZE {table}")
-    except dialect.loaded_dbapi.Error as error:  # the error that SQLAlchemy would raise
+    except dialect.loaded_dbapi.Error as error:  # raise the same error as SQLAlchemy
         lost = dialect.is_disconnect(error, driver, cursor)
         raise DBAPIError(into, None, error, connection_invalidated=lost) from error
     finally:
@@ -321,7 +324,7 @@ def _insert_fast(connection: Connection, table: str, names: Sequence[str], rows:
 
 
 def _bind(connection: Connection, column: sa.Column[Any], values: Sequence[Any]) -> Sequence[Any]:
-    """Return ``values`` as bound parameters of ``column``; JSON text and bytes need no conversion."""
+    """Return ``values`` as bound parameters for ``column``; JSON text and bytes need no conversion."""
     process = column.type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
     if process is None or isinstance(column.type, (sa.JSON, sa.LargeBinary)):
         return values
@@ -329,14 +332,14 @@ def _bind(connection: Connection, column: sa.Column[Any], values: Sequence[Any])
 
 
 def parse_url(text: str) -> URL:
-    """Return the URL of a catalog: ``sqlite:///path``, or ``postgresql://`` in any of its usual spellings.
+    """Parse a catalog URL: ``sqlite:///path``, or ``postgresql://`` in any of its usual forms.
 
-    Raises UsageError, whose text never contains the password.
+    Raises UsageError, whose message never contains the password.
     """
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):  # ValueError: the port is not a number
-        raise UsageError("The catalog URL is not valid", "", "Write sqlite:///path or postgresql://…") from None
+        raise UsageError("The catalog URL is invalid", "", "Write sqlite:///path or postgresql://…") from None
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"):
         return url.set(drivername="postgresql+psycopg")
     if url.drivername == "sqlite" and url.database and url.database != ":memory:":
@@ -380,9 +383,9 @@ def _is_read_only(file: Path) -> bool:
 
 
 def _read_only(url: URL) -> URL:
-    """Return ``url`` for reading a file next to which SQLite cannot create its files for writers.
+    """Return ``url`` for reading a file whose folder SQLite cannot write its journal files to.
 
-    If a write-ahead log exists, the file may change. Otherwise, nobody has it open for writing.
+    If a write-ahead log exists, the file may change. Otherwise, nothing has it open for writing.
     """
     path = os.path.abspath(url.database or "")
     query = {"mode": "ro", "uri": "true"} | ({} if os.path.exists(f"{path}-wal") else {"immutable": "1"})
@@ -394,20 +397,20 @@ def _prepare_reader(connection: sqlite3.Connection, _: object) -> None:
 
 
 def _json(value: Any) -> str:
-    """Return ``value`` as JSON. A string is JSON text already, because JSON columns hold only objects."""
+    """Encode ``value`` as JSON. Strings are already JSON text, because JSON columns hold only objects."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    connection.isolation_level = None  # keeps Python's sqlite3 module from beginning transactions on its own
+    connection.isolation_level = None  # keeps Python's sqlite3 module from starting transactions on its own
     _enter_wal_mode(connection)
-    # FULL: in WAL mode, each commit is on disk before it returns.
+    # # FULL: in WAL mode, each commit is on disk before it returns.
     for pragma in ("synchronous = FULL", "foreign_keys = ON", "cache_size = -65536"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _enter_wal_mode(connection: sqlite3.Connection) -> None:
-    # If several connections enter WAL mode at once, SQLite fails for all but one without waiting for the busy timeout.
+    # If several connections enter WAL mode concurrently, SQLite fails for all but one without waiting for the timeout.
     deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
@@ -439,7 +442,7 @@ def _claim(connection: Connection, workspace_id: str) -> CatalogIdentity:
 def _is_lost(error: DBAPIError) -> bool:
     if error.connection_invalidated or _state(error).startswith(_LOST_STATES):
         return True
-    # A failed attempt to connect has no SQLSTATE.
+    # A failed connection attempt has no SQLSTATE.
     return type(error.orig).__module__.startswith("psycopg") and type(error.orig).__name__ in (
         "OperationalError",
         "ConnectionTimeout",

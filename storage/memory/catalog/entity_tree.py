@@ -1,7 +1,7 @@
-"""Store entities in the catalog, with a closure table that makes any subtree one indexed query.
+"""Store entities in the catalog, with a closure table that makes any subtree a single indexed query.
 
 The functions run in an open transaction. Functions that write need the tenant's lock (``lock_tenant``), which excludes
-all other registrations, moves and deletions of entities and all writes of entries in that tenant.
+all other writes to the tenant: registering, moving and deleting entities, and writing entries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class EntityRecord:
-    """A registered entity. ``depth`` is its distance in levels from the entity of the query."""
+    """A registered entity. ``depth`` is its distance in levels from the queried entity."""
 
     entity: Entity
     created: datetime
@@ -67,7 +67,7 @@ _LOCK = (
 
 
 def raise_rev(connection: Connection, tenant: Entity, rev: int) -> None:
-    """Make the tenant continue at ``rev`` or above, and register it if it is new."""
+    """Make the tenant continue at ``rev`` or above, registering it if it is new."""
     lock_tenant(connection, tenant, create=True)
     of_tenant = tenants.c.path == tenant.directory
     connection.execute(sa.update(tenants).where(of_tenant, tenants.c.rev < rev).values(rev=rev))
@@ -85,7 +85,7 @@ def find(connection: Connection, entity: Entity) -> EntityRecord | None:
 
 
 def named(connection: Connection, type: str, name: str, tenant: Entity | None = None) -> list[Entity]:
-    """Return the entities of this type and name, in ``tenant`` or in all tenants, sorted by directory."""
+    """Return the entities with this type and name, in ``tenant`` or in all tenants, sorted by directory."""
     query = sa.select(entities.c.path).where(entities.c.type == type, entities.c.name == name).order_by(entities.c.path)
     if tenant is not None:
         of_tenant = sa.select(tenants.c.id).where(tenants.c.path == tenant.directory)
@@ -94,7 +94,7 @@ def named(connection: Connection, type: str, name: str, tenant: Entity | None = 
 
 
 def all_tenants(connection: Connection) -> list[Entity]:
-    """Return all tenants, including those without entities, sorted by name."""
+    """Return all tenants, including those with no entities, sorted by name."""
     return [
         Entity.of_directory(path)
         for path in connection.execute(sa.select(tenants.c.path).order_by(tenants.c.path)).scalars()
@@ -102,7 +102,7 @@ def all_tenants(connection: Connection) -> list[Entity]:
 
 
 def rev_of(connection: Connection, tenant: Entity) -> int | None:
-    """Return the number of transactions that have changed the tenant, or None if the tenant does not exist."""
+    """Return how many transactions changed the tenant, or None if the tenant does not exist."""
     rev = connection.execute(sa.select(tenants.c.rev).where(tenants.c.path == tenant.directory)).scalar()
     return None if rev is None else int(rev)
 
@@ -119,7 +119,7 @@ _IDS = sa.select(entities.c.path, entities.c.id).where(entities.c.path.in_(sa.bi
 
 
 def ancestors(connection: Connection, entity: Entity) -> list[EntityRecord]:
-    """Return the ancestors of ``entity``, nearest first, without the entity itself."""
+    """Return the ancestors of ``entity``, nearest first, excluding the entity itself."""
     below = entities.alias()
     query = (
         sa.select(entities.c.path, entities.c.created, closure.c.depth)
@@ -134,7 +134,7 @@ def ancestors(connection: Connection, entity: Entity) -> list[EntityRecord]:
 def descendants(
     connection: Connection, entity: Entity, *, type: str | None = None, max_depth: int | None = None
 ) -> list[EntityRecord]:
-    """Return the entities below ``entity``, without itself, sorted by directory."""
+    """Return the entities below ``entity``, excluding itself, sorted by directory."""
     query = _below(entity, type)
     if max_depth is not None:
         query = query.where(closure.c.depth <= max_depth)
@@ -144,13 +144,15 @@ def descendants(
 def page(
     connection: Connection, *, entity: Entity | None = None, type: str | None = None, after: str = "", limit: int
 ) -> list[EntityRecord]:
-    """Return up to ``limit`` entities below ``entity`` (default: all), sorted by directory, that follow ``after``."""
+    """Return up to ``limit`` entities below ``entity`` (default: all) after ``after``, sorted by directory."""
     query = _below(entity, type).where(entities.c.path > after).limit(limit)
     return [_record(row, row.depth) for row in connection.execute(query)]
 
 
 def _below(entity: Entity | None, type: str | None) -> sa.Select[tuple[str, datetime, int]]:
-    """Select the entities below ``entity``, or all, with their distance to it or to their tenant."""
+    """Select the entities below ``entity`` with their distance to it, or all entities with their distance to their
+    tenant.
+    """
     top = entities.alias()
     query = (
         sa.select(entities.c.path, entities.c.created, closure.c.depth)
@@ -225,7 +227,7 @@ def move(connection: Connection, entity: Entity, target: Entity) -> None:
 
 
 def delete(connection: Connection, entity: Entity) -> int:
-    """Delete ``entity`` and its descendants, whose entries are already deleted, and return the number of entities."""
+    """Delete ``entity`` and its descendants, and return how many were deleted. Their entries are already deleted."""
     ids = ids_of(connection, [entity.directory])
     if not ids:
         return 0

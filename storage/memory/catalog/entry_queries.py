@@ -1,4 +1,4 @@
-"""Query the entries in the catalog, each query limited to a scope.
+"""Query the catalog's entries; every query is limited to a scope.
 
 The functions run in an open transaction. Query objects are cached, because building one takes longer than running it.
 """
@@ -31,7 +31,7 @@ from driftline.storage.memory.catalog.tables import (
 
 MAX_WHOLE = 2**63
 MAX_ROWS = 2**62
-"""Means "no limit" in SQL that needs a number."""
+""""No limit", for SQL that requires a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +54,28 @@ class EntryRow:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The entries of one tenant, at or below ``within``, that a call may see.
+    """The entries in one tenant, at or below ``within``, that a call may see.
 
-    ``allowed`` limits them further, to entries at or below any of its entities. None adds no limit; an empty tuple
-    allows nothing.
+    ``allowed`` restricts them further, to entries at or below any of its entities. None adds no restriction; an empty
+    tuple allows nothing.
     """
 
     within: Entity
     allowed: tuple[Entity, ...] | None = None
 
     def of(self, path: str) -> Scope:
-        """Return this scope, which covers the owner ``path`` of any entry that was read through it."""
+        """Return this scope, which covers the owner ``path`` of any entry read through it."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Everywhere:
-    """The entries of all tenants, for calls of a store without a root that name no scope; ``allowed`` as in Scope."""
+class Unscoped:
+    """The entries of all tenants, for unscoped calls on a store without a root; for ``allowed``, see Scope."""
 
     allowed: tuple[Entity, ...] | None = None
 
     def of(self, path: str) -> Scope:
-        """Return the scope of the tenant that the entity of the directory ``path`` belongs to."""
+        """Return the scope of the tenant that the directory ``path`` belongs to."""
         return Scope(Entity.of_directory(path).tenant, self.allowed)
 
 
@@ -95,8 +95,8 @@ COLUMNS = (
 )
 
 
-def get(connection: Connection, keys: Iterable[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
-    """Return the unexpired entries of ``keys`` in ``scope``."""
+def get(connection: Connection, keys: Iterable[str], scope: Scope | Unscoped, now: datetime) -> list[EntryRow]:
+    """Return the unexpired entries stored under ``keys`` in ``scope``."""
     query = _get_query(connection.dialect.name, depth_of(scope), scope.allowed is not None)
     parameters = {**parameters_of(scope, now), "keys": as_list(connection, keys)}
     return [EntryRow(*row) for row in connection.execute(query, parameters)]
@@ -113,11 +113,11 @@ def page(
     offset: int = 0,
     limit: int | None = None,
 ) -> list[EntryRow]:
-    """Return a page of the entries of the entities ``tops`` (ids), by default including their descendants.
+    """Return a page of the entries owned by the entities ``tops`` (ids), by default including their descendants.
 
-    The entries are sorted by owner and key. The closure yields the owners in order, and an index yields the keys of
-    each owner in order. Nothing is sorted, so the cost of a page depends only on its size. ``after`` is the ``(owner
-    id, key)`` of the last entry of the previous page.
+    The entries are sorted by owner and key. The closure yields the owners in order, and an index yields each owner's
+    keys in order. Nothing is sorted, so the cost of a page depends only on its size. ``after`` is the ``(owner id,
+    key)`` of the previous page's last entry.
     """
     query = _page_query(len(tops) == 1, scope.allowed is not None, include_descendants, after is not None)
     parameters = {**parameters_of(scope, now), "tops": tops[0] if len(tops) == 1 else list(tops), "offset": offset}
@@ -130,7 +130,7 @@ def page(
 def count(
     connection: Connection, tops: Sequence[int], scope: Scope, now: datetime, *, include_descendants: bool = True
 ) -> int:
-    """Count the entries of all pages: the owners' totals, minus expired entries."""
+    """Count the entries on all pages: the owners' totals, minus expired entries."""
     owned_query, expired_query = _count_queries(scope.allowed is not None, include_descendants)
     parameters = {**parameters_of(scope, now), "tops": list(tops)}
     owned = int(connection.execute(owned_query, parameters).scalar_one())
@@ -138,7 +138,7 @@ def count(
 
 
 def tops_of(connection: Connection, type: str, name: str, within: Entity) -> list[int]:
-    """Return the catalog ids of the entities of this type and name at or below ``within``."""
+    """Return the catalog ids of entities with this type and name at or below ``within``."""
     parameters = {"type": type, "name": name, "within": within.directory, "tenant": within.tenant.directory}
     return list(connection.execute(_TOPS, parameters).scalars())
 
@@ -147,13 +147,13 @@ def search(
     connection: Connection,
     words: Sequence[str],
     fields: Mapping[str, Any],
-    scope: Scope | Everywhere,
+    scope: Scope | Unscoped,
     now: datetime,
     limit: int,
 ) -> list[EntryRow]:
-    """Return the entries whose key contains all ``words``, ignoring case, and whose metadata matches ``fields``.
+    """Return the entries whose key contains all ``words``, case-insensitively, and whose metadata matches ``fields``.
 
-    The latest entries come first. A field matches a value that it equals, or a list that contains it.
+    The newest entries come first. A field matches a value that it equals, or a list that contains it.
     """
     query = (
         visible(depth_of(scope), scope.allowed is not None)
@@ -170,7 +170,7 @@ def search(
 def expired_keys(
     connection: Connection, now: datetime, limit: int, within: Entity | None = None
 ) -> list[tuple[str, str]]:
-    """Return ``(path of the tenant, key)`` of up to ``limit`` expired entries, by default of all tenants."""
+    """Return ``(tenant path, key)`` for up to ``limit`` expired entries, by default from all tenants."""
     query = (
         sa.select(tenants.c.path, entries.c.key)
         .join(tenants, tenants.c.id == entries.c.tenant_id)
@@ -184,13 +184,13 @@ def expired_keys(
 
 
 def has_no_entries(connection: Connection) -> bool:
-    """Return whether no tenant has an entry or a change that is not flushed yet."""
+    """Return whether no tenant has an entry or an unflushed change."""
     pending = connection.execute(sa.select(sa.exists().select_from(outbox))).scalar()
     return not pending and not connection.execute(sa.select(sa.exists().select_from(entries))).scalar()
 
 
 def blob_references(connection: Connection) -> tuple[frozenset[str], dict[str, datetime]]:
-    """Return the paths of all blobs that entries refer to, and the retired blobs with the time of retirement."""
+    """Return the paths of all blobs that entries refer to, and a mapping of retired blobs to the time of retirement."""
     live = connection.execute(sa.select(entries.c.blob_path).where(entries.c.blob_path.is_not(None))).scalars()
     retired = connection.execute(sa.select(retired_blobs.c.path, retired_blobs.c.retired))
     return frozenset(path for path in live if path is not None), dict(retired.tuples().all())
@@ -214,12 +214,12 @@ _TOPS = (
 )
 
 
-def depth_of(scope: Scope | Everywhere) -> int:
-    """Return the number of levels that the scope fixes: 0 for all tenants, 1 for one, more below it."""
+def depth_of(scope: Scope | Unscoped) -> int:
+    """Return how many levels the scope fixes: 0 for all tenants, 1 for one, more below it."""
     return len(scope.within.parts) if isinstance(scope, Scope) else 0
 
 
-def parameters_of(scope: Scope | Everywhere, now: datetime) -> dict[str, Any]:
+def parameters_of(scope: Scope | Unscoped, now: datetime) -> dict[str, Any]:
     parameters: dict[str, Any] = {"now": now}
     if isinstance(scope, Scope):
         parameters |= {"within": [scope.within.directory], "tenant": scope.within.tenant.directory}
@@ -233,7 +233,8 @@ def _get_query(dialect: str, depth: int, is_limited: bool) -> sa.Select[Any]:
     query = visible(depth, is_limited).where(is_listed(dialect, entries.c.key, "keys"))
     if depth:
         return query
-    return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))  # to use the index by tenant and key
+    # lets the query use the index on tenant and key
+    return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))
 
 
 @cache
@@ -244,7 +245,7 @@ def _page_query(is_single: bool, is_limited: bool, with_descendants: bool, is_fo
         .select_from(closure)
         .join(entries, entries.c.entity_id == closure.c.descendant_id)
         .join(entities, entities.c.id == entries.c.entity_id)
-        # The database knows that the owners are in order only if there is a single top.
+        # # The database knows that the owners are in order only if there is a single top.
         .where(top == sa.bindparam("tops") if is_single else top.in_(sa.bindparam("tops", expanding=True)))
         .where(_is_alive(), *_allowed(closure.c.descendant_id, is_limited))
         .order_by(closure.c.descendant_id, entries.c.key)
@@ -263,7 +264,7 @@ def _page_query(is_single: bool, is_limited: bool, with_descendants: bool, is_fo
 
 @cache
 def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[Any], sa.Select[Any]]:
-    """Return queries for the number of entries of the owners, and for the number of expired entries among them."""
+    """Return two queries: the number of entries of the owners, and the number of expired entries among them."""
     restrictions = [
         closure.c.ancestor_id.in_(sa.bindparam("tops", expanding=True)),
         *_allowed(closure.c.descendant_id, is_limited),
@@ -276,8 +277,7 @@ def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[
         .join(owners, owners.c.entity_id == closure.c.descendant_id)
         .where(*restrictions)
     )
-    # An expression keeps the planner from using the index of owners: few entries have expired, and their index finds
-    # them.
+    # An expression keeps the planner off the owner index: few entries have expired, and the expiry index finds them.
     owner = entries.c.entity_id + 0
     expired_by_owner = (
         sa.select(owner.label("owner"), sa.func.count().label("entries"))
@@ -296,7 +296,7 @@ def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[
 
 @cache
 def visible(depth: int, is_limited: bool) -> sa.Select[Any]:
-    """Select the entries in a scope of this ``depth``, which ``is_limited`` if it has ``allowed``."""
+    """Select the entries in a scope of this ``depth``; ``is_limited`` is set if it has ``allowed``."""
     query = sa.select(*COLUMNS).select_from(entries).join(entities, entities.c.id == entries.c.entity_id)
     if depth:
         query = query.join(tenants, tenants.c.id == entries.c.tenant_id).where(tenants.c.path == sa.bindparam("tenant"))
@@ -308,7 +308,7 @@ def _is_alive() -> sa.ColumnElement[bool]:
 
 
 def conditions(is_deep: bool, is_limited: bool) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions of a scope, with the parameters ``within`` and, if it is limited, ``allowed``."""
+    """Return a scope's conditions, with the parameters ``within`` and, if ``is_limited`` is set, ``allowed``."""
     parts = _allowed(entries.c.entity_id, is_limited)
     if is_deep:
         parts.append(_at_or_below("within", entries.c.entity_id))
@@ -320,9 +320,9 @@ def _allowed(owner: sa.ColumnElement[int], is_limited: bool) -> list[sa.ColumnEl
 
 
 def _at_or_below(tops: str, owner: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Return the condition that ``owner`` is at or below an entity of the parameter ``tops``.
+    """Return the condition that ``owner`` is at or below an entity in the parameter ``tops``.
 
-    Returns False for an empty list.
+    It is false for an empty list.
     """
     above, top = closure.alias(), entities.alias()
     joined = above.join(top, top.c.id == above.c.ancestor_id)
@@ -331,24 +331,24 @@ def _at_or_below(tops: str, owner: sa.ColumnElement[int]) -> sa.ColumnElement[bo
 
 
 def is_listed(dialect: str, column: sa.ColumnElement[str], name: str) -> sa.ColumnElement[bool]:
-    """Return the condition that ``column`` is one of the values of the parameter ``name`` (``as_list``)."""
+    """Return the condition that ``column`` is one of the values of the parameter ``name`` (see ``as_list``)."""
     if dialect == "postgresql":
         return column == sa.any_(sa.bindparam(name, type_=ARRAY(sa.Text)))
     return column.in_(sa.select(sa.func.json_each(sa.bindparam(name)).table_valued("value").c.value))
 
 
 def as_list(connection: Connection, values: Iterable[str]) -> list[str] | str:
-    """Return distinct ``values`` as one parameter."""
+    """Return the distinct ``values`` as a single parameter."""
     distinct = list(dict.fromkeys(values))
     return distinct if connection.dialect.name == "postgresql" else json.dumps(distinct)
 
 
 def _lower(word: str) -> str:
-    return "".join(c.lower() if c.isascii() else c for c in word)  # SQLite's lower() changes only ASCII
+    return "".join(c.lower() if c.isascii() else c for c in word)  # SQLite's lower() only changes ASCII
 
 
 def _as_number(value: object) -> object:
-    """Return ``value`` as SQLite stores it: whole numbers of more than 64 bits become floats."""
+    """Return ``value`` as SQLite stores it: integers of more than 64 bits become floats."""
     if not isinstance(value, int) or -MAX_WHOLE <= value < MAX_WHOLE:
         return value
     try:

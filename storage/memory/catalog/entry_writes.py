@@ -1,10 +1,10 @@
-"""Write memory entries, the totals of their owners, retired blobs and the outbox to the catalog.
+"""Write memory entries, their owners' totals, retired blobs and the outbox to the catalog.
 
 The functions run in an open transaction under the tenant's lock (``entity_tree.lock_tenant``). Bulk loads pass entries
-as columns, because creating an object per entry would take a third of the time. A key is unique in its tenant. If an
-entry outside the boundary of a store already has the key, the store writes under ``private(key)``, because a refusal
-would reveal that the key exists. ``shown(key)`` undoes this; a failed lookup takes the newest private form in its
-scope.
+as columns, because creating an object per entry would take a third of the time. A key is unique within its tenant. If
+an entry outside a bound store's boundary already has the key, the store writes under ``private(key)``, because
+rejecting the write would reveal that the key exists. ``shown(key)`` undoes this; a failed lookup falls back to the
+newest private form in its scope.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from driftline.storage.memory.catalog.entity_tree import Tenant, chunks, ensure,
 from driftline.storage.memory.catalog.entry_queries import (
     COLUMNS,
     EntryRow,
-    Everywhere,
     Scope,
+    Unscoped,
     as_list,
     conditions,
     is_listed,
@@ -51,8 +51,9 @@ from driftline.storage.memory.catalog.values import check_expiry, check_key, che
 
 @dataclass(slots=True)
 class Drafts:
-    """Entries of one tenant. Columns are named as in the catalog; ``path`` is the owner's directory, ``metadata`` JSON
-    text. ``large`` maps the keys of entries that are not ``inline`` to their values."""
+    """Entries of one tenant. Columns are named like the catalog's; ``path`` is the owner's directory, ``metadata`` is
+    JSON text. ``large`` maps the keys of entries that are not ``inline`` to their values.
+    """
 
     key: list[str] = field(default_factory=list)
     path: list[str] = field(default_factory=list)
@@ -93,14 +94,14 @@ class Drafts:
             self.large[key] = data
 
     def latest(self) -> Drafts:
-        """Return the last entry of each key."""
+        """Return the last entry for each key."""
         positions = {key: position for position, key in enumerate(self.key)}
         if len(positions) == len(self):
             return self
         return self.some([positions[key] == position for position, key in enumerate(self.key)])
 
     def some(self, chosen: Sequence[bool]) -> Drafts:
-        """Return the entries whose position is true in ``chosen``."""
+        """Return the entries at positions where ``chosen`` is true."""
         columns = {name: list(compress(getattr(self, name), chosen)) for name in DRAFT_COLUMNS}
         return Drafts(**columns, large=self.large)
 
@@ -109,11 +110,11 @@ DRAFT_COLUMNS = tuple(each.name for each in fields(Drafts) if each.name != "larg
 
 
 MARK = "\x1f"
-"""Separates a key from the suffix that makes it private; keys of users have no control characters."""
+"""Separates a key from the suffix that makes it private; users' keys contain no control characters."""
 BEHIND_PRIVATE = f"{MARK}~"
-"""Sorts a key behind all private forms of it."""
+"""Sorts after all private forms of a key."""
 _BEHIND = " "
-"""The character after MARK: strings up to it begin with the key and MARK."""
+"""The character after MARK: strings below it start with the key and MARK."""
 MAX_BOUND_CHARACTERS = MAX_KEY_CHARACTERS - len(MARK) - len(new_ulid())
 
 
@@ -123,17 +124,17 @@ def private(key: str) -> str:
 
 
 def shown(key: str) -> str:
-    """Return ``key`` without its private suffix."""
+    """Return ``key`` with any private suffix removed."""
     return key.partition(MARK)[0]
 
 
-def get(connection: Connection, keys: Sequence[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
-    """Return the unexpired entries of ``keys`` in ``scope``, found by the key or a private form of it.
+def get(connection: Connection, keys: Sequence[str], scope: Scope | Unscoped, now: datetime) -> list[EntryRow]:
+    """Return the unexpired entries for ``keys`` in ``scope``, found by the key or a private form of it.
 
-    A scope of all tenants may have several entries of one key, one for each tenant.
+    A scope of all tenants may yield several entries for one key, one per tenant.
     """
     rows = entry_queries.get(connection, keys, scope, now)
-    if isinstance(scope, Everywhere):
+    if isinstance(scope, Unscoped):
         found = {(_tenant(row), shown(row.key)): row for row in [*_private(connection, keys, scope, now), *rows]}
         return list(found.values())
     missing = set(keys) - {row.key for row in rows}
@@ -141,12 +142,12 @@ def get(connection: Connection, keys: Sequence[str], scope: Scope | Everywhere, 
 
 
 def find(connection: Connection, keys: Collection[str], scope: Scope, now: datetime) -> dict[str, EntryRow]:
-    """Return, for each key, the newest entry in ``scope`` under a private form of it."""
+    """Return, for each key, the newest entry in ``scope`` stored under a private form of it."""
     return {shown(row.key): row for row in _private(connection, keys, scope, now)}
 
 
-def _private(connection: Connection, keys: Collection[str], scope: Scope | Everywhere, now: datetime) -> list[EntryRow]:
-    """Return the entries in ``scope`` under private forms of ``keys``, the newest of each tenant last."""
+def _private(connection: Connection, keys: Collection[str], scope: Scope | Unscoped, now: datetime) -> list[EntryRow]:
+    """Return the entries in ``scope`` stored under private forms of ``keys``, each tenant's newest last."""
     query = _query(connection.dialect.name, entry_queries.depth_of(scope), scope.allowed is not None)
     parameters = {**entry_queries.parameters_of(scope, now), "keys": entry_queries.as_list(connection, keys)}
     return sorted((EntryRow(*row) for row in connection.execute(query, parameters)), key=lambda row: row.rev)
@@ -157,9 +158,10 @@ def _tenant(row: EntryRow) -> str:
 
 
 def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], within: Entity, now: datetime) -> Drafts:
-    """Return ``new``, with private forms instead of the keys that entries outside ``within`` already use.
+    """Return ``new``, replacing keys already used by entries outside ``within`` with private forms.
 
-    ``known`` are all entries of these keys. An entry that already has a private form in ``within`` is replaced there.
+    ``known`` holds all entries with these keys. An entry that already has a private form in ``within`` is replaced
+    there.
     """
     inside = {row.key for row in known if f"{row.path}/".startswith(f"{within.directory}/")}
     taken = {row.key for row in known} - inside
@@ -179,13 +181,14 @@ def _query(dialect: str, depth: int, is_limited: bool) -> sa.Select[Any]:
     query = entry_queries.visible(depth, is_limited).join(requested, begins)
     if depth:
         return query
-    return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))  # to use the index by tenant and key
+    # lets the query use the index on tenant and key
+    return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))
 
 
 def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, within: Entity | None = None) -> None:
-    """Store ``new``, whose keys are distinct, register the owners, and retire the blobs of replaced entries.
+    """Store ``new`` (keys are distinct), register the owners, and retire the blobs of replaced entries.
 
-    Entries outside ``within`` stay, and ``new`` gets private forms of their keys.
+    Entries outside ``within`` are kept; for their keys, ``new`` gets private forms.
     """
     ids = ensure(connection, tenant, set(new.path), now)
     known = {row.key: row for row in _locked(connection, tenant, new.key)}
@@ -223,7 +226,7 @@ _REPLACE = (
 
 
 def remove(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: Scope, now: datetime) -> int:
-    """Delete the entries of ``keys`` that are in ``scope``, expired or not, and return their number."""
+    """Delete the entries for ``keys`` that are in ``scope``, expired or not, and return how many were deleted."""
     rows = _locked(connection, tenant, keys, scope)
     for some in chunks(row.key for row in rows):
         connection.execute(entries.delete().where(entries.c.tenant_id == tenant.id, entries.c.key.in_(some)))
@@ -245,7 +248,7 @@ def keys_below(connection: Connection, entity: Entity) -> list[str]:
 
 
 def relocate(connection: Connection, tenant: Tenant, source: Entity, target: Entity, now: datetime) -> int:
-    """Add the move of all entries from ``source`` to ``target`` to the outbox, and return the number of entries."""
+    """Enqueue in the outbox that all entries moved from ``source`` to ``target``, and return how many there are."""
     tops = list(ids_of(connection, [target.directory]).values())
     below = sa.select(closure.c.descendant_id).where(closure.c.ancestor_id.in_(tops))
     moved = connection.execute(entries.update().where(entries.c.entity_id.in_(below)).values(rev=tenant.rev))
@@ -260,7 +263,7 @@ def relocate(connection: Connection, tenant: Tenant, source: Entity, target: Ent
 
 
 def _locked(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: Scope | None = None) -> list[EntryRow]:
-    """Return the entries of ``keys``, expired or not; the caller holds the tenant's lock."""
+    """Return the entries for ``keys``, expired or not; the caller holds the tenant's lock."""
     is_deep = scope is not None and len(scope.within.parts) > 1
     query = _locked_query(connection.dialect.name, is_deep, scope is not None and scope.allowed is not None)
     parameters: dict[str, Any] = {"tenant_id": tenant.id, "keys": as_list(connection, keys)}
@@ -285,7 +288,7 @@ def _locked_query(dialect: str, is_deep: bool, is_limited: bool) -> sa.Select[An
 def add_to_owners(
     connection: Connection, added: Sequence[int], sizes_bytes: Sequence[int], removed: Iterable[EntryRow]
 ) -> None:
-    """Update the totals of the owners; ``added`` and ``sizes_bytes`` have the owner and size of each new entry."""
+    """Update the owners' totals; ``added`` and ``sizes_bytes`` hold the owner and size of each new entry."""
     number = Counter(added)
     size: Counter[int] = Counter()
     for owner, size_bytes in zip(added, sizes_bytes, strict=True):
@@ -313,7 +316,7 @@ _ADD_TO_OWNERS = sa.text(  # SQLAlchemy does not cache the compiled form of its 
 def _retire(connection: Connection, blobs: Iterable[str | None], now: datetime) -> None:
     rows = [{"path": path, "retired": now} for path in dict.fromkeys(blobs) if path is not None]
     if rows:
-        # A store that retries after a lost acknowledgement may use a retired blob again, which already has a row.
+        # A store that retries after a lost acknowledgement may reuse a retired blob, which already has a row.
         insert = upsert(connection, retired_blobs)
         again = insert.on_conflict_do_update(index_elements=["path"], set_={"retired": insert.excluded.retired})
         connection.execute(again, rows)
@@ -333,6 +336,6 @@ def _enqueue(
 
 
 def forget_blobs(connection: Connection, paths: Iterable[str]) -> None:
-    """Remove the records of retired blobs that have been deleted."""
+    """Remove the records of deleted retired blobs."""
     for some in chunks(paths):
         connection.execute(retired_blobs.delete().where(retired_blobs.c.path.in_(some)))

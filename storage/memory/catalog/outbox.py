@@ -1,4 +1,4 @@
-"""Keep the outbox of the catalog: changes that have not reached indexes and vectors yet, in commit order."""
+"""Maintain the catalog's outbox: changes not yet applied to indexes and vectors, in commit order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from driftline.storage.memory.catalog.tables import entities, entries, outbox, t
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A row of the outbox: at ``rev``, the entry was written to ``path`` (None: deleted), and left ``left_path``.
+    """An outbox row: at ``rev``, the entry was written to ``path`` (None: deleted), and left ``left_path``.
 
-    ``row`` is the current entry, or None if a later change supersedes this one.
+    ``row`` is the current entry, or None if this change was superseded by a later one.
     """
 
     id: int
@@ -32,13 +32,13 @@ class Change:
 
 
 def waiting(connection: Connection, *, for_vectors: bool) -> list[Entity]:
-    """Return the tenants with pending changes for indexes or, if ``for_vectors``, for indexes or vectors."""
+    """Return the tenants with changes pending for indexes or, if ``for_vectors`` is set, for indexes or vectors."""
     some = sa.exists().where(outbox.c.tenant_id == tenants.c.id, _due(for_vectors))
     return [Entity.of_directory(path) for path in connection.execute(sa.select(tenants.c.path).where(some)).scalars()]
 
 
 def overdue(connection: Connection, before: datetime, *, for_vectors: bool) -> list[Entity]:
-    """Return the tenants of ``waiting`` whose oldest pending change was written before ``before``."""
+    """Return the tenants from ``waiting`` whose oldest pending change was written before ``before``."""
     oldest = (
         sa.select(outbox.c.written)
         .where(outbox.c.tenant_id == tenants.c.id, _due(for_vectors))
@@ -52,7 +52,7 @@ def overdue(connection: Connection, before: datetime, *, for_vectors: bool) -> l
 
 
 def batch(connection: Connection, tenant: Entity, limit: int, *, for_vectors: bool) -> list[Change]:
-    """Return up to ``limit`` pending changes of a tenant, oldest first."""
+    """Return up to ``limit`` of a tenant's pending changes, oldest first."""
     heads = (outbox.c.id, outbox.c.key, outbox.c.rev, outbox.c.path, outbox.c.left_path, outbox.c.is_indexed)
     query = (
         sa.select(*heads, *COLUMNS)
@@ -78,13 +78,13 @@ def batch(connection: Connection, tenant: Entity, limit: int, *, for_vectors: bo
 
 
 def forget(connection: Connection, ids: Iterable[int]) -> None:
-    """Remove changes that have reached both indexes and vectors."""
+    """Remove changes that were applied to both indexes and vectors."""
     for some in chunks(ids):
         connection.execute(outbox.delete().where(outbox.c.id.in_(some)))
 
 
 def mark_indexed(connection: Connection, ids: Iterable[int]) -> None:
-    """Mark changes as pending only for vectors, which need a process with a model."""
+    """Mark changes as pending only for vectors, which need a process that has a model."""
     for some in chunks(ids):
         connection.execute(outbox.update().where(outbox.c.id.in_(some)).values(is_indexed=True))
 
@@ -94,14 +94,14 @@ def _due(for_vectors: bool) -> sa.ColumnElement[bool]:
 
 
 def keys(connection: Connection, tenant: Entity) -> list[str]:
-    """Return the keys of a tenant whose latest change has not reached both indexes and vectors."""
+    """Return a tenant's keys whose latest change is not yet applied to both indexes and vectors."""
     joined = outbox.join(tenants, tenants.c.id == outbox.c.tenant_id)
     query = sa.select(outbox.c.key).distinct().select_from(joined).where(tenants.c.path == tenant.directory)
     return list(connection.execute(query).scalars())
 
 
 def last_id(connection: Connection, tenant: Entity) -> int:
-    """Return the id of the newest pending change of a tenant, or 0."""
+    """Return the id of a tenant's newest pending change, or 0."""
     joined = outbox.join(tenants, tenants.c.id == outbox.c.tenant_id)
     query = sa.select(sa.func.max(outbox.c.id)).select_from(joined).where(tenants.c.path == tenant.directory)
     return int(connection.execute(query).scalar() or 0)
@@ -115,7 +115,7 @@ def claim(
     until: datetime,
     has_ended: Callable[[str], bool] = lambda flusher: False,
 ) -> bool:
-    """Claim the tenant for ``flusher`` until ``until``; return False while another live process holds the claim.
+    """Claim the tenant for ``flusher`` until ``until``; return False if another live process holds the claim.
 
     The claim only saves work: flushing twice is harmless.
     """

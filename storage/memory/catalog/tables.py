@@ -1,6 +1,6 @@
-"""Define the tables of the memory catalog for SQLAlchemy.
+"""Define the memory catalog's tables for SQLAlchemy.
 
-All names begin with ``ltm_``, because an application may keep its own tables in the same database.
+All names start with ``ltm_``, because an application may keep its own tables in the same database.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sqlalchemy.engine import Dialect
 
 MAX_KEY_CHARACTERS = 1_024
 FORMAT_VERSION = 1
-"""The version of the schema below. A catalog of another version is refused."""
+"""The version of the schema below. Catalogs with another version are rejected."""
 
 
 class UtcTime(sa.types.TypeDecorator[datetime]):
-    """A time with a time zone. SQLite stores none, so times are converted to UTC on write and read."""
+    """A time with a time zone. SQLite does not store zones, so times are converted to UTC on write and read."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -36,7 +36,7 @@ class UtcTime(sa.types.TypeDecorator[datetime]):
 
 
 def text(length: int) -> sa.types.TypeEngine[str]:
-    """Return the type of text that both databases compare by code point, as the Parquet indexes do."""
+    """Return a text type that both databases compare by code point, like the Parquet indexes."""
     return sa.String(length).with_variant(sa.String(length, collation="C"), "postgresql")
 
 
@@ -46,7 +46,7 @@ def json_object() -> sa.types.TypeEngine[Any]:
 
 
 number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""SQLite assigns row ids only to columns of type INTEGER, which has 64 bits."""
+"""SQLite only assigns row ids to columns of type INTEGER, which has 64 bits."""
 path = text(1_024)
 
 metadata = sa.MetaData()
@@ -60,7 +60,7 @@ about = sa.Table(
     sa.Column("workspace_id", sa.String(64), primary_key=True),
     sa.Column("catalog_id", sa.String(32), nullable=False),
 )
-"""One row: the workspace that this catalog belongs to, and its own id, which the workspace records."""
+"""One row: the workspace that owns this catalog, and the catalog's own id, which the workspace records."""
 
 tenants = sa.Table(
     "ltm_tenants",
@@ -71,7 +71,7 @@ tenants = sa.Table(
     sa.Column("flusher", sa.String(64)),
     sa.Column("flusher_until", UtcTime),
 )
-"""Every write locks its tenant's row and increments ``rev``, which orders the writes of a tenant."""
+"""Every write locks its tenant's row and increments ``rev``, which orders the tenant's writes."""
 
 entities = sa.Table(
     "ltm_entities",
@@ -85,7 +85,7 @@ entities = sa.Table(
     sa.Index("ltm_entities_by_name", "tenant_id", "type", "name"),
     sa.Index("ltm_entities_by_type", "type", "name"),
 )
-"""``path`` is ``Entity.directory``; ``name`` is the id, not encoded."""
+"""``path`` is ``Entity.directory``; ``name`` is the unencoded id."""
 
 closure = sa.Table(
     "ltm_entity_closure",
@@ -105,7 +105,7 @@ owners = sa.Table(
     sa.Column("entries", sa.BigInteger, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
 )
-"""The totals of each entity's own entries, so that a count of millions of entries only adds up a few rows."""
+"""The totals of each entity's own entries, so that counting millions of entries only sums a few rows."""
 
 entries = sa.Table(
     "ltm_entries",
@@ -147,10 +147,10 @@ outbox = sa.Table(
     sa.Index("ltm_outbox_by_tenant", "tenant_id", "id"),
     sqlite_autoincrement=True,
 )
-"""Changes that have not reached indexes and vectors yet: at ``rev`` the entry was written to ``path`` (null: deleted)
-and left ``left_path``. A change with ``is_indexed`` needs only its vector, which a process without a model cannot
-compute. ``written`` is the time of the change. Ids are never reused: the table of vectors records the last one that it
-contains."""
+"""Changes not yet applied to indexes and vectors: at ``rev`` the entry was written to ``path`` (null: deleted) and left
+``left_path``. A change with ``is_indexed`` set only needs its vector, which a process without a model cannot compute.
+``written`` is the time of the change. Ids are never reused: the vector table records the last one it contains.
+"""
 
 retired_blobs = sa.Table(
     "ltm_retired_blobs",
@@ -158,4 +158,4 @@ retired_blobs = sa.Table(
     sa.Column("path", path, primary_key=True),
     sa.Column("retired", UtcTime, nullable=False),
 )
-"""Blobs that no entry refers to any longer, and when each lost its entry; cleanup deletes them."""
+"""Blobs that are no longer referenced, and when each lost its entry; cleanup deletes them."""

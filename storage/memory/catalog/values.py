@@ -1,4 +1,4 @@
-"""Validate keys, metadata and values of memory, encode values as JSON, and keep large values in blobs."""
+"""Validate memory keys, metadata and values, encode values as JSON, and store large values in blobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def check_key(key: Any) -> str:
-    """Return ``key``: 1 to 1,024 Unicode characters without control characters. Raises BadEntry."""
+    """Return ``key`` if it is valid: 1 to 1,024 Unicode characters, no control characters. Raises BadEntry."""
     if not isinstance(key, str) or not key:
         raise BadEntry("A key must be a non-empty string", repr(key)[:80])
     if len(key) > MAX_KEY_CHARACTERS:
@@ -41,7 +41,7 @@ def check_key(key: Any) -> str:
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> str:
-    """Return ``metadata`` as a JSON object. Raises BadEntry."""
+    """Encode ``metadata`` as a JSON object. Raises BadEntry."""
     if not metadata:
         return "{}"
     if not all(isinstance(name, str) for name in metadata):
@@ -55,7 +55,7 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> str:
 
 
 def check_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a metadata filter without fields that are None; values are scalars or lists of scalars.
+    """Return a metadata filter with None fields omitted; values are scalars or lists of scalars.
 
     Raises BadEntry.
     """
@@ -69,7 +69,7 @@ def check_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def check_expiry(expires_at: datetime | None) -> datetime | None:
-    """Return ``expires_at`` in UTC, which is also the zone of a time without one. Raises BadEntry."""
+    """Convert ``expires_at`` to UTC; a time with no zone is taken as UTC. Raises BadEntry."""
     if expires_at is None:
         return None
     if not isinstance(expires_at, datetime):
@@ -81,14 +81,14 @@ def check_expiry(expires_at: datetime | None) -> datetime | None:
 
 
 def encode(value: Any, what: str = "value") -> bytes:
-    """Return ``value`` as JSON in UTF-8. Raises BadEntry."""
+    """Encode ``value`` as JSON in UTF-8. Raises BadEntry."""
     try:
         data = orjson.dumps(value, option=_STRICT)
         if b"null" not in data:
             return data
     except orjson.JSONEncodeError:
         pass
-    # Use the slower encoder instead: orjson writes NaN as null, and rejects keys and numbers that JSON can represent.
+    # Fall back to the slower encoder: orjson writes NaN as null, and rejects keys and numbers that JSON can represent.
     try:
         return _ENCODER.encode(value).encode()
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
@@ -96,7 +96,7 @@ def encode(value: Any, what: str = "value") -> bytes:
 
 
 def _as_json(value: object) -> Any:
-    """Encode enum members and UUIDs as orjson does."""
+    """Encode enum members and UUIDs like orjson."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, UUID):
@@ -109,12 +109,12 @@ _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | o
 
 
 def decode(data: bytes) -> Any:
-    """Decode a value that ``encode`` wrote."""
+    """Decode a value written by ``encode``."""
     return json.loads(data)
 
 
 class Blobs:
-    """Large values as files in the directory of their owner. Blobs are immutable, and therefore cached. Thread-safe.
+    """Large values as files in their owner's directory. Blobs are immutable, and therefore cached. Thread-safe.
 
     The cache holds at most ``CACHED_BYTES``, and each blob for ``cache_seconds``; 0 disables it.
     """
