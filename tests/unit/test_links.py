@@ -119,7 +119,7 @@ def test_a_setting_overrules_the_name_of_the_host() -> None:
         ("https://user:secret@x.example/{commit}/{path}", "credentials"),
         ("https://x.example/{commit}/{path!r}", "needs {commit} and {path}"),
         ("https://x.example/{commit}/{path}/{", "start with https://"),
-        ("https://x.example/{commit}/{path} #{line}", "blanks"),
+        ("https://x.example/{commit}/{path} #{line}", "spaces"),
         ("https://x.example/{commit}/{path}/{line:>99999999}", "start with https://"),
     ],
 )

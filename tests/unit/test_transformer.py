@@ -180,7 +180,7 @@ def graph_of(inputs: list[str], shape: list[str]) -> bytes:
 @pytest.mark.parametrize(
     ("inputs", "shape", "message"),
     [
-        (["pixels"], ["n", "length"], "takes other inputs than attention_mask, input_ids, token_type_ids"),
+        (["pixels"], ["n", "length"], "has inputs other than attention_mask, input_ids, token_type_ids"),
         (["input_ids"], ["n", "length"], "not one vector per token"),
     ],
 )
