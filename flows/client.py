@@ -1,7 +1,7 @@
-"""Query a web server as an object: ``driftline.connect(URL)``.
+"""The Python client of a web server: ``driftline.connect(URL)``.
 
-Requests and answers are JSON, and errors are those of Driftline. Only the standard library is needed, so the command
-line queries a server faster than other clients load.
+It exchanges JSON and raises Driftline errors. It needs only the standard library, so that the command line queries a
+server before an HTTP library would be imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from driftline.tasks.search.search import SearchReport
 TOKEN_VARIABLE = "DRIFTLINE_TOKEN"
 TIMEOUT_SECONDS = 90.0
 MAX_WAIT_SECONDS = 10
-"""Maximum time that a request waits if the server has received too many."""
+"""Maximum delay before retrying a request that the server rejected because of its rate limit."""
 ATTEMPTS = 3
 OK, UNAUTHORIZED, FORBIDDEN, TOO_MANY = 200, 401, 403, 429
 
@@ -52,14 +52,15 @@ class Connection:
         return cls(path_or_uri("A server", url).rstrip("/"), token or os.environ.get(TOKEN_VARIABLE) or None)
 
     def get(self, route: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the answer of ``/api/v1/{route}``; parameters that are None are omitted.
+        """Return the response of ``/api/v1/{route}``; parameters that are None are omitted.
 
-        Raises the error that the server names, AccessDenied for a wrong token, StorageError if it cannot be reached.
+        Raises the error that the server returned, AccessDenied for an invalid token, StorageError if the server cannot
+        be reached.
         """
         return self._answer(self._target(route, parameters))[0]
 
     def pages(self, route: str, parameters: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the answer of ``get``, then each page that the link 'next' leads to."""
+        """Yield the response of ``get``, then the pages that its 'next' links point to."""
         target: str | None = self._target(route, parameters)
         while target is not None:
             answer, target = self._answer(target)
@@ -84,7 +85,7 @@ class Connection:
         try:
             content = json.loads(body)
         except ValueError as error:
-            what = f"The answer is not from a Driftline server (status {response.status})"
+            what = f"The response is not from a Driftline server (status {response.status})"
             raise StorageError(what, self.url, "Check the URL.") from error
         if response.status != OK:
             raise self._error(response.status, content)
@@ -116,7 +117,7 @@ class Connection:
         what = str(problem.get("detail", f"status {status}"))
         what = what.removesuffix(f". {fix}").removesuffix(f": {where}") if fix or where else what
         if status in (UNAUTHORIZED, FORBIDDEN):
-            fix = f"Set {TOKEN_VARIABLE} to a token of the server." if status == UNAUTHORIZED else fix
+            fix = f"Set {TOKEN_VARIABLE} to a token for the server." if status == UNAUTHORIZED else fix
             return AccessDenied(what, self.url, fix)
         known = _kinds().get(kind, StorageError if status >= 500 or status == TOO_MANY else UsageError)
         return known(what, where or self.url, fix)
@@ -142,7 +143,7 @@ DOCUMENTS_AT_ONCE = 1_000
 class Client:
     """A client of a web server.
 
-    Every method raises the errors of the corresponding call, AccessDenied for a token without permission, and
+    Every method raises the errors of the corresponding call, AccessDenied for a token with insufficient scope, and
     StorageError if the server cannot be reached.
 
     Examples:
@@ -157,36 +158,37 @@ class Client:
 
     @from_keywords(SearchRequest)
     def search(self, request: SearchRequest) -> SearchReport:
-        """Find the windows of lines that answer a query, best first, as ``driftline.search`` does.
+        """Find the windows of lines that match a query best, like ``driftline.search``.
 
         Args:
-            request: the fields of ``SearchRequest`` as keyword arguments. The server bounds ``top_k`` and ``n_lines``.
+            request: the fields of ``SearchRequest`` as keyword arguments. The server limits ``top_k`` and ``n_lines``.
                 Paths, directories and globs are relative to their source.
 
         Returns:
             A report that iterates over its hits.
 
         Raises:
-            DriftlineError: UsageError for an option that servers lack, AccessDenied for a token without permission,
-                StorageError if the server cannot be reached, and what ``driftline.search`` raises.
+            DriftlineError: UsageError for an option that servers do not support, AccessDenied for a token with
+                insufficient scope, StorageError if the server cannot be reached, and the errors of
+                ``driftline.search``.
         """
         if any(value == () for value in request.given().values()):
-            return SearchReport(request.query, (), None, ("A filter without any value allows nothing.",))
+            return SearchReport(request.query, (), None, ("A filter with no values matches nothing.",))
         report: SearchReport = self._read("search", search_parameters(request)).report()
         return report
 
     def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
-        """Return lines of an indexed document, with ``n_lines`` on each side of one.
+        """Return lines of an indexed document: one line with ``n_lines`` of context on each side.
 
         Args:
             source: the entity of the document's source.
             path: the document's path in the source.
-            line: the number of the line, counted from 1.
+            line: the line number, 1-based.
             n_lines: how many lines to add before and after.
-            branch: read the document as this branch has it.
+            branch: read the document as of this branch.
 
         Returns:
-            The lines, and the location of the first one.
+            The lines, and the location of the first line.
 
         Raises:
             DriftlineError: NotIndexed for an unknown document, AccessDenied, UsageError, StorageError.
@@ -206,7 +208,7 @@ class Client:
             exts: only documents with these file extensions.
 
         Yields:
-            Documents; the server is asked for a page of them at a time.
+            Documents, requested one page at a time.
 
         Raises:
             DriftlineError: BadEntity, UsageError, AccessDenied, StorageError.
@@ -218,16 +220,16 @@ class Client:
     def search_memory(
         self, query: str, top_k: int = 5, entity: str | None = None, *, mode: Mode = "hybrid"
     ) -> list[dict[str, Any]]:
-        """Find the memory entries that answer a query, best first.
+        """Find the memory entries that match a query best.
 
         Args:
             query: what to look for.
             top_k: the maximum number of entries.
             entity: only entries at or below this entity.
-            mode: rank by words and meaning (``hybrid``), by meaning (``vector``) or by words (``text``).
+            mode: ``hybrid`` (text and vector ranking), ``vector`` (embedding similarity) or ``text`` (words).
 
         Returns:
-            ``{record, score, rank}`` each.
+            ``{record, score, rank}`` for each entry, best first.
 
         Raises:
             DriftlineError: NotIndexed if there is no memory, BadEntity, UsageError, AccessDenied, StorageError.
@@ -236,10 +238,10 @@ class Client:
         return list(found["results"])
 
     def status(self) -> WorkspaceStats:
-        """Return the figures of the workspace: documents, lines, model, sources, the last run.
+        """Return workspace statistics: documents, lines, model, sources, the last run.
 
         Returns:
-            The figures.
+            The statistics.
 
         Raises:
             DriftlineError: AccessDenied, CorruptFile, StorageError.
@@ -251,7 +253,7 @@ class Client:
         """Return the sources.
 
         Returns:
-            The sources, as ``driftline sources --json`` prints them.
+            The sources, as in ``driftline sources --json``.
 
         Raises:
             DriftlineError: AccessDenied, CorruptFile, StorageError.
@@ -262,7 +264,7 @@ class Client:
         """Return the branches of the sources.
 
         Returns:
-            The branches, as ``driftline branches --json`` prints them.
+            The branches, as in ``driftline branches --json``.
 
         Raises:
             DriftlineError: AccessDenied, CorruptFile, StorageError.
@@ -270,7 +272,7 @@ class Client:
         return list(self.connection.get("branches")["branches"])
 
     def _read(self, route: str, parameters: Mapping[str, Any] | None = None) -> Any:
-        """Return the answer of a route as its model. Raises StorageError if the server has another version."""
+        """Return a route's response as its model. Raises StorageError if the server runs an incompatible version."""
         from pydantic import TypeAdapter, ValidationError
 
         from driftline.flows.http_answers import ANSWERS
@@ -279,16 +281,16 @@ class Client:
         try:
             return TypeAdapter(ANSWERS[route]).validate_python(content)
         except ValidationError as error:
-            what = f"The server runs another version of Driftline ({error.errors()[0]['loc']})"
+            what = f"The server runs an incompatible version of Driftline ({error.errors()[0]['loc']})"
             raise StorageError(what, self.connection.url, "Upgrade the older one.") from error
 
 
 def search_parameters(request: SearchRequest) -> dict[str, Any]:
-    """Return a request as parameters of the API. Raise UsageError for an option that servers lack."""
+    """Convert a request to API parameters. Raises UsageError for an option that servers do not support."""
     served, given = options_in("http"), request.given()
     only_here = [name for name in given if name not in served]
     only_here += ["where"] if request.where is not None or request.also else []
     only_here += ["within"] if request.within is not None else []
     if only_here:
-        raise UsageError("A server does not support this option", only_here[0], "Leave it out, or search a workspace.")
+        raise UsageError("Servers do not support this option", only_here[0], "Omit it, or search a workspace.")
     return {"q": request.query} | {served[name].parameter: value for name, value in given.items()}

@@ -1,4 +1,4 @@
-"""Define the answers of the HTTP API, which the server's OpenAPI document describes and clients parse."""
+"""Define the response models of the HTTP API, for the server's OpenAPI document and for clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from driftline.tasks.search.search import ExactCounts, SearchReport
 
 
 class ExactMatches(BaseModel):
-    """The numbers of lines and documents that match exactly; ``reason`` says why the counts are incomplete."""
+    """How many lines and documents match exactly; ``reason`` explains why the counts are incomplete."""
 
     lines: int
     documents: int
@@ -24,16 +24,16 @@ class ExactMatches(BaseModel):
 
 
 class FileCounts(BaseModel):
-    """How many files match, keyed by parameter and value; if not ``complete``, there may be more."""
+    """How many files match, keyed by parameter and value; unless ``complete`` is set, there may be more."""
 
     complete: bool
     files: dict[str, dict[str, int]]
 
 
 class SearchAnswer(BaseModel):
-    """Windows of lines, best first; if there are none, the reasons and the nearest line that passes the filters.
+    """Windows of lines, best first; if there are none, the reasons, and the nearest line that passes the filters.
 
-    ``exact`` counts the matches of an exact search, whether they are in ``results`` or not, and ``facets`` the files.
+    ``exact`` counts all matches of an exact search, including those not in ``results``; ``facets`` counts files.
     """
 
     query: str
@@ -45,7 +45,7 @@ class SearchAnswer(BaseModel):
     facets: FileCounts | None = None
 
     def report(self) -> SearchReport:
-        """Return the report of the library."""
+        """Convert the response to the library's report."""
         counts = self.exact
         exact = ExactCounts(counts.lines, counts.documents, counts.reason) if counts is not None else None
         facets = Facets.of(self.facets.files, complete=self.facets.complete) if self.facets is not None else None
@@ -60,7 +60,7 @@ class DocumentsAnswer(BaseModel):
 
 
 class SourceAnswer(BaseModel):
-    """One source, and how much of it is indexed."""
+    """A source, and how much of it is indexed."""
 
     entity: str
     uri: str
@@ -76,14 +76,14 @@ class SourcesAnswer(BaseModel):
 
 
 class BranchesAnswer(BaseModel):
-    """The branches of the sources of a workspace."""
+    """The branches of a workspace's sources."""
 
     workspace: str
     branches: list[BranchReport]
 
 
 class RecordAnswer(BaseModel):
-    """An entry of memory."""
+    """A memory entry."""
 
     key: str
     value: Any
@@ -97,7 +97,7 @@ class RecordAnswer(BaseModel):
 
 
 class EntryAnswer(BaseModel):
-    """An entry that answers a query."""
+    """A memory entry that matches a query."""
 
     record: RecordAnswer
     score: float
@@ -106,7 +106,7 @@ class EntryAnswer(BaseModel):
 
 
 class MemoryAnswer(BaseModel):
-    """Entries of memory, best first."""
+    """Memory entries, best first."""
 
     query: str
     results: list[EntryAnswer]
@@ -133,4 +133,4 @@ ANSWERS: dict[str, type] = {
     "branches": BranchesAnswer,
     "memory/search": MemoryAnswer,
 }
-"""The model of the answer of each route."""
+"""The response model of each route."""

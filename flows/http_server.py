@@ -1,7 +1,7 @@
-"""Serve HTTP/1.1 with limits on slow clients and on connections.
+"""Serve HTTP/1.1 with limits on slow clients and open connections.
 
-uvicorn waits without limit for the first request of a connection, for the rest of each request, and for a client to
-read its answer.
+uvicorn has no timeout for a connection's first request, for the rest of a request, or for a client to read its
+response.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from driftline.storage.errors import UsageError
 
 REQUEST_SECONDS = 10.0
-"""Time limit for a request to arrive, from the first byte or the connection to the last byte."""
+"""Time limit for receiving a request, from the connection or the first byte to the last byte."""
 WRITE_SECONDS = 30.0
-"""Time limit for a client to read everything that was written to it."""
+"""Time limit for a client to read everything written to it."""
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_OF_A_CLIENT = 64
-"""Connections from one address that belongs to a single client: neither loopback nor a proxy."""
+"""Maximum connections from a single client's address, which is neither loopback nor a proxy."""
 HEAD_TOO_LARGE = 431
 
 Networks = Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
@@ -49,11 +49,10 @@ class HttpServer:
 
 
 class TimeoutProtocol(H11Protocol):
-    """Close connections whose request does not arrive in time, or whose client does not read its answer in time.
+    """Close connections whose request does not arrive in time, or whose client does not read the response in time.
 
-    A connection that sends more requests before the first one is answered is closed after that answer. If there are too
-    many connections, a new one replaces the one that has waited longest for its client; connections whose request is
-    being answered stay.
+    A connection that pipelines requests is closed after the first response. If there are too many connections, a new
+    connection replaces the one that has waited longest for its client; connections with a request in progress are kept.
     """
 
     shared: ClassVar[Networks] = ()
@@ -61,11 +60,11 @@ class TimeoutProtocol(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _waits_since: float | None = None
-    """Time since when the server has waited for the client."""
+    """When the server started to wait for the client."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Call pause_writing as soon as a byte waits to be sent, and resume_writing once none does.
+        # Call pause_writing as soon as any byte is buffered, and resume_writing once the buffer is empty.
         transport.set_write_buffer_limits(high=1, low=0)
         self.app = cast("ASGIApp", _HeadLimit(self.app, self.config.h11_max_incomplete_event_size))
         self._make_room()
@@ -75,7 +74,7 @@ class TimeoutProtocol(H11Protocol):
         self._expect_request()
         super().data_received(data)
         if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
-            self.cycle.keep_alive = False  # a client that pipelines requests gets one answer
+            self.cycle.keep_alive = False  # a client that pipelines requests gets one response
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_timer()
 
@@ -115,7 +114,7 @@ class TimeoutProtocol(H11Protocol):
             self._write_timer = None
 
     def _make_room(self) -> None:
-        """Close a connection if there are too many: one of this client if it has too many, else any."""
+        """Close a connection if there are too many: one of this client's if it has too many, otherwise any."""
         connections = cast("set[TimeoutProtocol]", self.connections)
         address = self.client[0] if self.client else ""
         if not self._is_shared(address):
@@ -133,9 +132,9 @@ class TimeoutProtocol(H11Protocol):
 
     @property
     def waits_since(self) -> float | None:
-        """The time since when the server has waited for a request or for the client to read.
+        """When the server started to wait for a request, or for the client to read.
 
-        Returns None while the server works on a request.
+        None while the server processes a request.
         """
         if self._write_timer is not None:
             return self._write_timer.when() - WRITE_SECONDS
@@ -151,12 +150,12 @@ class TimeoutProtocol(H11Protocol):
 
 
 def timeout_protocol(shared: Networks = ()) -> type[TimeoutProtocol]:
-    """Return the protocol of a server that many clients query through the addresses ``shared``."""
+    """Return the protocol for a server that many clients reach through the addresses ``shared``."""
     return type("TimeoutProtocol", (TimeoutProtocol,), {"shared": tuple(shared)})
 
 
 class _HeadLimit:
-    """Refuse requests whose first line and headers exceed ``max_bytes``: h11 limits only incomplete ones."""
+    """Reject requests whose request line and headers exceed ``max_bytes``: h11 limits only incomplete requests."""
 
     __slots__ = ("app", "max_bytes")
 
@@ -172,15 +171,15 @@ class _HeadLimit:
             return
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": HEAD_TOO_LARGE, "headers": headers})
-        text = f"The request line and the headers have more than {self.max_bytes:,} bytes."
+        text = f"The request line and headers are larger than {self.max_bytes:,} bytes."
         await send({"type": "http.response.body", "body": text.encode()})
 
 
 def listen(host: str, port: int, *, what: str, only_loopback: str = "") -> socket.socket:
-    """Listen on an address; port 0 chooses a free port. ``what`` names the server in errors.
+    """Listen on an address; port 0 selects a free port. ``what`` is the server's name in errors.
 
-    Raises UsageError for an address that is in use and, if ``only_loopback`` is set, for one that other machines can
-    reach; ``only_loopback`` is then the fix in the error.
+    Raises UsageError if the address is in use or, with ``only_loopback``, if other machines can reach it;
+    ``only_loopback`` is then the error's fix.
     """
     shown = f"{host}:{port}"
     try:
@@ -190,19 +189,19 @@ def listen(host: str, port: int, *, what: str, only_loopback: str = "") -> socke
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen()  # clients that read the URL can connect at once
+        listener.listen()  # clients that read the URL can connect immediately
     except OSError as error:
         raise UsageError(f"{what} cannot listen on this address", shown, f"Choose another --port ({error}).") from error
     return listener
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Return whether only this machine can reach the socket."""
+    """Return whether the socket is reachable only from this machine."""
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 def own_addresses(host: str, listener: socket.socket) -> list[str]:
-    """Return ``host:port`` of the socket, followed, on loopback, by its other names."""
+    """Return the socket's ``host:port``; on loopback, also its other names."""
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
     names = [shown] + (["127.0.0.1", "localhost", "[::1]"] if is_loopback(listener) else [])
     return [f"{name}:{port}" for name in names]
@@ -213,7 +212,7 @@ MAX_BODY_BYTES = 1 << 20
 
 
 class Refusal(NamedTuple):
-    """The answer to a refused request."""
+    """The response to a rejected request."""
 
     status: int
     text: str
@@ -227,16 +226,16 @@ def refusal_of(
     max_body_bytes: int = MAX_BODY_BYTES,
     any_origin: bool = False,
 ) -> Refusal | None:
-    """Return why a request to one of ``addresses`` (host:port) is refused, or None if it is allowed.
+    """Return why a request to one of ``addresses`` (host:port) is rejected; None if it is allowed.
 
     Browsers may send requests from pages at ``addresses`` and ``origins``, or from any page if ``any_origin`` is set.
     """
     headers = Headers(scope=scope)
     if headers.getlist("host") not in [[address] for address in addresses]:
-        return Refusal(MISDIRECTED, "The request does not name this server")
+        return Refusal(MISDIRECTED, "The Host header is not an address of this server")
     own = [*origins, *(f"{scope['scheme']}://{address}" for address in addresses)]
     if not any_origin and any(origin not in own for origin in headers.getlist("origin")):
-        return Refusal(FORBIDDEN, "The request comes from the page of another server")
+        return Refusal(FORBIDDEN, "The request comes from a page on another server")
     announced = headers.get("content-length", "0")
     if announced.isascii() and announced.isdigit() and int(announced) > max_body_bytes:
         return too_large(max_body_bytes)
@@ -244,13 +243,13 @@ def refusal_of(
 
 
 def too_large(max_body_bytes: int) -> Refusal:
-    """Return the answer to a request whose body exceeds ``max_body_bytes``."""
-    return Refusal(TOO_LARGE, f"The body has more than {max_body_bytes:,} bytes")
+    """Return the response to a request whose body exceeds ``max_body_bytes``."""
+    return Refusal(TOO_LARGE, f"The body is larger than {max_body_bytes:,} bytes")
 
 
 @dataclass(slots=True)
 class LimitedBody:
-    """The body of a request; ``receive`` reports a disconnected client once the body exceeds ``max_bytes``.
+    """A request body; ``receive`` reports a disconnected client once the body exceeds ``max_bytes``.
 
     Chunked bodies do not announce their length.
     """
@@ -271,7 +270,7 @@ class LimitedBody:
 
 @dataclass(frozen=True, slots=True)
 class HttpGuard:
-    """Passes allowed requests to ``app``, which must read the body of a request before it answers."""
+    """Passes allowed requests to ``app``, which must read the request body before responding."""
 
     app: ASGIApp
     addresses: Collection[str]

@@ -1,8 +1,8 @@
 """Adapt the memory store for hosts that expect dictionaries: ``{success, ...}`` or ``{success: False, error,
 error_type}``.
 
-``error_type`` is the stable ``kind`` of the error, such as ``storage_error`` or ``connection_error``. Unforeseen errors
-are defects, and are raised.
+``error_type`` is the stable ``kind`` of the error, such as ``storage_error`` or ``connection_error``. Unexpected
+exceptions are bugs, and propagate.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OF_ENTRIES = frozenset({"key", "metadata", "expires_at", "items"})
 
 
 def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
-    """Return ``{results: [{record, score, rank, distance}]}``, and ``explanation`` if the hits have one."""
+    """Return ``{results: [{record, score, rank, distance}]}``, plus ``explanation`` if the hits have one."""
     results = [
         {"record": hit.record.to_dict(), "score": hit.score, "rank": hit.rank, "distance": hit.distance} for hit in hits
     ]
@@ -59,7 +59,7 @@ def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
 def _as_result(
     method: Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer],
 ) -> Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer]:
-    """Decorate ``method`` so that its arguments are checked by name, and its results and errors become dictionaries."""
+    """Decorate ``method``: check its arguments by name, and convert its results and errors to dictionaries."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -74,13 +74,13 @@ def _as_result(
                 raise
             return failure(error)
 
-    return call  # type: ignore[return-value]  # wraps() hides that it is a function, which binds to its object
+    return call  # type: ignore[return-value]  # wraps() hides that it is a function and binds as a method
 
 
 def _checked(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Check the arguments of a call as ARGUMENTS defines them, by name.
+    """Check a call's arguments against ARGUMENTS, by name.
 
-    Raises UsageError, which names the wrong one.
+    Raises UsageError, which contains the invalid argument's name.
     """
     try:
         given = signature.bind(None, *args, **kwargs).arguments
@@ -104,10 +104,10 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _shown(value: object) -> str:
-    """Return ``value`` shortened for an error message."""
+    """Format ``value`` for an error message, shortened."""
     try:
         text = repr(value)
-    except Exception as error:  # a foreign object's repr() may raise anything
+    except Exception as error:  # repr() of a caller's object may raise anything
         return f"{type(value).__name__} whose repr() raises {type(error).__name__}"
     return text.encode(errors="backslashreplace").decode()[:_SHOWN_CHARACTERS]
 
@@ -117,7 +117,7 @@ def _text(value: Any) -> str:
         raise TypeError
     if "\0" in value:
         raise ValueError
-    value.encode()  # refuses unpaired surrogates
+    value.encode()  # rejects unpaired surrogates
     return value
 
 
@@ -189,7 +189,7 @@ def _entities(value: Any) -> list[EntityName]:
 def _moment(value: Any) -> datetime:
     found = value if isinstance(value, datetime) else datetime.fromisoformat(_text(value).strip())
     found = found if found.utcoffset() is not None else found.replace(tzinfo=UTC)
-    found.astimezone(UTC)  # overflows where a time is too early or late to be stored
+    found.astimezone(UTC)  # overflows if the time is too early or late to be stored
     return found
 
 
@@ -197,7 +197,7 @@ _AN_ENTITY = "an entity: its path type:id/type:id, or the pair of its type and i
 _FIELDS = (_mapping, "a mapping")
 _TEXT = (_text, "text without NUL and unpaired surrogates")
 _FLAG = (_flag, "True or False")
-_COUNT = (_count, "a whole number")
+_COUNT = (_count, "an integer")
 ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "key": (_text, "text without control characters"),
     "value": (lambda value: value, ""),  # the store checks that it is JSON
@@ -213,20 +213,20 @@ ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "max_age_seconds": (_number(0, MAX_AGE_SECONDS), f"a number from 0 to {MAX_AGE_SECONDS:,}"),
     "max_distance": (_number(0, 2), "a number from 0 to 2"),
     "parents": (_ids, "a mapping of levels to ids"),
-    "range": (_range, "the first key and the one behind the last: [low, high]"),
-    "rev": (_revision, "a revision: the rev of an entry"),
+    "range": (_range, "the first key and an exclusive upper bound: [low, high]"),
+    "rev": (_revision, "a revision: an entry's rev"),
 }
-"""The check of each argument, keyed by its name, and the description of valid values in errors."""
+"""Maps argument names to their check and the description of valid values for errors."""
 
 
 def failure(error: DriftlineError) -> Result:
-    """Return ``{success, error, error_type}``, with ``blob_path`` and ``blob_paths`` of blobs without entries."""
+    """Return ``{success, error, error_type}``, plus ``blob_path`` and ``blob_paths`` of unreferenced blobs."""
     blobs = {name: value for name, value in error.to_dict().items() if name in ("blob_path", "blob_paths")}
     return {"success": False, "error": str(error), "error_type": error.kind, **blobs}
 
 
 class HierarchicalLTMBackend:
-    """A memory store whose methods return dictionaries; ``core`` is the store that it wraps. Close it after use.
+    """A memory store whose methods return dictionaries; ``core`` is the wrapped store. Close it after use.
 
     A failure is ``{success: False, error, error_type}``; with ``errors="raise"``, methods raise the exceptions of
     ``core``.
@@ -257,7 +257,7 @@ class HierarchicalLTMBackend:
         within: EntityName | None = None,
         errors: Errors = "return",
     ) -> None:
-        """Open a store. ``create_ltm_backend`` explains the arguments."""
+        """Open a store. See ``create_ltm_backend`` for the arguments."""
         if errors not in get_args(Errors):
             raise UsageError("errors must be 'return' or 'raise'", _shown(errors), "Pass one of them.")
         sections: dict[str, tuple[Any, Any]] = {
@@ -309,14 +309,14 @@ class HierarchicalLTMBackend:
         metadata: Mapping[str, Any] | None = None,
         expires_at: datetime | str | None = None,
     ) -> Result:
-        """Store a JSON value, durably on return.
+        """Store a JSON value. It is durable when the call returns.
 
         Args:
-            key: unique in the tenant of the owner.
+            key: unique within the owner's tenant.
             value: any JSON value.
             entity: the owner; by default the root.
             metadata: fields for filters.
-            expires_at: a time, or its ISO form; without a time zone, UTC.
+            expires_at: a timestamp, or its ISO 8601 string; UTC if it has no time zone.
 
         Returns:
             ``{success, key, entity}``.
@@ -340,7 +340,7 @@ class HierarchicalLTMBackend:
             ``{success, stored}``.
 
         Raises:
-            BadEntry: for an item without key or value, with ``errors="raise"``.
+            BadEntry: if an item has no key or no value, with ``errors="raise"``.
 
         Examples:
             >>> memory.store_many([{"key": "a", "value": 1}, {"key": "b", "value": 2}])["stored"]
@@ -350,7 +350,7 @@ class HierarchicalLTMBackend:
         for item in list[Any](items):
             if not isinstance(item, Mapping) or not {"key", "value"} <= set(item) <= _ITEM:
                 shown = _shown(list(item) if isinstance(item, Mapping) else item)
-                raise BadEntry("An item needs key and value; entity, metadata and expires_at are optional", shown)
+                raise BadEntry("An item needs a key and a value; entity, metadata and expires_at are optional", shown)
             given = {name: _read(name, value) for name, value in item.items() if value is not None or name == "key"}
             owner = given.get("entity", self.core.names.root)
             draft = MemoryItem(given["key"], item["value"], owner, given.get("metadata"), given.get("expires_at"))
@@ -359,11 +359,11 @@ class HierarchicalLTMBackend:
 
     @_as_result
     def retrieve(self, key: str, entity: EntityName | None = None) -> Result:
-        """Return the entry of a key.
+        """Return the entry stored under a key.
 
         Args:
             key: its key.
-            entity: limits the call to this entity and everything below it; default: the root, else everything.
+            entity: search only this entity and everything below it; default: the root, then everything.
 
         Returns:
             ``{success, found, entry, value}``; ``value`` is also None if nothing was found.
@@ -378,11 +378,11 @@ class HierarchicalLTMBackend:
 
     @_as_result
     def retrieve_batch(self, keys: Sequence[str], entity: EntityName | None = None) -> Result:
-        """Return the entries of several keys.
+        """Return the entries stored under several keys.
 
         Args:
             keys: their keys.
-            entity: limits the call to this entity and everything below it; default: the root, else everything.
+            entity: search only this entity and everything below it; default: the root, then everything.
 
         Returns:
             ``{success, entries: {key: entry}, missing}``.
@@ -407,17 +407,17 @@ class HierarchicalLTMBackend:
         cursor: str | None = None,
         within: EntityName | None = None,
     ) -> Result:
-        """Return a page of the entries of an entity, as ``MemoryStore.retrieve_by_entity`` does.
+        """Return a page of an entity's entries, like ``MemoryStore.retrieve_by_entity``.
 
         Args:
             entity_type: its level.
             entity_id: its id.
-            include_descendants: also return entries of entities below it.
+            include_descendants: include the entries of its descendants.
             limit: maximum number of entries.
             offset: how many entries to skip.
             allowed_ancestors: only entries at or below one of these entities.
             cursor: the cursor that the previous page returned.
-            within: include every entity with this level and id at or below this one.
+            within: include every entity of this type and id at or below this entity.
 
         Returns:
             ``{success, entries, total_count, has_more, cursor}``.
@@ -440,7 +440,7 @@ class HierarchicalLTMBackend:
 
         Args:
             key: its key.
-            entity: limits the call to this entity and everything below it; default: the root, else everything.
+            entity: look only in this entity and everything below it; default: the root, then everything.
 
         Returns:
             ``{success, deleted}``: whether the entry existed.
@@ -460,12 +460,12 @@ class HierarchicalLTMBackend:
         allowed_ancestors: Sequence[EntityName] | None = None,
         limit: int = 1_000,
     ) -> Result:
-        """Find entries by the words of their keys and by metadata; return them, latest first.
+        """Find entries by words in their keys and by metadata, latest first.
 
         Args:
             query: words that the key must contain.
             metadata_filter: fields that must match.
-            entity: limits the call to this entity and everything below it; default: the root, else everything.
+            entity: search only this entity and everything below it; default: the root, then everything.
             allowed_ancestors: only entries at or below one of these entities.
             limit: maximum number of entries.
 
@@ -491,15 +491,15 @@ class HierarchicalLTMBackend:
         mode: Mode = "hybrid",
         explain: bool = False,
     ) -> Result:
-        """Return the entries that answer a query best, as ``MemoryStore.search_memory`` does.
+        """Return the entries that match a query best, like ``MemoryStore.search_memory``.
 
         Args:
             query: the query.
             top_k: maximum number of results.
-            filter: fields of the metadata; ``entity`` may name an entity.
-            entity: limits the call to this entity and everything below it; default: the root, else everything.
+            filter: metadata fields; ``entity`` may be an entity path.
+            entity: search only this entity and everything below it; default: the root, then everything.
             allowed_ancestors: only entries at or below one of these entities.
-            max_distance: drop farther results (1 - cosine, 0 to 2).
+            max_distance: drop more distant results (1 - cosine, 0 to 2).
             mode: ``hybrid``, ``vector`` or ``text``.
             explain: add an ``explanation``.
 
@@ -525,17 +525,17 @@ class HierarchicalLTMBackend:
         rev: int | None = None,
         limit: int = 1_000,
     ) -> Result:
-        """Query the Parquet index of an entity, without the catalog.
+        """Query an entity's Parquet index, without using the catalog.
 
         Args:
             range: the first key and an exclusive upper bound.
-            group_by: return totals by this level instead of entries.
-            entity: limits the call to this entity and everything below it; default: the root, else everything.
-            rev: read the index at this revision.
+            group_by: return totals per entity of this level instead of entries.
+            entity: query only this entity and everything below it; default: the root, then everything.
+            rev: read the index as of this revision.
             limit: maximum number of entries.
 
         Returns:
-            ``{success, rows}``: entries without values, or ``{LEVEL: id, entity, entries, size_bytes}``.
+            ``{success, rows}``: entries with their values omitted, or ``{LEVEL: id, entity, entries, size_bytes}``.
 
         Examples:
             >>> memory.query_index(("x", "y"), entity="org:nothing")["rows"]
@@ -554,13 +554,13 @@ class HierarchicalLTMBackend:
         Args:
             entity: a path, or the level of ``entity_id``.
             entity_id: the id of ``entity`` below ``parent``.
-            parent: the entity above.
+            parent: the parent entity.
 
         Returns:
             ``{success, entity}``: its path.
 
         Raises:
-            UsageError: for a parent without ``entity_id``, with ``errors="raise"``.
+            UsageError: if ``parent`` is passed without ``entity_id``, with ``errors="raise"``.
 
         Examples:
             >>> memory.register_entity("project", "beta", parent="org:acme")["entity"]
@@ -578,15 +578,15 @@ class HierarchicalLTMBackend:
     def register_entity_with_defaults(
         self, entity_type: str, entity_id: str, parents: Mapping[str, str] | None = None
     ) -> str | Result:
-        """Register an entity; missing levels get their defaults.
+        """Register an entity; missing levels are set to their defaults.
 
         Args:
             entity_type: its level.
             entity_id: its id.
-            parents: ids of levels above it.
+            parents: maps higher levels to ids.
 
         Returns:
-            The path of the entity; a dictionary for a failure.
+            The entity's path, or a dictionary on failure.
 
         Examples:
             >>> memory.register_entity_with_defaults("project", "p", {"org": "acme"})
@@ -595,7 +595,7 @@ class HierarchicalLTMBackend:
         return self.core.register_entity_with_defaults(entity_type, entity_id, parents).entity.directory
 
     def _generate_hierarchical_path(self, entity: EntityName) -> str:
-        """Return the URI of the folder with the data that ``entity`` owns. Raises BadEntity."""
+        """Return the URI of the folder with the data of ``entity``. Raises BadEntity."""
         return f"{self.core.workspace.objects.uri}/{self.core.names.find(entity).directory}/"
 
     @_as_result
@@ -625,7 +625,7 @@ class HierarchicalLTMBackend:
 
         Args:
             entity: the entity.
-            parent: an entity of the next higher level in the same tenant.
+            parent: an entity one level up, in the same tenant.
 
         Returns:
             ``{success, entity}``: its new path.
@@ -657,14 +657,15 @@ class HierarchicalLTMBackend:
 
     @_as_result
     def compact_indexes(self, entity_path: EntityName | None = None, max_deltas: int | None = None) -> Result:
-        """Fold the deltas of an index, or of all indexes with more than ``max_deltas``.
+        """Fold the deltas of one index, or of all indexes with more than ``max_deltas``.
 
         Args:
-            entity_path: the entity of the index; None is all.
-            max_deltas: by default ``index.compaction_threshold``.
+            entity_path: the entity of the index; None means all indexes.
+            max_deltas: defaults to ``index.compaction_threshold``.
 
         Returns:
-            ``{success, compacted_paths, entries_processed}``; an entry counts once, even if it is in several indexes.
+            ``{success, compacted_paths, entries_processed}``; an entry is counted once, even if it is in several
+            indexes.
 
         Examples:
             >>> memory.compact_indexes()["compacted_paths"]
@@ -684,14 +685,14 @@ class HierarchicalLTMBackend:
 
     @_as_result
     def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
-        """Delete files that nothing refers to; a bound store deletes only memory blobs within its boundary.
+        """Delete unreferenced files. A bound store deletes only memory blobs inside its boundary.
 
         Args:
             max_age_seconds: keep younger files.
             dry_run: only report.
 
         Returns:
-            ``{success, ...}`` with the object of ``driftline cleanup --json``.
+            ``{success, ...}`` plus the fields of ``driftline cleanup --json``.
 
         Examples:
             >>> memory.cleanup_orphans(dry_run=True)["deleted_count"]
@@ -738,12 +739,12 @@ def create_ltm_backend(
 ) -> HierarchicalLTMBackend:
     """Open a memory store whose methods return dictionaries.
 
-    ``catalog`` to ``embedding`` are sections of the configuration; ``catalog_url`` to ``performance_config`` and
-    ``inline_threshold`` are keys in these sections, and win over them.
+    ``catalog`` to ``embedding`` are configuration sections; ``catalog_url`` to ``performance_config`` and
+    ``inline_threshold`` are keys in these sections, and take precedence over them.
 
     Args:
         backend: ``hierarchical``.
-        config: a YAML file; the environment and other arguments win over it.
+        config: a YAML file; the environment and other arguments override it.
         settings: the content of its ``settings.ltm``.
         within: the boundary of the store.
         errors: ``return`` failures as dictionaries, or ``raise`` typed exceptions.
@@ -781,5 +782,5 @@ def create_ltm_backend(
 
 
 def _given(expires_at: datetime | str | None) -> datetime | None:
-    """Return an expiry, which ``ARGUMENTS`` has already converted to a time, or None."""
+    """Return an expiry that ``ARGUMENTS`` already converted to a timestamp or None."""
     return expires_at if isinstance(expires_at, datetime) else None

@@ -1,7 +1,7 @@
-"""The Prefect flows of ``prefect.yaml``: index, fleet, compact, cleanup, prune and verify, as the commands do them.
+"""The Prefect flows of ``prefect.yaml``, one for each command: index, fleet, compact, cleanup, prune and verify.
 
-Prefect builds the form of its web page from the parameters, and shows progress and report as artifacts. An index run
-loads no other flow's libraries, such as those of the memory catalog.
+Prefect builds its web form from the parameters, and shows progress and reports as artifacts. An index run does not
+import other flows' libraries, such as the memory catalog's.
 """
 
 from __future__ import annotations
@@ -79,37 +79,41 @@ def index(
     archives: bool | None = None,
     notebook_outputs: bool | None = None,
 ) -> dict[str, Any]:
-    """Update the index of the sources: embed new and changed documents, delete vanished ones.
+    """Update the index of the sources: embed new and changed documents, and drop deleted ones.
 
     Args:
-        sources: Folders, git work trees or bucket URIs, as the machine that runs the flow sees them.
+        sources: Folders, git working trees or bucket URIs, as seen by the machine that runs the flow.
         workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
-        entity: The entity of a single source, such as org:acme/project:alpha/source:web; default: from its name.
+        entity: The entity of a single source, such as org:acme/project:alpha/source:web; default: derived from its
+            name.
         include: Index only files that match one of these patterns.
         exclude: Skip files that match one of these patterns.
-        model: A model2vec directory or name; default: the model that is installed with Driftline.
-        executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
+        model: A model2vec directory or name; default: the model installed with Driftline.
+        executor: inline, local (processes on the same machine), or a Dask scheduler's tcp://host:port.
         workers: Number of processes of the local executor.
         full: Reread and re-embed every document.
         dry_run: Report what would change and write nothing.
-        max_delete_fraction: Refuse to delete a larger fraction of a source; 1 confirms a large deletion.
+        max_delete_fraction: Refuse to delete a larger fraction of a source; 1 allows all deletions.
         max_file_bytes: Skip larger files.
-        max_document_bytes: Skip larger documents, logs, CSV and JSON lines.
+        max_document_bytes: Skip larger documents, logs, CSV and JSON Lines files.
         rebind: Allow the entity to move to another URI.
         reembed: Allow the workspace to switch to another model.
         wait_seconds: Seconds to wait for another run that holds the lease of a source.
         indexes: Which search indexes to update.
         max_deltas: Request a compaction when a source has more deltas than this.
-        redact: Which credentials inside text are replaced; default: the source's current setting, else known.
-        storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        redact: Which credentials in the text are redacted; default: the source's current setting; known for a new
+            source.
+        storage_options: Object store options; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
         branch: Index this branch of the sources; the main index does not change.
-        link: The kind of the sources' host, or a template of links to it; default: the source's current
-            setting, else by its name.
-        archives: Index the files inside zip and tar archives and mail; default: the source's current setting, else no.
-        notebook_outputs: Index the text outputs of notebooks; default: the source's current setting, else no.
+        link: The type of the sources' host, or a link template; default: the source's current setting; derived from the
+            host name for a new source.
+        archives: Index the files inside zip and tar archives and email; default: the source's current setting; no for a
+            new source.
+        notebook_outputs: Index the text outputs of notebooks; default: the source's current setting; no for a new
+            source.
 
     Returns:
-        The report of the run, as ``driftline index --json`` prints it.
+        The run's report, as in ``driftline index --json``.
     """
     how: dict[str, Any] = {"redact": redact, "rebind": rebind, "reembed": reembed, "full": full, "dry_run": dry_run}
     request = IndexRequest(tuple(sources), absolute_workspace(workspace), entity, model=model, branch=branch, **how)
@@ -142,29 +146,32 @@ def fleet(
     archives: bool | None = None,
     notebook_outputs: bool | None = None,
 ) -> dict[str, Any]:
-    """Index the repositories of fleets that changed, and retire those that are gone.
+    """Index the changed repositories of fleets, and retire missing repositories.
 
-    A run that finds nothing to do leaves one line in its log and no artifact. The flow run fails if a repository has
-    failed in it, or if a listing was not complete; the others are indexed even so.
+    A run with nothing to do logs one line and creates no artifact. The flow run fails if a repository failed or a
+    listing was incomplete; the remaining repositories are indexed anyway.
 
     Args:
         workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
-        fleets: The tables [[fleet]]; tokens only as ${VARIABLE} of the worker. Default: those of its driftline.toml.
-        model: A model2vec directory or name; default: the model that is installed with Driftline.
-        executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
+        fleets: [[fleet]] tables; tokens only as the worker's ${VARIABLE}. Default: the tables in its driftline.toml.
+        model: A model2vec directory or name; default: the model installed with Driftline.
+        executor: inline, local (processes on the same machine), or a Dask scheduler's tcp://host:port.
         workers: Number of processes of the local executor.
-        retry: Try failing repositories now, without their backoff.
+        retry: Retry failing repositories now, ignoring their backoff.
         max_delete_fraction: Refuse to retire a larger fraction of a fleet, or to delete a larger fraction of a source;
             1 allows all.
         wait_seconds: Seconds to wait for another sync, or for a run that holds the lease of a source.
         indexes: Which search indexes to update.
-        storage_options: Options of the stores; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
-        redact: Which credentials inside text are replaced; default: the source's current setting, else known.
-        archives: Index the files inside zip and tar archives and mail; default: the source's current setting, else no.
-        notebook_outputs: Index the text outputs of notebooks; default: the source's current setting, else no.
+        storage_options: Object store options; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        redact: Which credentials in the text are redacted; default: the source's current setting; known for a new
+            source.
+        archives: Index the files inside zip and tar archives and email; default: the source's current setting; no for a
+            new source.
+        notebook_outputs: Index the text outputs of notebooks; default: the source's current setting; no for a new
+            source.
 
     Returns:
-        The report of the sync, as ``driftline fleet sync --json`` prints it.
+        The sync's report, as in ``driftline fleet sync --json``.
     """
     from driftline.flows.config.driftline_toml import Configuration, fleets_of, open_config
     from driftline.flows.runs.fleet import FleetRequest, summary, sync_fleets
@@ -192,7 +199,7 @@ def _failed(fleet: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _run(request: IndexRequest, workspace: str, max_deltas: int) -> dict[str, Any]:
-    """Index, ask for compactions, show the report, and return it."""
+    """Index, request compactions, and publish and return the report."""
     with flow_progress() as progress:
         result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
         for source in result["sources"]:
@@ -230,14 +237,14 @@ def compact(
         max_deltas: Without an entity, fold the deltas of sources and memory that have more than this; default: 100 for
             sources, compaction_threshold for memory.
         retention_seconds: Remove table versions older than this many seconds.
-        executor: inline, local (processes on the same machine), or tcp://host:port of a Dask scheduler.
+        executor: inline, local (processes on the same machine), or a Dask scheduler's tcp://host:port.
         workers: Number of processes of the local executor.
         wait_seconds: Seconds to wait for runs that hold a lease.
-        storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        storage_options: Object store options; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
         compaction_threshold: Default of max_deltas for memory; default: from the worker's configuration.
 
     Returns:
-        The report of the run, as ``driftline compact --json`` prints it.
+        The run's report, as in ``driftline compact --json``.
     """
     from driftline.flows.runs.compact import CompactRequest, compact_workspace
 
@@ -269,17 +276,17 @@ def cleanup(
     storage_options: dict[str, str] | None = None,
     catalog_url: str | None = None,
 ) -> dict[str, Any]:
-    """Find the orphans left by crashed and superseded runs, and delete them unless this is a dry run.
+    """Find orphans left by crashed and superseded runs, and delete them unless this is a dry run.
 
     Args:
         workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
         max_age_seconds: Keep objects younger than this many seconds, by the store's clock.
         dry_run: Report orphans and delete nothing.
-        storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        storage_options: Object store options; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
         catalog_url: URL of the memory catalog, any password as a reference; default: from the worker's configuration.
 
     Returns:
-        The report of the run, as ``driftline cleanup --json`` prints it.
+        The run's report, as in ``driftline cleanup --json``.
     """
     from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 
@@ -307,16 +314,16 @@ def prune(
     dry_run: bool = False,
     storage_options: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Delete branches that are merged, deleted on the remote, or not indexed for a while.
+    """Delete branches that are merged, deleted on the remote, or not indexed recently.
 
     Args:
         workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
         older_than_days: Delete branches not indexed for this many days.
         dry_run: Report the branches and delete nothing.
-        storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        storage_options: Object store options; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
 
     Returns:
-        The report, as ``driftline branches prune --json`` prints it.
+        The report, as in ``driftline branches prune --json``.
     """
     options, uri = options_of(storage_options), absolute_workspace(workspace)
     with flow_progress() as progress:
@@ -348,11 +355,11 @@ def verify(
     Args:
         workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
         repair: Remove inconsistent documents from the index and reindex them.
-        storage_options: Options of the store; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
+        storage_options: Object store options; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
         catalog_url: URL of the memory catalog, any password as a reference; default: from the worker's configuration.
 
     Returns:
-        The report of the run, as ``driftline verify --json`` prints it.
+        The run's report, as in ``driftline verify --json``.
     """
     from driftline.flows.runs.verify import VerifyRequest, verify_workspace
 

@@ -1,4 +1,4 @@
-"""Open, index and search a workspace from Python, or query the server that serves it."""
+"""Open, index and search a workspace from Python, or query its server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Workspace:
     """An open index: search, update and inspect it.
 
-    ``driftline.open`` makes one. A client from ``driftline.connect`` has the same methods, but writes nothing.
+    Returned by ``driftline.open``. A client from ``driftline.connect`` has the same methods except for writing.
     ``uri`` is the location of the workspace; ``storage`` is internal.
 
     Examples:
@@ -66,10 +66,10 @@ class Workspace:
 
     @from_keywords(SearchRequest)
     def search(self, request: SearchRequest) -> SearchReport:
-        """Find the windows of lines that answer a query, best first.
+        """Find the windows of lines that match a query best.
 
         Args:
-            request: the fields of ``SearchRequest`` as keyword arguments, as for ``driftline.search``.
+            request: the fields of ``SearchRequest`` as keyword arguments, as in ``driftline.search``.
 
         Returns:
             A report that iterates over its hits.
@@ -88,11 +88,11 @@ class Workspace:
         """Update the index to the current state of sources, and reopen it.
 
         Args:
-            sources: folders, git work trees, bucket URIs, or requests for them.
-            options: those of ``driftline.index``.
+            sources: folders, git working trees, bucket URIs, or requests for them.
+            options: the options of ``driftline.index``.
 
         Returns:
-            The results of the run, by source.
+            The run's results for each source.
 
         Raises:
             DriftlineError: The errors of ``driftline.index``.
@@ -108,10 +108,10 @@ class Workspace:
         return report
 
     def status(self) -> WorkspaceStats:
-        """Return the figures of the workspace.
+        """Return workspace statistics.
 
         Returns:
-            Documents, lines, model, sources, the last run.
+            The numbers of documents and lines, the model, the sources and the last run.
 
         Raises:
             DriftlineError: CorruptFile, StorageError.
@@ -123,10 +123,10 @@ class Workspace:
         return self.storage.stats()
 
     def stats(self) -> WorkspaceStats:
-        """Return the status of the workspace.
+        """Alias of ``status``.
 
         Returns:
-            The figures of the workspace.
+            Workspace statistics.
 
         Raises:
             DriftlineError: CorruptFile, StorageError.
@@ -141,7 +141,7 @@ class Workspace:
         """Return the sources.
 
         Returns:
-            The sources, as ``driftline sources --json`` prints them.
+            The sources, as in ``driftline sources --json``.
 
         Raises:
             DriftlineError: CorruptFile, StorageError.
@@ -156,7 +156,7 @@ class Workspace:
         """Return the branches of the sources.
 
         Returns:
-            The branches, as ``driftline branches --json`` prints them.
+            The branches, as in ``driftline branches --json``.
 
         Raises:
             DriftlineError: CorruptFile, StorageError.
@@ -170,13 +170,13 @@ class Workspace:
         return [branch.to_dict() for branch in list_branches(self.storage)]
 
     def runs(self, limit: int = 20) -> list[RunRecord]:
-        """Return the records of the last runs.
+        """Return the records of recent runs.
 
         Args:
             limit: maximum number of records.
 
         Returns:
-            Records, newest first.
+            The records, newest first.
 
         Raises:
             DriftlineError: CorruptFile, StorageError.
@@ -193,7 +193,7 @@ class Workspace:
         """Check that tables, manifests, indexes and memory agree.
 
         Args:
-            repair: remove inconsistent documents from the index, and index them again.
+            repair: remove inconsistent documents from the index and reindex them.
 
         Returns:
             The number of checked documents and lines, and the findings.
@@ -213,11 +213,11 @@ class Workspace:
         """Return lines of an indexed document.
 
         Args:
-            source: the source of a hit.
-            path: its path in the source.
-            line: the line to read around, counted from 1.
-            n_lines: lines on each side.
-            branch: read the document as this branch has it.
+            source: a hit's source.
+            path: the document's path in the source.
+            line: the line to read around, 1-based.
+            n_lines: lines of context on each side.
+            branch: read the document as of this branch.
 
         Returns:
             The lines, and whether the document is unchanged.
@@ -267,22 +267,22 @@ class Workspace:
                 return
 
     def search_memory(self, query: str, **options: Any) -> list[dict[str, Any]]:
-        """Find the memory entries that answer a query, best first.
+        """Find the memory entries that match a query best.
 
         Args:
             query: what to look for.
-            options: those of ``MemoryStore.search_memory``.
+            options: the options of ``MemoryStore.search_memory``.
 
         Returns:
-            ``{record, score, rank, distance}`` each.
+            ``{record, score, rank, distance}`` for each entry, best first.
 
         Raises:
-            DriftlineError: NotIndexed if there is no memory, and errors of the store.
+            DriftlineError: NotIndexed if there is no memory, and the store's errors.
 
         Examples:
             >>> ws.search_memory("plan")
             Traceback (most recent call last):
-            driftline.storage.errors.NotIndexed: The workspace holds no memory. Store some: driftline memory put
+            driftline.storage.errors.NotIndexed: The workspace has no memory. Store some: driftline memory put
         """
         from driftline.flows.config.memory_settings import memory_of
         from driftline.flows.memory_backend import hits_to_dict
@@ -300,14 +300,14 @@ class Workspace:
         branch: str | None = None,
         timeout_seconds: float = 60.0,
     ) -> pa.Table:
-        """Return the rows of one SELECT over the views of the workspace, as an Arrow table.
+        """Run one SELECT over the workspace's views, and return the rows as an Arrow table.
 
         Args:
             query: a SELECT, or ``SHOW TABLES``, which lists the views.
             parameters: the values for each ``?`` in the query.
             within: show only data at or below this entity, such as ``org:acme``.
-            branch: show the documents and lines as this branch has them.
-            timeout_seconds: when to interrupt the query.
+            branch: show documents and lines as of this branch.
+            timeout_seconds: interrupt the query after this time.
 
         Returns:
             The rows.
@@ -322,7 +322,7 @@ class Workspace:
         return sql(self, query, parameters, within=within, branch=branch, timeout_seconds=timeout_seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures of ``status`` as a dictionary.
+        """Return ``status`` as a dictionary.
 
         Returns:
             The object of ``driftline status --json``.
@@ -350,17 +350,17 @@ def open(
     *,
     cache: bool = False,
 ) -> Workspace:
-    """Open the workspace at a path or URI for reading; ``@notes`` is the workspace of this name below DRIFTLINE_HOME.
+    """Open the workspace at a path or URI for reading; ``@notes`` is the workspace ``notes`` in DRIFTLINE_HOME.
 
-    To show lines as they are now, a search reads local sources, and remote ones at or below the URIs ``sources``; a
-    record in the workspace does not authorize such reads. With ``cache``, a workspace in a bucket is opened as a
-    read-only copy on this disk, which is updated first.
+    To show current lines, searches read local sources, and remote sources at or below the URIs in ``sources``; source
+    records in the workspace do not authorize such reads. With ``cache``, a bucket's workspace is first synced to a
+    read-only local copy.
 
     Args:
         uri: a path, a URI or ``@name``.
-        storage_options: keys and endpoints of a bucket.
+        storage_options: the bucket's keys and endpoints.
         sources: URIs below which remote sources may be read.
-        cache: whether to read a copy of a bucket.
+        cache: whether to read a bucket through a local copy.
 
     Returns:
         The workspace.
@@ -423,41 +423,41 @@ def index(
     The workspace is created if it does not exist.
 
     Args:
-        sources: folders, git work trees, bucket URIs, or requests for them.
+        sources: folders, git working trees, bucket URIs, or requests for them.
         workspace: a path, a URI or ``@name``.
-        entity: the entity of a single source given as text; a ``SourceRequest`` has its own.
+        entity: the entity of a single source that is passed as a string; a ``SourceRequest`` has its own.
         include: index only files that match one of these patterns.
         exclude: skip files that match one of these patterns.
-        model: a model2vec directory or name, by default the model that is installed with Driftline.
-        executor: ``inline``, ``local`` (processes on this machine), or ``tcp://host:port`` of a Dask scheduler.
-        workers: the number of processes of the local executor.
+        model: a model2vec directory or name (default: the model installed with Driftline).
+        executor: ``inline``, ``local`` (processes on this machine), or a Dask scheduler's ``tcp://host:port``.
+        workers: number of processes of the local executor.
         full: reread and re-embed every document.
         dry_run: report the changes and write nothing.
-        max_delete_fraction: refuse to delete a larger fraction of a source; 1 confirms a large deletion.
+        max_delete_fraction: refuse to delete a larger fraction of a source; 1 allows all deletions.
         max_file_bytes: skip larger files.
-        max_document_bytes: skip larger documents, logs, CSV and JSON lines.
+        max_document_bytes: skip larger documents, logs, CSV and JSON Lines files.
         rebind: allow the entity to move to another URI.
         reembed: allow the workspace to switch to another model.
         wait_seconds: how long to wait for another run that holds the lease of a source.
         indexes: which search indexes to update: ``all``, ``text`` or ``none``.
-        storage_options: options of the stores.
-        keep_going: report the failures of single sources instead of raising the first one.
-        by_commit: read only files that git reports as changed since the last indexed commit, like ``--ci``.
+        storage_options: object store options.
+        keep_going: report failures per source instead of raising the first failure.
+        by_commit: scan only files that git reports as changed since the last indexed commit, like ``--ci``.
         branch: index this branch of each source; the main index does not change.
-        build: the number of the CI build; a run with a lower number than the last one of the branch is refused.
-        deep: embed definitions with a transformer, the default one or the one named here; False removes it.
-        redact: what to do with secrets: ``off``, ``known`` or ``strict``; None keeps the setting of the source.
-        link: the kind of the git host, or a template of links to it; None keeps that of the source, "" removes it.
-        archives: index the files inside zip and tar archives and mail; None keeps the setting of the source.
-        notebook_outputs: index the text outputs of notebooks; None keeps the setting of the source.
+        build: the CI build number; a run with a lower number than the branch's last run is rejected.
+        deep: embed definitions with a transformer: True for the default, or its name; False removes the embeddings.
+        redact: which credentials to redact: ``off``, ``known`` or ``strict``; None keeps the source's setting.
+        link: the git host's type, or a link template; None keeps the source's setting, "" removes it.
+        archives: index the files inside zip and tar archives and email; None keeps the source's setting.
+        notebook_outputs: index the text outputs of notebooks; None keeps the source's setting.
 
     Returns:
-        The results of the run, by source.
+        The run's results for each source.
 
     Raises:
-        DriftlineError: UsageError, AccessDenied, CorruptFile, StaleBuild before anything is written; DeletionRefused,
-            LeaseHeld, LeaseLost, StorageError, ExecutorError later. Committed batches are kept, and the next run
-            continues from there.
+        DriftlineError: UsageError, AccessDenied, CorruptFile, StaleBuild before anything is written; later
+            DeletionRefused, LeaseHeld, LeaseLost, StorageError, ExecutorError. Committed batches are kept, and the next
+            run continues from there.
 
     Examples:
         >>> report = driftline.index(tree, workspace=location)
@@ -473,23 +473,23 @@ def index(
 
 @from_keywords(SearchRequest)
 def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
-    """Find the windows of lines that answer a query, best first.
+    """Find the windows of lines that match a query best.
 
     Call it with the fields of ``SearchRequest``: ``search(workspace, "query", top_k=3, exts=["py"])``.
 
     Args:
         workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
-        request: the fields as keyword arguments. ``max_distance`` (1 - cosine, 0 to 2) drops lines farther away;
-            ``min_relevance`` (0 to 1) drops lines with a lower relevance, the share of random pairs of lines that are
-            farther apart; unlike a distance, it means the same for every model. ``n_lines`` is the context on each
-            side. ``mode`` ranks by words and meaning (``hybrid``), by meaning (``vector``) or by words (``text``).
-            Filters narrow each other; ``where`` is a ``LineFilter``, ``workspace_name`` a view of ``driftline.toml``.
-            ``strategy`` says when filters apply. ``rerank`` lets a transformer reorder the best 10 windows, or the
-            given number. With ``branch``, sources that have this branch are searched as it has them. With ``explain``,
-            the report describes the search. ``fixed`` texts and ``regex`` expressions restrict the search to lines that
-            match, in files that match all of them, and the words of the query rank these lines; the query may contain
-            such terms, too (``"a phrase" /regex/ def:Name lang:go``). Filters alone list files. The report's
-            ``exact`` says whether there are more matches than the ``top_k`` lines.
+        request: the fields as keyword arguments. ``max_distance`` (1 - cosine, 0 to 2) drops more distant lines.
+            ``min_relevance`` (0 to 1) drops less relevant lines: relevance is the fraction of random line pairs that
+            are farther apart, so that it is comparable across models. ``n_lines`` is the context on each side. ``mode``
+            is ``hybrid`` (text and vector ranking), ``vector`` (embedding similarity) or ``text`` (words). Filters are
+            combined with AND; ``where`` is a ``LineFilter``, ``workspace_name`` a view in ``driftline.toml``.
+            ``strategy`` selects when filters apply. ``rerank`` reranks the best 10 windows, or the given number, with a
+            transformer. With ``branch``, sources that have this branch are searched as of the branch. With ``explain``,
+            the report describes the search. ``fixed`` strings and ``regex`` patterns restrict the search to matching
+            lines in files that match all of them, and the query's words rank these lines; the query itself may contain
+            such terms (``"a phrase" /regex/ def:Name lang:go``). A query with only filters lists files. The report's
+            ``exact`` tells whether more lines match than the ``top_k`` returned.
 
     Returns:
         A report that iterates over its hits.
@@ -530,17 +530,17 @@ def sql(
     branch: str | None = None,
     timeout_seconds: float = 60.0,
 ) -> pa.Table:
-    """Return the rows of one SELECT over the views of a workspace, as an Arrow table.
+    """Run one SELECT over a workspace's views, and return the rows as an Arrow table.
 
-    The query only reads and sees nothing but the workspace. It needs DuckDB, which is installed with Driftline.
+    The query is read-only and can access only the workspace. It needs DuckDB, which is installed with Driftline.
 
     Args:
         workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
         query: a SELECT, or ``SHOW TABLES``, which lists the views.
         parameters: the values for each ``?`` in the query.
         within: show only data at or below this entity, such as ``org:acme``.
-        branch: show the documents and lines as this branch has them.
-        timeout_seconds: when to interrupt the query.
+        branch: show documents and lines as of this branch.
+        timeout_seconds: interrupt the query after this time.
 
     Returns:
         The rows.
@@ -568,14 +568,14 @@ def connect(url: str, token: str | None = None) -> Client:
     """Return a client of a web server. Sends no request yet.
 
     Args:
-        url: where ``driftline web`` serves.
-        token: a token of the server, by default $DRIFTLINE_TOKEN.
+        url: the URL of ``driftline web``.
+        token: a token for the server (default: $DRIFTLINE_TOKEN).
 
     Returns:
-        An object with the methods of a workspace, except for writes.
+        An object with the methods of a workspace except for writing.
 
     Raises:
-        UsageError: If the URL is not one of a server.
+        UsageError: If the URL is not a valid server URL.
 
     Examples:
         >>> driftline.connect("http://127.0.0.1:8030").connection.url
@@ -597,19 +597,18 @@ def grep(
     ignore_case: bool = False,
     redact: Redaction = DEFAULT_REDACTION,
 ) -> SearchReport:
-    """Search files, folders and globs by meaning without a workspace, best window first.
+    """Search files, folders and globs semantically without a workspace, best window first.
 
     Args:
         query: what to look for.
         files: files, folders or globs.
-        model: a model2vec directory or name, by default the model that is installed with Driftline.
+        model: a model2vec directory or name (default: the model installed with Driftline).
         top_k: the maximum number of results.
-        max_distance: drop lines that are farther (1 - cosine, 0 to 2).
-        min_relevance: drop lines with a lower relevance (0 to 1), the share of random pairs of lines that are farther
-            apart.
+        max_distance: drop more distant lines (1 - cosine, 0 to 2).
+        min_relevance: drop less relevant lines (0 to 1, the fraction of random line pairs that are farther apart).
         n_lines: lines of context on each side.
-        ignore_case: compare without case.
-        redact: which credentials inside text to replace.
+        ignore_case: ignore case.
+        redact: which credentials in the text to redact.
 
     Returns:
         A report that iterates over its hits.
@@ -648,12 +647,12 @@ def analyze_document_states(
 ) -> list[tuple[str, DocumentState]]:
     """Compare local files with the index, and return their states in the order given.
 
-    Without ``documents``, the arguments are the files and the workspace; with ``documents``, the workspace and the
-    source.
+    Without ``documents``, the arguments are the files and the workspace; with ``documents``, they are the workspace and
+    the source.
 
     Args:
         paths: the files, or the workspace.
-        workspace: the workspace (default: the one that commands in the current folder use), or the source.
+        workspace: the workspace (default: the workspace that commands in the current folder use), or the source.
         documents: paths relative to the source. The result omits paths that are neither documents nor files to index.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Keep the memory stores of the servers: at most a fixed number, each bound to one boundary.
+"""Cache the memory stores that servers open: at most MAX_STORES, each bound to one boundary.
 
 Servers search memory, like lines, in another process, because a damaged table file can crash its reader. They therefore
-hold only the location of a memory, which they pass to that process.
+hold only the memory's location, and pass it to that process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class _Shared:
 
 @dataclass(slots=True)
 class MemoryStores:
-    """Opens stores with ``find``, which returns a function that opens the store of a boundary, or None."""
+    """Opens stores with ``find``, which returns a function that opens a boundary's store, or None if there is no
+    memory.
+    """
 
     find: Callable[[Entity | None], Callable[[], MemoryStore] | None]
     _open: OrderedDict[Entity | None, _Shared] = field(default_factory=OrderedDict)
@@ -42,7 +44,7 @@ class MemoryStores:
 
     @contextmanager
     def bound_to(self, boundary: Entity | None) -> Iterator[MemoryStore]:
-        """Yield the store that sees nothing beyond ``boundary``. Raises NotIndexed without memory."""
+        """Yield a store restricted to ``boundary``. Raises NotIndexed if there is no memory."""
         with self._lock:
             shared = self._open.get(boundary) or self._add(boundary)
             self._open.move_to_end(boundary)
@@ -71,13 +73,13 @@ class MemoryStores:
 
 
 def no_memory() -> NotIndexed:
-    """Return the error for a memory search in a workspace without memory."""
-    return NotIndexed("The workspace holds no memory", "", "Store some: driftline memory put")
+    """Return the error for a memory search in a workspace that has no memory."""
+    return NotIndexed("The workspace has no memory", "", "Store some: driftline memory put")
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The location of a server's memory: ``workspace``, or the workspace that ``configuration`` names."""
+    """The location of a server's memory: ``workspace``, or the workspace set in ``configuration``."""
 
     workspace: Workspace
     configuration: MemoryConfiguration
@@ -90,7 +92,7 @@ _LOCK = threading.Lock()
 def search_memory(
     workspace: Workspace, settings: MemoryConfiguration, within: Boundary | None, query: str, **options: Any
 ) -> MemoryHits[MemoryEntry]:
-    """Search a memory as ``MemoryStore.search_memory`` does, in a store of this process, which stays open.
+    """Search memory like ``MemoryStore.search_memory``, in a store that stays open in this process.
 
     Raises NotIndexed without memory, UsageError if the scope is not in the boundary, and the errors of the store.
     """
@@ -103,7 +105,7 @@ def search_memory(
 
 
 def _top_of(within: Boundary, scope: str | None) -> Entity:
-    """Return the entity of a boundary below which to search: the only one, or the one that contains ``scope``.
+    """Return the boundary entity to search: the only one, or the one that contains ``scope``.
 
     Sources have no memory.
     """
@@ -116,4 +118,6 @@ def _top_of(within: Boundary, scope: str | None) -> Entity:
         if f"{scope}/".startswith(f"{top}/"):
             return top
     known = ", ".join(map(str, tops))
-    raise UsageError("Memory is searched in one entity at a time", scope or "", f"Name one at or below: {known}.")
+    raise UsageError(
+        "Memory can only be searched in one entity at a time", scope or "", f"Name one at or below: {known}."
+    )

@@ -1,4 +1,4 @@
-"""Provide the context of a task: the workspace and the embedder, opened once per process, and a stopwatch."""
+"""Provide a task's context: the workspace and the embedder, opened once per process, and a stopwatch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 PLAN_AFTER_LINES = 10_000
-"""Tokenizing this many lines takes a fifth of the second that it takes to plan the cuts of lines into words."""
+"""Tokenizing this many lines takes 0.2 s; planning how to cut lines into words takes 1 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """The name of a model, and the fingerprint and dimension that it must have on every host."""
+    """A model's name, and the fingerprint and dimension that it must have on every host."""
 
     name: str
     fingerprint: str
@@ -32,11 +32,11 @@ class ModelRef:
 
 
 CountsCallback = Callable[[int, int], None]
-"""Receives documents read and lines embedded, from any thread, while their task runs."""
+"""Receives the numbers of documents read and lines embedded, from any thread, while their task runs."""
 
 
 class CountReporter:
-    """Report the counts of one task to ``on_counts`` at most once every ``interval`` seconds.
+    """Reports a task's counts to ``on_counts`` at most once every ``interval`` seconds.
 
     ``documents`` and ``lines`` are the counts reported so far; the receiver of the result adds the rest.
     """
@@ -66,10 +66,10 @@ class CountReporter:
 
 @dataclass(slots=True)
 class TaskContext:
-    """The second argument of every task. It pickles without the loaded model, which each worker loads once.
+    """The second argument of every task. Pickling drops the loaded model; each worker loads it once.
 
-    ``has_cores_to_spare`` is set for tasks in threads of one process; a process of an executor has one core.
-    ``on_counts``, if set, receives the counts of running tasks every ``report_seconds``; it is lost on pickling.
+    ``has_cores_to_spare`` is set for tasks in threads of one process; an executor's processes have one core each.
+    ``on_counts``, if set, receives the counts of running tasks every ``report_seconds``; pickling drops it.
     """
 
     workspace: Workspace
@@ -89,7 +89,7 @@ class TaskContext:
             return self._embedder
 
     def count_reporter(self) -> CountReporter:
-        """Return a reporter of the counts of one task."""
+        """Return a reporter for one task's counts."""
         return CountReporter(self.on_counts, self.report_seconds)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -106,7 +106,7 @@ def load_embedder(model: ModelRef) -> WordTableEmbedder:
     actual = fingerprint(files)
     if actual != model.fingerprint:
         raise FingerprintMismatch(
-            f"The model on this host has another fingerprint ({actual}, not {model.fingerprint})",
+            f"The model on this host has a different fingerprint ({actual}, not {model.fingerprint})",
             model.name,
             "Install the same model and the same version of Driftline on every host.",
         )
@@ -125,7 +125,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time of the ``with`` block to ``name``, even if it raises."""
+        """Add the time of the ``with`` block to phase ``name``, even if it raises."""
         started = self._clock()
         try:
             yield
@@ -133,7 +133,7 @@ class Stopwatch:
             self._add(name, started)
 
     def each(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield the items, and add only the time to produce them to ``name``."""
+        """Yield from ``items``; add only the time spent producing them to phase ``name``."""
         rest = iter(items)
         while True:
             started = self._clock()

@@ -1,4 +1,4 @@
-"""Decode documents, split them into lines, and keep the lines that contain a word."""
+"""Decode documents, split them into lines, and keep lines that contain a word."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from numpy.typing import NDArray
 from driftline.storage.documents import SkipReason
 
 MAX_ROW_CHARACTERS = 1_024
-"""A longer line is split into rows, each of which one vector can describe: a static model reads 512 tokens."""
+"""Longer lines are split into rows, each short enough for one vector: a static model reads 512 tokens."""
 MAX_ROWS_OF_LINE = 64
-"""Text beyond these rows is counted but not indexed, so that a minified file does not fill an index."""
+"""Text beyond these rows is counted but not indexed, so that minified files do not fill an index."""
 
 MAX_TEXT_BYTES = 2**29
 """Larger files are not indexed.
 
-As UTF-8, a legacy encoding takes at most three times its size, and the offsets of an Arrow array end at 2 GiB."""
+Converting a legacy encoding to UTF-8 at most triples the size, and Arrow array offsets are limited to 2 GiB."""
 
 _BINARY_WINDOW = 8 * 1024
 _LFS_POINTER, _LFS_CHARACTERS = "version https://git-lfs.github.com/spec/v1\n", 1024
-"""The first line of a pointer, and its maximum length, by the specification."""
+"""The first line of a pointer, and its maximum length, according to the specification."""
 _SAMPLE_BYTES = 64 * 1024
 _MAX_CONTROL_FRACTION = 0.02
 _BEFORE_BYTES = 4 * 1024
-"""Context before the first byte that is not UTF-8, for the detection of the encoding."""
+"""Context before the first non-UTF-8 byte, for detecting the encoding."""
 _DETECTABLE_BYTES = 32
 _MAX_WESTERN_FRACTION = 0.5
-"""Text counts as Western if its non-ASCII bytes are fewer than ``_DETECTABLE_BYTES``, too few for statistics, and a
-smaller share of its letters than this.
+"""Text is treated as Western if it has fewer non-ASCII bytes than ``_DETECTABLE_BYTES``, too few for statistics, and
+these are a smaller fraction of its letters than this.
 """
 _MAX_REPLACED_FRACTION = 0.01
 REPLACEMENT = "\ufffd"
 _HIGH_BYTES = bytes(range(128, 256))
 _LETTERS = _HIGH_BYTES + bytes(range(65, 91)) + bytes(range(97, 123))
 
-# Longest first: the UTF-32 mark begins with the UTF-16 one.
+# Longest first: the UTF-32 BOM starts with the UTF-16 BOM.
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -55,12 +55,15 @@ _UNMARKED = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 _MIN_PLAIN_FRACTION = 0.02
 _MAX_ODD_FRACTION = 0.01
 _MAX_ASCII_PAIRS = 0.85
-"""Maximum share of other characters of two printable ASCII bytes. In bytes misread as pairs, nearly all are such."""
+"""Maximum fraction of other characters that consist of two printable ASCII bytes.
+
+In misread single-byte text, nearly all do.
+"""
 _MIN_SURELY_PLAIN_FRACTION = 0.3
-"""Bytes misread as pairs have fewer plain characters, whatever the others are."""
+"""Misread single-byte text has fewer plain characters than this, whatever the others are."""
 _JUDGED_CHARACTERS = 2_048
 _PLAIN = re.compile("[\\t\\n\\r -~\u3000-\u3002\uff01-\uff1f]")
-"""ASCII, and the punctuation of Chinese and Japanese: all text has some of it, but bytes misread in pairs do not."""
+"""ASCII, and Chinese and Japanese punctuation: all text contains some of it, but misread single-byte text does not."""
 # Text may contain tab, newline, form feed, carriage return, backspace and escape (coloured logs).
 _ODD_ASCII = bytes(byte for byte in range(32) if byte not in b"\t\n\f\r\b\x1b") + b"\x7f"
 _ODD_CHARACTERS = dict.fromkeys((*_ODD_ASCII, *range(0x80, 0xA0)))
@@ -69,10 +72,10 @@ _ODD_CHARACTERS = dict.fromkeys((*_ODD_ASCII, *range(0x80, 0xA0)))
 def decode(data: bytes) -> tuple[str, SkipReason | None]:
     r"""Decode a file: ``(text, None)``, or ``("", reason)`` if it has no text. Lines of the text end with ``\n``.
 
-    A byte order mark selects UTF-16 or UTF-32, and so do NUL bytes at positions that only these encodings explain.
-    Otherwise, the encoding is UTF-8, even if some bytes are damaged, or a legacy encoding. The few bytes that it cannot
-    decode become U+FFFD. Any other NUL byte in the first 8 KiB, or many control characters, mean BINARY. The text never
-    begins with a byte order mark and can always be encoded as UTF-8.
+    A byte order mark selects UTF-16 or UTF-32, as do NUL bytes at positions that only these encodings explain.
+    Otherwise, the encoding is UTF-8, even if some bytes are damaged, or a legacy encoding. Isolated undecodable bytes
+    become U+FFFD. Any other NUL byte in the first 8 KiB, or many control characters, mean BINARY. The text never starts
+    with a byte order mark and can always be encoded as UTF-8.
     """
     text, reason = _decode(data)
     return _unix_line_ends(text), reason
@@ -107,7 +110,7 @@ def _decode(data: bytes) -> tuple[str, SkipReason | None]:
 
 
 def _as_utf8(data: bytes, encoding: str) -> bytes:
-    """Encode in UTF-8 the lines in ``encoding``, one byte per character; other lines of the file already are UTF-8."""
+    """Convert lines in the single-byte ``encoding`` to UTF-8; other lines of the file are already UTF-8."""
     lines = data.split(b"\n")
     return b"\n".join(line if _is_utf8(line) else line.decode(encoding, errors="replace").encode() for line in lines)
 
@@ -121,7 +124,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _unmarked(data: bytes) -> str | None:
-    """Return the encoding, UTF-16 or UTF-32, that yields most plain characters of text without a byte order mark."""
+    """Return the UTF-16 or UTF-32 variant that yields the most plain characters for BOM-less text."""
     plainest, found = 0.0, None
     for encoding in _UNMARKED:
         width = 4 if "32" in encoding else 2
@@ -148,30 +151,30 @@ def _unmarked(data: bytes) -> str | None:
 
 
 def is_lfs_pointer(text: str) -> bool:
-    """Return whether a file is a pointer of Git LFS, which holds the size and hash of a large file."""
+    """Return whether a file is a Git LFS pointer, which contains a large file's size and hash."""
     return text.startswith(_LFS_POINTER) and len(text) < _LFS_CHARACTERS
 
 
 def has_replaced_bytes(data: bytes, text: str) -> bool:
-    """Return whether ``decode`` replaced bytes of ``data`` that it could not decode."""
+    """Return whether ``decode`` replaced undecodable bytes of ``data``."""
     return REPLACEMENT in text and REPLACEMENT.encode() not in data
 
 
 def _is_mostly_utf8(damaged: str) -> bool:
-    """Return whether a text decoded with replacements has more multibyte characters than replacements."""
+    """Return whether text decoded with replacements has more multibyte characters than replacements."""
     replaced = damaged.count(REPLACEMENT)
     return len(damaged) - len(damaged.encode("ascii", errors="ignore")) > 2 * replaced
 
 
 def _detect(sample: bytes) -> str | None:
     """Return the legacy encoding of ``sample``, as a Python codec name."""
-    from charset_normalizer import from_bytes  # takes 50 ms to import, and few trees need it
+    from charset_normalizer import from_bytes  # takes 50 ms to import, and is rarely needed
 
     high = len(sample) - len(sample.translate(None, _HIGH_BYTES))
     letters = len(sample) - len(sample.translate(None, _LETTERS))
     if high < _DETECTABLE_BYTES and high < _MAX_WESTERN_FRACTION * letters:
         return "cp1252"  # too little evidence to distinguish it from similar encodings
-    # The cut may split a multibyte character, which would exclude its encoding.
+    # Truncation may split a multibyte character, which would exclude its encoding.
     start, end = sample.find(b"\n") + 1, sample.rfind(b"\n") + 1
     best = from_bytes(sample[start:end] if len(sample) == _SAMPLE_BYTES and start < end else sample).best()
     return best.encoding if best else None
@@ -193,7 +196,7 @@ def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The first and last lines of a large file, with an empty line in place of each line between them.
+    """A large file's first and last lines; each line in between is replaced by an empty line.
 
     ``content_hash``, ``md5`` and ``size_bytes`` describe the whole file.
     """
@@ -205,10 +208,10 @@ class Ends:
 
 
 def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
-    r"""Return the lines of a file that fit in the first and the last ``most / 2`` bytes; None if there are none.
+    r"""Return the lines of a file that fit into its first and last ``most / 2`` bytes; None if there are none.
 
-    Lines must end with ``\n`` and be text in an encoding that extends ASCII. Memory holds ``most`` bytes, a chunk, and
-    a byte for each line between.
+    Lines must end with ``\n`` and be text in an encoding that extends ASCII. Uses ``most`` bytes of memory, plus one
+    chunk, plus one byte per line in between.
 
     >>> read_ends([b"one\ntwo\nthree\nfour\n"], 12).data
     b'one\n\n\nfour\n'
@@ -244,11 +247,11 @@ def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
 
 @dataclass(frozen=True, slots=True)
 class SplitLines:
-    """The rows of some documents, in order: four arrays of the same length.
+    """The rows of several documents, in order: four arrays of equal length.
 
     ``text`` is ``string``; ``doc_index`` is ``int32`` into the documents; ``line_number`` is ``int32``, 0-based;
-    ``column_number`` is ``int32``, the character of its line at which a row begins. ``left_out`` counts the characters
-    of documents, by their index, that have no row because their lines are too long.
+    ``column_number`` is ``int32``, the position in its line where a row starts. ``left_out`` maps document indexes to
+    the number of characters dropped from overlong lines.
     """
 
     text: pa.StringArray
@@ -262,12 +265,11 @@ class SplitLines:
 
 
 def split_documents(texts: Sequence[str], *, every_document: bool = False) -> SplitLines:
-    r"""Return the lines of ``texts`` that contain a letter or digit (Unicode categories L and N), numbered as in
-    editors.
+    r"""Return the lines of ``texts`` that contain a letter or digit (Unicode L and N), numbered like in editors.
 
-    ``\n``, ``\r\n`` and ``\r`` end a line; other separators of ``str.splitlines`` do not. A line is one row, or several
-    as ``rows_of_line`` defines. If ``every_document``, a text without any such line has its first line. Raises
-    ArrowInvalid if all texts together have 2 GiB or more of UTF-8.
+    ``\n``, ``\r\n`` and ``\r`` end a line; other separators of ``str.splitlines`` do not. A line becomes one row, or
+    several according to ``rows_of_line``. If ``every_document`` is set, a text with no such lines is represented by its
+    first line. Raises ArrowInvalid if all texts together have 2 GiB or more of UTF-8.
     """
     documents = pa.array([_unix_line_ends(text) for text in texts], pa.string())
     offsets = np.frombuffer(documents.buffers()[1], np.int32)[: len(documents) + 1]
@@ -275,7 +277,7 @@ def split_documents(texts: Sequence[str], *, every_document: bool = False) -> Sp
 
     newlines = np.flatnonzero(data == ord("\n")).astype(np.int32)
     before = np.searchsorted(newlines, offsets).astype(np.int32)
-    # A document of k newlines has k + 1 lines; an empty last line is dropped with all empty lines.
+    # A document with k newlines has k + 1 lines; an empty last line is dropped like all empty lines.
     ends = np.insert(newlines, before[1:], offsets[1:])
     first_line = before[:-1] + np.arange(len(documents), dtype=np.int32)
     starts = np.empty_like(ends)
@@ -296,10 +298,10 @@ def split_documents(texts: Sequence[str], *, every_document: bool = False) -> Sp
 
 
 def rows_of_line(line: str) -> list[tuple[int, str]]:
-    """Split one line into rows, each with its column: the line itself, or parts of at most MAX_ROW_CHARACTERS.
+    """Split one line into rows, each with its column: the whole line, or parts of at most MAX_ROW_CHARACTERS.
 
-    A part ends after a blank, else after another character that is not part of a word, else anywhere. The parts are
-    contiguous. Blanks after the last part, and text after MAX_ROWS_OF_LINE parts, are dropped.
+    Parts end preferably after whitespace, then after another non-word character, then anywhere. The parts are
+    contiguous. Whitespace after the last part, and text after MAX_ROWS_OF_LINE parts, is dropped.
     """
     if len(line) <= MAX_ROW_CHARACTERS:
         return [(0, line)]
@@ -324,7 +326,7 @@ def _end_of_part(line: str, start: int) -> int:
 def _with_long_lines(
     text: pa.StringArray, doc_index: NDArray[np.int32], line_number: NDArray[np.int32], may_be_long: NDArray[np.bool_]
 ) -> SplitLines:
-    """Return lines as rows; some of them ``may_be_long``."""
+    """Split those lines into rows that ``may_be_long``."""
     candidates = np.flatnonzero(may_be_long)
     rows, counts, left_out = list[tuple[int, str]](), np.ones(len(text), np.int64), dict[int, int]()
     for at, line in zip(candidates.tolist(), text.take(pa.array(candidates)).to_pylist(), strict=True):
@@ -349,13 +351,13 @@ def _with_long_lines(
 
 
 def split_lines(text: str) -> list[str]:
-    """Return every line of one text, whole, numbered as by ``split_documents``."""
+    """Return all lines of a text unsplit, numbered like in ``split_documents``."""
     lines = _unix_line_ends(text).split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
 
 def lines_between(text: str, first: int, last: int) -> list[str]:
-    """Return lines ``first`` to ``last`` of ``split_lines``, 0-based and inclusive; fewer if the text ends before."""
+    """Return lines ``first`` to ``last`` of ``split_lines``, 0-based and inclusive; fewer if the text ends earlier."""
     lines = _unix_line_ends(text).split("\n", last + 1)
     if len(lines) == last + 2 or lines[-1] == "":
         del lines[-1]  # the rest of the text
@@ -371,7 +373,7 @@ def _has_word(
 ) -> NDArray[np.bool_]:
     """Return whether each of these non-empty lines contains a letter or digit.
 
-    Arithmetic decides for ASCII; the regular expression, which is far slower, checks only the other lines.
+    ASCII lines are checked with arithmetic; the much slower regular expression checks only the rest.
     """
     if not len(starts):
         return np.empty(0, np.bool_)
@@ -386,7 +388,7 @@ def _has_word(
 
 
 def _slices(strings: pa.StringArray, starts: NDArray[np.int32], ends: NDArray[np.int32]) -> pa.StringArray:
-    """Return the substrings ``[starts[i], ends[i])`` of the data of ``strings``, in order and without overlaps."""
+    """Return the substrings ``[starts[i], ends[i])`` of the data of ``strings``, in order and non-overlapping."""
     offsets = np.empty(2 * len(starts) + 1, np.int32)
     offsets[:-1:2] = starts
     offsets[1::2] = ends

@@ -25,10 +25,11 @@ def register_actions(
     """Register actions under their names and under ``actions.`` with an underscore.
 
     ``registry`` is a mutable mapping, or has ``register(name, function)`` and ``in`` or ``get``. The actions share open
-    handles, which close with ``engine`` (handles.CLOSE_HOOKS). ``home`` is the folder of named workspaces. ``settings``
-    are the settings of the agent, by default of the engine; their ``ltm`` configures the memory. The actions see only
-    memory at or below ``within``. ``only`` names actions or the groups ``search`` and ``memory``. Unless ``replace`` is
-    set, existing names are kept, and so are names that the engine resolves to its own actions. Raises UsageError.
+    handles, which close with ``engine`` (registry.CLOSE_HOOKS). ``home`` is the folder with named workspaces.
+    ``settings`` holds the agent's settings (default: the engine's); its ``ltm`` section configures the memory. The
+    actions see only memory at or below ``within``. ``only`` lists actions, or the groups ``search`` and ``memory``.
+    Unless ``replace`` is set, existing names are kept, including names that the engine resolves to its own actions.
+    Raises UsageError.
     """
     names = chosen(only, {"search": search.ACTIONS, "memory": memory.MEMORY_ACTIONS})
     if names & set(search.ACTIONS):

@@ -1,14 +1,14 @@
 """Convert the arguments of actions from template values to their declared types; errors name the argument.
 
-An action declares its arguments by annotations with a ``Kind``: ``top_k: Count = 10``, ``paths: Names | None = None``.
-``Parameters.of(action).read(positional, named)`` then gives its keyword arguments:
+An action declares its arguments as annotations with a ``Kind``: ``top_k: Count = 10``, ``paths: Names | None = None``.
+``Parameters.of(action).read(positional, named)`` then returns its keyword arguments:
 
-- scalars become text if text is expected, and text becomes numbers, booleans and times;
-- JSON text becomes a list or a mapping if one is expected;
-- None and blank text mean the default of an optional argument, unless its type is ``Anything``, which accepts both;
-- positional arguments fill the declared arguments in their order;
-- the engines' own arguments (``ENGINE_ARGUMENTS``, names that begin with ``_``, objects that YAML cannot express) are
-  dropped, and any other unknown name is an error that suggests the nearest known one.
+- scalars are converted to text where text is expected, and text to numbers, booleans and times;
+- JSON text is parsed where a list or a mapping is expected;
+- None and blank text select an optional argument's default, unless its type is ``Anything``, which accepts both;
+- positional arguments fill the declared arguments in order;
+- the engines' own arguments (``ENGINE_ARGUMENTS``, names that start with ``_``, objects that YAML cannot express) are
+  dropped; any other unknown name is an error that suggests the closest known name.
 
 Parameters without a Kind (``state``, handles) are not arguments: ``read`` passes them on by name.
 """
@@ -36,7 +36,7 @@ ENGINE_ARGUMENTS = frozenset(
 )
 """Arguments that engines pass to every action in addition to its own."""
 MAX_NUMBER = 2**31 - 1
-"""Limit of whole numbers: no search has more results."""
+"""Limit of integer arguments: no search returns more results."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,40}(\.0*)?")
 _UNUSABLE = re.compile("[\x00\ud800-\udfff]")
@@ -46,13 +46,15 @@ _FLAGS: Mapping[str, bool] = MappingProxyType(
 _SHOWN_CHARACTERS = 60
 
 
-class Unfit(ValueError):
-    """A value that an argument does not accept; the message says what it accepts: "must be ..."."""
+class InvalidArgument(ValueError):
+    """An argument rejects this value; the message describes valid values: "must be ..."."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of an argument. ``read`` converts a value or raises Unfit; blank text is a value if ``keeps_blank``."""
+    """The type of an argument. ``read`` converts a value or raises InvalidArgument. If ``keeps_blank`` is set, blank
+    text is a value.
+    """
 
     read: Callable[[object], Any]
     keeps_blank: bool = False
@@ -60,7 +62,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The declared arguments of an action, in order, and its other parameters."""
+    """An action's declared arguments, in order, and its other parameters."""
 
     kinds: Mapping[str, Kind]
     required: frozenset[str]
@@ -68,7 +70,7 @@ class Parameters:
 
     @classmethod
     def of(cls, action: Callable[..., Any]) -> Self:
-        """Return the parameters of ``action``, as its annotations declare them."""
+        """Return the parameters that the annotations of ``action`` declare."""
         hints = get_type_hints(action, include_extras=True)
         parameters = inspect.signature(action).parameters
         found = {name: _kind_in(hints.get(name)) for name in parameters}
@@ -77,7 +79,7 @@ class Parameters:
         return cls(kinds, frozenset(required), frozenset(parameters) - set(kinds))
 
     def read(self, positional: Sequence[object], named: Mapping[str, object]) -> dict[str, Any]:
-        """Return the keyword arguments of a call. Raises UsageError, which names every argument that is wrong."""
+        """Return a call's keyword arguments. Raises UsageError, which lists every invalid argument."""
         given, problems = self._named(positional, named)
         result: dict[str, Any] = {name: value for name, value in named.items() if name in self.others}
         for name, kind in self.kinds.items():
@@ -88,20 +90,18 @@ class Parameters:
                 continue
             try:
                 result[name] = kind.read(value)
-            except Unfit as error:
+            except InvalidArgument as error:
                 problems.append(f"{name} {error}, not {shown(value)}")
         if problems:
             raise UsageError("; ".join(problems))
         return result
 
     def _named(self, positional: Sequence[object], named: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
-        """Return the arguments keyed by name, and the errors about unknown names."""
+        """Return the arguments keyed by name, and errors for unknown names."""
         given = dict(zip(self.kinds, positional, strict=False))
         problems = [f"{name} is given twice" for name in given if name in named]
         if len(positional) > len(self.kinds):
-            problems.append(
-                f"{len(positional)} positional arguments are more than the {len(self.kinds)} that there are"
-            )
+            problems.append(f"{len(positional)} positional arguments given, but there are only {len(self.kinds)}")
         for name, value in named.items():
             if name in self.kinds:
                 given[name] = value
@@ -115,10 +115,10 @@ class Parameters:
 
 
 def shown(value: object) -> str:
-    """Return ``value`` for an error message: short, and printable."""
+    """Format ``value`` for an error message: short and printable."""
     try:
         text = repr(value)
-    except ValueError:  # a number of more digits than Python writes
+    except ValueError:  # a number with more digits than Python prints
         text = f"a very large {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
@@ -137,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_blank(value: object, is_required: bool) -> bool:
-    """Return whether ``value`` is None or, if it is optional, blank text; a Kind judges other blank text."""
+    """Return whether ``value`` is None or optional blank text; the Kind handles blank text in required arguments."""
     return value is None or (not is_required and isinstance(value, str) and not value.strip())
 
 
@@ -150,7 +150,7 @@ def _is_of_the_engine(name: str, value: object) -> bool:
 
 
 def text(value: object) -> str:
-    """Return text, a path, or a scalar as YAML writes it. Raises Unfit."""
+    """Return text, a path, or a scalar in YAML's spelling. Raises InvalidArgument."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, bool):
@@ -161,51 +161,51 @@ def text(value: object) -> str:
         try:
             value = str(value)
         except ValueError as error:
-            raise Unfit("must be text") from error
+            raise InvalidArgument("must be text") from error
     if not isinstance(value, str):
-        raise Unfit("must be text")
+        raise InvalidArgument("must be text")
     if _UNUSABLE.search(value):
-        raise Unfit("must not contain NUL or unpaired surrogates")
+        raise InvalidArgument("must not contain NUL or unpaired surrogates")
     return value
 
 
 def name(value: object) -> str:
-    """Return text that is not empty. Raises Unfit."""
+    """Return non-empty text. Raises InvalidArgument."""
     found = text(value)
     if not found:
-        raise Unfit("must not be empty")
+        raise InvalidArgument("must not be empty")
     return found
 
 
 def query(value: object) -> str:
-    """Return text that is not blank. Raises Unfit."""
+    """Return non-blank text. Raises InvalidArgument."""
     found = text(value)
     if not found.strip():
-        raise Unfit("must not be blank")
+        raise InvalidArgument("must not be blank")
     return found
 
 
 def names(value: object) -> list[str]:
-    """Return one name, a list of names, or JSON text of a list. Raises Unfit."""
+    """Return a list of names from one name, a list, or a list as JSON text. Raises InvalidArgument."""
     value = _parsed(value, list)
     if isinstance(value, Mapping):
-        raise Unfit("must be a name or a list of names")
+        raise InvalidArgument("must be a name or a list of names")
     return [name(each) for each in value] if isinstance(value, list | tuple) else [name(value)]
 
 
-def some_names(value: object) -> list[str]:
-    """Return ``names``, at least one. Raises Unfit."""
+def nonempty_names(value: object) -> list[str]:
+    """Like ``names``, but require at least one. Raises InvalidArgument."""
     found = names(value)
     if not found:
-        raise Unfit("must name at least one")
+        raise InvalidArgument("must list at least one")
     return found
 
 
 def version(value: object) -> str:
-    """Parse a version: numbers separated by dots. Raises Unfit."""
+    """Parse a version: numbers separated by dots. Raises InvalidArgument."""
     found = text(value).strip()
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", found):
-        raise Unfit("must be a version such as 1.5.1")
+        raise InvalidArgument("must be a version such as 1.5.1")
     return found
 
 
@@ -213,7 +213,7 @@ def version(value: object) -> str:
 
 
 def whole(at_least: int) -> Callable[[object], int]:
-    """Return a reader of whole numbers, given as numbers or as text, from ``at_least`` to MAX_NUMBER."""
+    """Return a parser for integers from ``at_least`` to MAX_NUMBER, given as numbers or as text."""
 
     def read(value: object) -> int:
         if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
@@ -221,16 +221,16 @@ def whole(at_least: int) -> Callable[[object], int]:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise Unfit("must be a whole number")
+            raise InvalidArgument("must be an integer")
         if not at_least <= value <= MAX_NUMBER:
-            raise Unfit(f"must be from {at_least} to {MAX_NUMBER:,}")
+            raise InvalidArgument(f"must be from {at_least} to {MAX_NUMBER:,}")
         return value
 
     return read
 
 
 def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> Callable[[object], float]:
-    """Return a reader of finite numbers within bounds, also as text; ``above`` excludes the lower bound."""
+    """Return a parser for finite numbers within bounds, or their text; ``above`` excludes the lower bound."""
     low = f"more than {at_least:g}" if above else f"at least {at_least:g}"
     expected = f"a number of {low}" if at_most == math.inf else f"a number from {at_least:g} to {at_most:g}"
 
@@ -240,34 +240,37 @@ def real(at_least: float, at_most: float = math.inf, *, above: bool = False) -> 
         except (ValueError, OverflowError):
             found = math.nan
         if not (math.isfinite(found) and at_least <= found <= at_most) or (above and found == at_least):
-            raise Unfit(f"must be {expected}")
+            raise InvalidArgument(f"must be {expected}")
         return found
 
     return read
 
 
 def flag(value: object) -> bool:
-    """Parse a boolean, which may also be given as text or as a number. Raises Unfit."""
+    """Parse a boolean, which may also be given as text or as a number. Raises InvalidArgument."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int) and value in (0, 1):
         return bool(value)
     if isinstance(value, str) and value.strip().lower() in _FLAGS:
         return _FLAGS[value.strip().lower()]
-    raise Unfit("must be true or false")
+    raise InvalidArgument("must be true or false")
 
 
 def moment(value: object) -> datetime:
-    """Parse a time, and return it with its zone (default: UTC); a date means midnight. Raises Unfit."""
+    """Parse a timestamp and return it with its time zone (default: UTC); a date means midnight.
+
+    Raises InvalidArgument.
+    """
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value.strip())
         except ValueError as error:
-            raise Unfit("must be a date or a time in ISO 8601") from error
+            raise InvalidArgument("must be a date or a time in ISO 8601") from error
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())
     if not isinstance(value, datetime):
-        raise Unfit("must be a date or a time in ISO 8601")
+        raise InvalidArgument("must be a date or a time in ISO 8601")
     return value if value.utcoffset() is not None else value.replace(tzinfo=UTC)
 
 
@@ -275,25 +278,25 @@ def moment(value: object) -> datetime:
 
 
 def fields(value: object) -> Mapping[str, Any]:
-    """Return a mapping; a JSON object as text is parsed. Raises Unfit."""
+    """Return a mapping, parsed if it is a JSON object as text. Raises InvalidArgument."""
     found = _parsed(value, dict)
     if not isinstance(found, Mapping):
-        raise Unfit("must be a mapping, or a JSON object as text")
+        raise InvalidArgument("must be a mapping, or a JSON object as text")
     return found
 
 
 def entity(value: object) -> str | tuple[str, str]:
-    """Parse an entity: a path, a pair ``(type, id)``, or such a pair as JSON text. Raises Unfit."""
+    """Parse an entity: a path, a pair ``(type, id)``, or such a pair as JSON text. Raises InvalidArgument."""
     value = _parsed(value, list)
     if not isinstance(value, list | tuple):
         return name(value)
     if len(value) != 2:
-        raise Unfit("must be an entity: type:id, a path of these, or the pair [type, id]")
+        raise InvalidArgument("must be an entity: type:id, a path of these, or the pair [type, id]")
     return name(value[0]), name(value[1])
 
 
 def entities(value: object) -> list[str | tuple[str, str]]:
-    """Parse one entity or a list of entities. Raises Unfit."""
+    """Parse one entity or a list of entities. Raises InvalidArgument."""
     value = _parsed(value, list)
     if not isinstance(value, list | tuple) or _is_pair(value):
         return [entity(value)]
@@ -301,24 +304,24 @@ def entities(value: object) -> list[str | tuple[str, str]]:
 
 
 def choice(*allowed: str) -> Callable[[object], str]:
-    """Return a reader that accepts only these words, in upper or lower case. It raises Unfit for others."""
+    """Return a parser that accepts only these words, ignoring case. It raises InvalidArgument for other values."""
 
     def read(value: object) -> str:
         found = value.strip().lower() if isinstance(value, str) else ""
         if found not in allowed:
-            raise Unfit(f"must be {', '.join(allowed[:-1])} or {allowed[-1]}")
+            raise InvalidArgument(f"must be {', '.join(allowed[:-1])} or {allowed[-1]}")
         return found
 
     return read
 
 
 def _is_pair(value: Sequence[object]) -> bool:
-    """Return whether a list is the type and id of an entity rather than two entity paths, which contain colons."""
+    """Return whether a list is an entity's type and id rather than two entity paths, which contain colons."""
     return len(value) == 2 and isinstance(value[0], str) and not any(c in value[0] for c in ":[")
 
 
 def _parsed(value: object, kind: type) -> object:
-    """Parse JSON text if the result is a ``kind``; return anything else unchanged."""
+    """Parse JSON text if the result is of type ``kind``; return anything else unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith("[" if kind is list else "{"):
         return value
     try:
@@ -334,7 +337,7 @@ Anything: TypeAlias = Annotated[Any, Kind(lambda value: value, keeps_blank=True)
 Text: TypeAlias = Annotated[str, Kind(text)]
 Name: TypeAlias = Annotated[str, Kind(name)]
 Names: TypeAlias = Annotated[list[str], Kind(names)]
-SomeNames: TypeAlias = Annotated[list[str], Kind(some_names)]
+SomeNames: TypeAlias = Annotated[list[str], Kind(nonempty_names)]
 Query: TypeAlias = Annotated[str, Kind(query)]
 Version: TypeAlias = Annotated[str, Kind(version)]
 Count: TypeAlias = Annotated[int, Kind(whole(0))]
@@ -352,7 +355,7 @@ Entities: TypeAlias = Annotated[list[str | tuple[str, str]], Kind(entities)]
 
 
 def parameters(options: Mapping[str, Option], *first: str) -> list[inspect.Parameter]:
-    """Return the options of a request as parameters of an action; those named ``first`` come first.
+    """Return a request's options as action parameters, starting with those in ``first``.
 
     Options that are not given are omitted.
     """
@@ -366,7 +369,7 @@ def parameters(options: Mapping[str, Option], *first: str) -> list[inspect.Param
 
 
 def given_by(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of arguments, keyed by the names of their options."""
+    """Return the argument values keyed by option name."""
     names = {row.argument: name for name, row in OPTIONS.items()}
     return {names[argument]: value for argument, value in arguments.items()}
 

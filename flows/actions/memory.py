@@ -1,7 +1,7 @@
 """Define the actions for memory: ``ltm.*`` (store, retrieve, retrieve_by_entity, delete, search) and ``memory.search``.
 
 They share one store, configured by the agent's ``settings.ltm`` or ``$LTM_CONFIG`` and by the environment
-(flows/config/memory_settings.py), opened at the first call and closed with the engine.
+(flows/config/memory_settings.py), opened on the first call and closed with the engine.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 BACKEND = "hierarchical"
 _SETTINGS = ("settings", "config", "_config")
-"""Attributes in which engines keep their agent's settings or its whole document."""
+"""Attributes where engines keep their agent's settings or its whole document."""
 
 
 _action = partial(action, type_of=own_type)
 
 
 class MemoryHandle:
-    """The store that the actions share; ``settings`` returns the section ``ltm`` of the agent at the first call."""
+    """The store that the actions share; ``settings`` returns the agent's ``ltm`` section on the first call."""
 
     def __init__(
         self, settings: Callable[[], Mapping[str, Any] | None] = lambda: None, within: EntityName | None = None
@@ -55,22 +55,22 @@ class MemoryHandle:
         self._closed = False
 
     def backend(self) -> HierarchicalLTMBackend:
-        """Return the store, opened at the first call.
+        """Return the store, opening it on the first call.
 
-        Raises UsageError if no setting names its workspace, and StoreClosed.
+        Raises UsageError if no setting specifies its workspace, and StoreClosed.
         """
         from driftline.flows.memory_backend import create_ltm_backend
 
         with self._lock:
             if self._closed:
                 fix = "Register the actions with a new one."
-                raise StoreClosed("The engine of this action has been closed", fix=fix)
+                raise StoreClosed("The engine of this action was closed", fix=fix)
             if self._backend is None:
                 self._backend = create_ltm_backend(settings=self._settings(), within=self._within)
             return self._backend
 
     def close(self) -> None:
-        """Flush and close the store, if it was opened; may be called again."""
+        """Flush and close the store if it was opened. Idempotent."""
         with self._lock:
             backend, self._backend, self._closed = self._backend, None, True
         if backend is not None:
@@ -78,10 +78,10 @@ class MemoryHandle:
 
 
 def _settings_of(engine: Any) -> Callable[[], Mapping[str, Any] | None]:
-    """Return a function that looks up ``settings.ltm`` of the agent of ``engine``, without keeping it alive."""
+    """Return a function that looks up ``settings.ltm`` of the engine's agent, without keeping the engine alive."""
     try:
         running = weakref.ref(engine)
-    except TypeError:  # None, or an object that cannot be watched, and shows nothing
+    except TypeError:  # None, or an object that does not support weak references
         return lambda: None
 
     def look() -> Mapping[str, Any] | None:
@@ -92,7 +92,7 @@ def _settings_of(engine: Any) -> Callable[[], Mapping[str, Any] | None]:
 
 
 def ltm_section(settings: object) -> Mapping[str, Any] | None:
-    """Return the section ``ltm`` of an agent's settings, or of its whole document.
+    """Return the ``ltm`` section of an agent's settings or of its whole document.
 
     Returns None if it is for another backend.
     """
@@ -164,7 +164,7 @@ def ltm_search(
     allowed_ancestors: Entities | None = None,
     limit: Count = 1_000,
 ) -> Result:
-    """Find entries by the words of their keys and by metadata: ``{entries, results, count}``, the first two equal."""
+    """Find entries by words in their keys and by metadata: ``{entries, results, count}``, the first two equal."""
     answer = memory.backend().search(query, metadata_filter, entity, allowed_ancestors, limit)
     if answer["success"]:
         answer |= {"results": answer["entries"], "count": len(answer["entries"])}
@@ -184,7 +184,7 @@ def memory_search(
     mode: SearchMode = "hybrid",
     explain: Flag = False,
 ) -> Result:
-    """Find entries by words and meaning: ``{results: [{record, score, rank}]}``.
+    """Find entries by hybrid search: ``{results: [{record, score, rank}]}``.
 
     ``explain`` adds an ``explanation``.
     """
@@ -211,7 +211,7 @@ def register_actions(
     only: Collection[str] = frozenset(MEMORY_ACTIONS),
     replace: bool = False,
 ) -> None:
-    """Register the actions ``only`` of this group, which share a store; see ``driftline.flows.actions``."""
+    """Register this group's actions (those in ``only``), which share a store; see ``driftline.flows.actions``."""
     memory = MemoryHandle(_settings_of(engine) if settings is None else partial(ltm_section, settings), within)
     actions = {name: function for name, function in MEMORY_ACTIONS.items() if name in only}
     bind(registry, actions, engine, replace=replace, memory=memory)

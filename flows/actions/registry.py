@@ -1,7 +1,7 @@
-"""Register some or all actions next to the actions of an engine, and adapt their calls.
+"""Register some or all actions next to an engine's own, and adapt their calls.
 
 Arguments are checked, and results and errors become dictionaries, here and only here. An error is ``{success: False,
-error, error_type}``; an unforeseen one is a defect, and is raised. ``Handles`` keeps workspaces open between calls, and
+error, error_type}``; unexpected exceptions are bugs, and propagate. ``Handles`` keeps workspaces open between calls and
 closes them with the engine.
 """
 
@@ -58,11 +58,11 @@ _ERROR_TYPES: tuple[tuple[type[DriftlineError], str], ...] = (
     (LeaseHeld, "lease_held"),
     (DriftlineError, "storage_error"),
 )
-"""The ``error_type`` of each class of errors; the first matching class decides."""
+"""The ``error_type`` of each error class; the first matching class wins."""
 
 
 class ActionError(DriftlineError):
-    """A failure with its own ``error_type``, and further fields for the dictionary."""
+    """A failure with its own ``error_type`` and additional fields for the dictionary."""
 
     def __init__(self, error_type: str, what: str, **details: Any) -> None:
         super().__init__(what)
@@ -74,12 +74,12 @@ class ActionError(DriftlineError):
 
 
 def documented_type(error: DriftlineError) -> str:
-    """Return the ``error_type`` of an error in the actions of search."""
+    """Return the ``error_type`` of an error in the search actions."""
     return next(name for kind, name in _ERROR_TYPES if isinstance(error, kind))
 
 
 def own_type(error: DriftlineError) -> str:
-    """Return the ``error_type`` of an error in the actions of memory: its kind, or ``validation_error``."""
+    """Return the ``error_type`` of an error in the memory actions: its kind, or ``validation_error``."""
     return "validation_error" if type(error) is UsageError else error.kind
 
 
@@ -89,11 +89,10 @@ def action(
     *,
     type_of: Callable[[DriftlineError], str] = documented_type,
 ) -> Action:
-    """Return ``function`` as an action: its result gets ``success``, and errors become dictionaries with
-    ``on_failure``.
+    """Wrap ``function`` as an action: its result gets ``success``, and errors become dictionaries with ``on_failure``.
 
-    ``arguments`` defines how its arguments are read; positional ones come after ``state``. ``type_of`` returns the
-    ``error_type`` of an error.
+    ``arguments`` defines how its arguments are parsed; positional arguments come after ``state``. ``type_of`` maps an
+    error to its ``error_type``.
     """
     parameters = Parameters.of(function)
 
@@ -120,13 +119,13 @@ def action(
 
 
 def _comes_from_lance(error: Exception) -> bool:
-    """Return whether a built-in exception comes from Lance, judging by the frames of its traceback."""
+    """Return whether the traceback of a built-in exception shows that Lance raised it."""
     frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(name).partition(".")[0] in ("lance", "lancedb") for name in frames)
 
 
 CLOSE_HOOKS = ("register_cleanup", "add_close_hook", "on_close")
-"""Methods of an engine that accept a function to call at close, or lists of such functions; the first one counts."""
+"""Engine methods that accept a function to call on close, or lists of such functions; the first that exists is used."""
 
 
 def _has_workspace(folder: str) -> bool:
@@ -134,7 +133,7 @@ def _has_workspace(folder: str) -> bool:
 
 
 class Handles:
-    """Open workspaces, and the embedders of ad-hoc searches. Threads may share it; it opens nothing after ``close``."""
+    """Open workspaces and the embedders of ad-hoc searches. Thread-safe; opens nothing after ``close``."""
 
     def __init__(self, home: str | None = None) -> None:
         self._home = home
@@ -144,9 +143,9 @@ class Handles:
         self._closed = False
 
     def locate(self, name: str) -> str:
-        """Return the URI or absolute path of a workspace. A name, with or without @, refers to the home folder.
+        """Return the URI or absolute path of a workspace. A name, with or without @, is looked up in the home folder.
 
-        A name without @ refers to the current folder if that has a workspace of this name and the home folder has none.
+        A name without @ falls back to a workspace of that name in the current folder.
         """
         if is_plain_name(name):
             named = absolute_workspace(f"{NAME_SIGN}{name}", self._home)
@@ -168,7 +167,7 @@ class Handles:
         return opened
 
     def embedder(self, model: str | None = None) -> Embedder:
-        """Return the embedder of ``model`` (default: the default model), with its table of words.
+        """Return the embedder of ``model`` (default: the default model), with its word table.
 
         Raises ModelNotFound.
         """
@@ -181,7 +180,7 @@ class Handles:
             return self._embedders[model]
 
     def close(self) -> None:
-        """Close everything; may be called again."""
+        """Close everything. Idempotent."""
         with self._lock:
             self._closed = True
             self._workspaces.clear()
@@ -189,11 +188,11 @@ class Handles:
 
     def _check(self) -> None:
         if self._closed:
-            raise UsageError("The engine of this action has been closed", fix="Register the actions with a new one.")
+            raise UsageError("The engine of this action was closed", fix="Register the actions with a new one.")
 
 
 def close_with(engine: Any, close: Callable[[], None]) -> None:
-    """Call ``close`` when ``engine`` closes, or else when it is collected; without an engine, never."""
+    """Call ``close`` when ``engine`` closes, or without a close hook, when it is collected; never without an engine."""
     for name in CLOSE_HOOKS:
         hook = getattr(engine, name, None)
         if isinstance(hook, MutableSequence):
@@ -205,19 +204,19 @@ def close_with(engine: Any, close: Callable[[], None]) -> None:
     try:
         weakref.finalize(engine, close)
     except TypeError:
-        return  # None, or an object that cannot be watched: the handles go when the registry does
+        return  # None, or no support for weak references: the handles live as long as the registry
 
 
 OWN_PREFIX = "driftline."
-"""Prefix of action names whose plain names the engine resolves to its own actions."""
+"""Prefix for actions whose plain names the engine resolves to its own actions."""
 _REGISTRIES = ("actions_registry", "actions", "registry")
-"""Attributes in which engines keep their registry of names; the first mapping counts."""
+"""Attributes where engines keep their action registry; the first mapping is used."""
 
 
 def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str, Action]]) -> set[str]:
-    """Return the names of the actions that ``only`` names, directly or by their groups; None names all.
+    """Return the names of the actions that ``only`` selects, directly or by group; None selects all.
 
-    Raises UsageError for a name that is neither.
+    Raises UsageError for an unknown name.
     """
     actions = {name: {name} for group in groups.values() for name in group}
     if only is None:
@@ -232,12 +231,12 @@ def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str,
     return set().union(*(known[name] for name in named))
 
 
-class UnderNamespace(str):
-    """An action name for an engine's registry that is still empty.
+class NamespacedName(str):
+    """An action name for an engine registry that is still empty.
 
     Engines copy the entries to their own registry, either as ``f"{namespace}.{name}"`` or, without a namespace, under
-    the name itself, replacing their own actions of that name. Which of the two is unknown in advance, so formatting
-    gives the plain name (``ltm.store``), and use as a key gives the name with OWN_PREFIX (``driftline.ltm.store``).
+    the name itself, replacing their own action. Which of the two cannot be known in advance, so formatting yields the
+    plain name (``ltm.store``), while the key itself has OWN_PREFIX (``driftline.ltm.store``).
     """
 
     __slots__ = ()
@@ -249,12 +248,12 @@ class UnderNamespace(str):
 def bind(
     registry: Any, actions: Mapping[str, Action], engine: Any = None, *, replace: bool = False, **given: Any
 ) -> None:
-    """Put ``actions`` into ``registry`` with the arguments ``given``.
+    """Add ``actions`` to ``registry``, with the arguments ``given`` bound.
 
     Each action gets two names: its own, and ``actions.`` with its name and an underscore. Unless ``replace`` is set,
-    existing names are kept, including names of the engine's own actions. The engine would overwrite those actions with
-    our entries in an empty registry, so such entries have the prefix OWN_PREFIX, and their plain names only below a
-    namespace (``UnderNamespace``).
+    existing names are kept, including names of the engine's own actions. An engine overwrites its own actions with our
+    entries if the registry is empty, so such entries get OWN_PREFIX, and use their plain names only within a namespace
+    (``NamespacedName``).
     """
     own = _registry_of(engine)
     for name, function in actions.items():
@@ -266,7 +265,7 @@ def bind(
                 target = own if isinstance(own, MutableMapping) else registry
                 _put(target, OWN_PREFIX + known_as, bound)
                 if registry is not own:
-                    _put(registry, UnderNamespace(OWN_PREFIX + known_as), bound)
+                    _put(registry, NamespacedName(OWN_PREFIX + known_as), bound)
             elif not _holds(registry, known_as):
                 _put(registry, known_as, bound)
 

@@ -1,8 +1,8 @@
-"""Define the actions that index and search: ``search.workspace_*`` and ``search.semantic``.
+"""Define the index and search actions: ``search.workspace_*`` and ``search.semantic``.
 
-``arguments`` defines how their arguments are read. ``search.workspace_remove`` removes documents from the index only. A
-source that is named, or that is below a named folder, is removed. If a source contains a named path, the documents
-there are removed, and the filters of the source exclude them from now on.
+``arguments`` defines how their arguments are parsed. ``search.workspace_remove`` removes documents from the index only.
+It removes each source that equals a given path or lies below it. If a source contains the path, the documents there are
+removed, and the source's filters exclude them from now on.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _FIRST = (
     "paths", "top_k", "max_distance", "n_lines", "mode", "min_relevance", "dirs", "globs", "exts", "languages", "kinds",
     "symbols", "tests", "rerank", "branch", "sources", "workspace_name", "strategy", "fallback_threshold", "explain",
 )  # fmt: skip
-"""Options in the positional order on which callers rely; append new ones."""
+"""Options in the positional order that callers rely on; append new options."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The part of one source to remove: all of it if ``inside`` is "", else this file or folder and its documents."""
+    """The part of a source to remove: this file or folder, or everything if ``inside`` is ""."""
 
     entity: Entity
     record: SourceRecord
@@ -57,9 +57,9 @@ class _Part:
 
 
 def remove_paths(workspace: Workspace, paths: Sequence[str]) -> int:
-    """Remove files, folders, globs and URIs from a workspace, and return the number of documents.
+    """Remove files, folders, globs and URIs from a workspace, and return how many documents were removed.
 
-    Raises SourceNotFound, before anything is removed, for paths that the workspace does not contain; LeaseHeld,
+    Raises SourceNotFound, before removing anything, for paths that the workspace does not contain; LeaseHeld,
     StorageError.
     """
     names = [file for path in paths for file in (files_named([path]) if is_glob(path) else [path])]
@@ -96,7 +96,7 @@ def _remove(workspace: Workspace, part: _Part) -> int:
             storage_options=workspace.objects.storage_options,
         ).documents
     record = replace(part.record, include=include, commit=None)
-    if include == part.record.include:  # its other filters would include it again
+    if include == part.record.include:  # its other include patterns would match it again
         record = replace(record, exclude=(*record.exclude, pattern))
     return remove_documents(workspace, part.entity, part.documents, record=record, wait_seconds=WAIT_SECONDS)
 
@@ -109,17 +109,17 @@ def workspace_create(
     model: Name | None = None,
     handles: Handles | None = None,
 ) -> Result:
-    """Create a workspace unless it exists: ``{workspace, created}``; ``workspace`` is its location.
+    """Create a workspace if it does not exist: ``{workspace, created}``; ``workspace`` is its location.
 
-    ``path`` and ``workspace`` are two names of one argument. A new workspace gets ``model``.
+    ``path`` and ``workspace`` are aliases. A new workspace uses ``model``.
     """
     handles = handles or Handles()
     named = path if workspace is None else workspace
     if named is None:
-        raise UsageError("search.workspace_create needs a path", fix="Pass path, the location of the workspace.")
+        raise UsageError("search.workspace_create needs a path", fix="Pass the workspace's location as path.")
     uri = handles.locate(named)
     if path is not None and handles.locate(path) != uri:
-        raise UsageError("path and workspace contradict each other", f"{path}, {workspace}", "Give one of them.")
+        raise UsageError("path and workspace contradict each other", f"{path}, {workspace}", "Pass only one of them.")
     try:
         _check_model(handles.workspace(uri), model)
     except WorkspaceNotFound:
@@ -145,8 +145,8 @@ def workspace_index(
 ) -> Result:
     """Update a workspace to the current state of files, folders, globs and bucket URIs.
 
-    Returns ``{indexed, updated, skipped, total_lines}``: new, changed and unchanged documents, and the lines of the
-    workspace. ``skipped_files`` were not indexed. ``dry_run`` counts without writing.
+    Returns ``{indexed, updated, skipped, total_lines}``: the number of new, changed and unchanged documents, and of
+    lines in the workspace. ``skipped_files`` lists files that were not indexed. ``dry_run`` counts without writing.
     """
     from driftline.flows.actions.sources import index_paths
 
@@ -185,7 +185,7 @@ def workspace_search(
 ) -> Result:
     """Search a workspace: ``{query, results}`` like ``driftline search --json``.
 
-    If there are no results, there are ``notes`` and the ``nearest`` line. Defaults come from ``[search]`` of
+    If there are no results, ``notes`` and the ``nearest`` line are added. Defaults come from ``[search]`` in
     ``driftline.toml``. ``explain`` adds an ``explanation``.
     """
     from driftline.flows.actions.sources import filter_for
@@ -201,7 +201,7 @@ def workspace_search(
 
 @action
 def workspace_stats(state: Any, workspace: Name, handles: Handles | None = None) -> Result:
-    """Return the figures of a workspace: ``{total_documents, total_lines, has_index, index_type}``."""
+    """Return workspace statistics: ``{total_documents, total_lines, has_index, index_type}``."""
     handles = handles or Handles()
     stats = handles.workspace(handles.locate(workspace)).stats()
     return {
@@ -237,8 +237,8 @@ def semantic(
 ) -> Result:
     """Search files: ``{results, query}``.
 
-    Files that the workspace holds unchanged are searched there, which saves embedding them; all others are embedded,
-    and nothing is written.
+    Files that are unchanged since ``workspace`` indexed them are searched there, which saves embedding them; all others
+    are embedded in memory. Nothing is written.
     """
     from driftline.tasks.search.grep import grep, read_texts, search_files
 
@@ -256,12 +256,12 @@ def semantic(
 
 
 def _check_model(workspace: Workspace, model: str | None) -> None:
-    """Raise FingerprintMismatch if the workspace was embedded by a model other than ``model``; None accepts any."""
+    """Raise FingerprintMismatch if the workspace was embedded with another model than ``model``; None accepts any."""
     current = workspace.config.fingerprint
     if model is None or current is None or model_of(model).fingerprint == current:
         return
     what = f"This workspace was embedded with {workspace.config.model}, not with {model}"
-    raise FingerprintMismatch(what, workspace.objects.uri, "Leave out the model, or name another workspace.")
+    raise FingerprintMismatch(what, workspace.objects.uri, "Omit the model, or use another workspace.")
 
 
 ACTIONS: Mapping[str, Action] = {
@@ -283,7 +283,7 @@ def register_actions(
     only: Collection[str] = frozenset(ACTIONS),
     replace: bool = False,
 ) -> None:
-    """Register the actions ``only`` of this group; see ``driftline.flows.actions.register_actions``."""
+    """Register this group's actions, or only those in ``only``; see ``driftline.flows.actions.register_actions``."""
     handles = Handles(home)
     actions = {name: function for name, function in ACTIONS.items() if name in only}
     bind(registry, actions, engine, replace=replace, handles=handles)

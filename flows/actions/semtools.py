@@ -1,8 +1,9 @@
-"""Define the action ``semtools.search``: find single lines by meaning, with Driftline's engine or a semtools program.
+"""Define the action ``semtools.search``: semantic search for single lines, with Driftline's engine or a semtools
+program.
 
-The matches of programs become ``{file, line, score, text, context}``: lines 1-based, in the program's order. Up to
-version 2.0, the program is called ``search`` and prints text; since 3.0, it is ``semtools search`` and prints JSON. Any
-other output raises ActionError parse_error.
+A program's matches become ``{file, line, score, text, context}``: lines are 1-based, in the program's order. Up to
+version 2.0, the program is ``search`` and prints text; since 3.0, it is ``semtools search`` and prints JSON. Any other
+output raises ActionError parse_error.
 """
 
 from __future__ import annotations
@@ -35,19 +36,16 @@ OTHER_HINT = "cargo install semtools"
 MIN_VERSION = "1.5.1"
 
 _SINCE_RENAMED = (3, 0)
-"""``semtools`` was once called ``search``; its first version under the new name does not report a version."""
+"""``semtools`` was renamed from ``search``; the first version under the new name does not report its version."""
 _VERSION_SECONDS = 10.0
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
 _PARTS = 4
-"""Parts of a version to compare; missing parts are zero."""
+"""How many version components to compare; missing ones are zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An installed program. ``version`` is None if the program does not report it.
-
-    Its version is then at least ``at_least``.
-    """
+    """An installed program. If it does not report its version, ``version`` is None and ``at_least`` a lower bound."""
 
     path: str
     command: tuple[str, ...]
@@ -59,20 +57,20 @@ class Program:
         """Raise ActionError prerequisite_missing if the program is older than ``min_version``."""
         if not self.at_least or _padded(self.at_least) < _padded(_numbers(min_version)):
             found = self.version or "an unknown version"
-            raise missing(f"{PROGRAM} {min_version} or newer is needed, not {found}")
+            raise missing(f"{PROGRAM} {min_version} or newer is required, but {found} is installed")
 
 
 def find() -> Program | None:
-    """Return the program on the PATH, the newer name first; another program called ``search`` is ignored."""
+    """Return the program on PATH, trying the newer name first; an unrelated program called ``search`` is ignored."""
     path = shutil.which(PROGRAM)
     if path is not None:
-        said = _said_version(path)
+        said = _version_output(path)
         if said is None:
             return Program(path, ("search",), True, None, _SINCE_RENAMED)
         return Program(path, ("search",), True, _version_in(said), _numbers(said))
     for folder in os.get_exec_path():
         path = shutil.which(OLD_PROGRAM, path=folder) if os.path.isabs(folder) else None
-        said = _said_version(path) if path is not None else None
+        said = _version_output(path) if path is not None else None
         if path is not None and said is not None and said.startswith(f"{PROGRAM} "):
             return Program(path, (), False, _version_in(said), _numbers(said))
     return None
@@ -93,14 +91,14 @@ def run(program: Program, arguments: Sequence[str], timeout_seconds: float) -> s
 
 
 def missing(what: str) -> ActionError:
-    """Return the error for a program that must be installed."""
+    """Return the error for a program that is not installed."""
     return ActionError(
         "prerequisite_missing", f"{what}. Run: {INSTALL_HINT} (or: {OTHER_HINT})", install_hint=INSTALL_HINT
     )
 
 
-def _said_version(path: str) -> str | None:
-    """Return the output of a program for ``--version``; None if it does not know that option, or cannot be run."""
+def _version_output(path: str) -> str | None:
+    """Return a program's ``--version`` output; None if it does not support that option or cannot be run."""
     try:
         code, out, _ = _call([path, "--version"], _VERSION_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
@@ -120,9 +118,9 @@ def _call(command: Sequence[str], timeout_seconds: float) -> tuple[int, str, str
     )
     try:
         out, err = process.communicate(timeout=timeout_seconds)
-    except BaseException:  # the program must not outlive the wait
+    except BaseException:  # do not leave the program running
         with contextlib.suppress(ProcessLookupError):
-            # The program is a wrapper: its children hold the pipes, too.
+            # The program is a wrapper whose children also hold the pipes.
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
@@ -149,7 +147,7 @@ _NUMBERED = re.compile(r" *(?P<number>\d+): (?P<text>.*)")
 
 
 def parse_json(answer: str) -> list[Match]:
-    """Return the matches of version 3: an object with ``results``, or a list of them."""
+    """Parse version 3 output: an object with ``results``, or a list of results."""
     if not answer.strip():
         return []
     try:
@@ -161,9 +159,9 @@ def parse_json(answer: str) -> list[Match]:
 
 
 def parse_text(answer: str, texts: Mapping[str, str], n_lines: int) -> list[Match]:
-    """Return the matches that versions 1 and 2 print. They do not mark the matching line, so they run without context.
+    """Parse the output of versions 1 and 2. They do not mark the matching line, so they run without context.
 
-    ``texts`` maps file names to texts, from which ``n_lines`` of context are added on each side.
+    ``texts`` maps file names to contents, which supply ``n_lines`` of context on each side.
     """
     try:
         return list(_blocks(answer.split("\n"), texts, n_lines))
@@ -193,13 +191,13 @@ def _blocks(lines: Sequence[str], texts: Mapping[str, str], n_lines: int) -> Ite
 
 
 def program_lines(text: str) -> list[str]:
-    """Split a text into lines as the programs count them."""
+    """Split text into lines the way the programs do."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return lines[:-1] if lines[-1] == "" else lines
 
 
 def _parsed_match(result: dict[str, Any]) -> Match:
-    """Convert one result of version 3 (0-based numbers, a distance and a block of lines) to our form."""
+    """Convert a version 3 result (0-based numbers, a distance and a block of lines) to our format."""
     if "match_line_number" not in result:
         text = str(result["text"])
         context = result.get("context") or [text]
@@ -209,9 +207,9 @@ def _parsed_match(result: dict[str, Any]) -> Match:
     number, start = int(result["match_line_number"]), int(result["start_line_number"])
     lines = str(result["content"]).split("\n")
     if len(lines) == int(result["end_line_number"]) - start + 1 and not lines[-1]:
-        lines.pop()  # a block that ends in a line break
+        lines.pop()  # the block ends with a newline
     if not 0 <= number - start < len(lines):
-        raise ValueError(f"line {number} is not among lines {start} to {start + len(lines) - 1}")
+        raise ValueError(f"line {number} is outside lines {start} to {start + len(lines) - 1}")
     return {
         "file": result["filename"],
         "line": number + 1,
@@ -228,7 +226,7 @@ def _not_understood(error: Exception) -> ActionError:
 TIMEOUT_SECONDS = 60.0
 _MAX_TOP_K = 2**31 - 1
 _MAX_ARGUMENT_BYTES = 100_000
-"""Maximum bytes of file names in one call; more files take several calls."""
+"""Maximum bytes of file names per call; more files need several calls."""
 
 
 def search(
@@ -316,9 +314,9 @@ def _semtools_search(
 
     ``engine="cli"`` uses an installed semtools program, for at most ``timeout`` seconds; ``engine="auto"`` does so if
     there is one. ``check_version`` requires at least MIN_VERSION, and ``min_version`` at least the given version. A
-    match is ``{file, line, score, text, context}``; with Driftline's engine, it also has its ``column``, ``distance``
-    and ``relevance``, and an answer without matches names the ``nearest`` line. Files that cannot be searched are
-    ``skipped_files``.
+    match is ``{file, line, score, text, context}``; with Driftline's engine, it also has ``column``, ``distance`` and
+    ``relevance``, and a result with no matches includes the ``nearest`` line. ``skipped_files`` lists files that cannot
+    be searched.
     """
     from driftline.tasks.search.grep import grep, read_texts
 
@@ -357,7 +355,7 @@ def _match(hit: Hit) -> Match:
 
 
 def _bounded(match: Match, query: str) -> Match:
-    """Return a program's match with long lines clipped."""
+    """Clip the long lines of a program's match."""
     text, context = match["text"], match["context"]
     at = match_in(text, query)
     return {
@@ -368,9 +366,9 @@ def _bounded(match: Match, query: str) -> Match:
 
 
 def _program(engine: Any, min_version_needed: str | None, *, only_ours: bool) -> Program | None:
-    """Return the program to use; None for Driftline's engine, which an engine object from a host also selects.
+    """Return the program to use; None for Driftline's engine, which is also used if the host passes an engine object.
 
-    ``only_ours`` says that only Driftline's engine can fulfil the request.
+    ``only_ours`` means that only Driftline's engine supports the request.
     """
     if not isinstance(engine, str) or engine == "driftline":
         return None
@@ -379,7 +377,7 @@ def _program(engine: Any, min_version_needed: str | None, *, only_ours: bool) ->
     if only_ours:
         if engine == "auto":
             return None
-        raise UsageError("The semtools program supports neither model nor min_relevance", fix="Leave out the engine.")
+        raise UsageError("The semtools program supports neither model nor min_relevance", fix="Omit the engine.")
     program = find()
     if program is None:
         if engine == "auto":

@@ -1,8 +1,8 @@
-"""Turn the paths of an action into sources of its workspace, and into filters.
+"""Convert an action's paths into sources of its workspace, and into filters.
 
-A folder is a source. Single files in one folder share a source, to which each call adds files; each glob is a source.
-Files stay in their source until their whole folder is indexed; its source then takes over the files and globs inside.
-``SkippedFiles`` collects requested files that were skipped, for the answer.
+Each folder and each glob is a source. Single files in a folder share a source, and each call adds files to it. Files
+stay in their source until their whole folder is indexed; its source then takes over the files and globs inside.
+``SkippedFiles`` collects requested files that were skipped, for the result.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.scanning.named_files import files_named, is_glob, literal, select
 from driftline.tasks.scanning.overlap import below
-from driftline.tasks.scanning.path_patterns import Rules, lets_through
+from driftline.tasks.scanning.path_patterns import Rules, accepts
 from driftline.tasks.search.filters import where_named
 
 WAIT_SECONDS = 60.0
-"""Time that an action waits for another run of the same source: engines run nodes in parallel."""
+"""How long an action waits for another run of the same source: engines run nodes in parallel."""
 
 _FOLDERS = "*/"
 _EXTENSION = re.compile(r"[^\s*?\[\]{},/]+")
@@ -49,7 +49,7 @@ def index_paths(
     on_skip: Callable[[str, str], None] = lambda path, reason: None,
     model: str | None = None,
 ) -> list[SourceReport]:
-    """Update the sources of ``paths``, with one report for each source. ``on_skip`` receives skipped files.
+    """Update the sources of ``paths`` and report on each. ``on_skip`` receives skipped files.
 
     Raises SourceNotFound before anything is written, DeletionRefused, LeaseHeld, StorageError.
     """
@@ -65,7 +65,7 @@ def index_paths(
     reports: dict[str, SourceReport] = {}
     waiting = [part for part in requested.values() if part.entity not in taken_over]
     while waiting:
-        batch = {part.uri: part for part in reversed(waiting)}  # a run takes each source once
+        batch = {part.uri: part for part in reversed(waiting)}  # a run accepts each source only once
         request = IndexRequest(
             sources=tuple(batch.values()),
             workspace=workspace.objects.uri,
@@ -82,7 +82,7 @@ def index_paths(
 
 
 def _taken_over(requested: Collection[SourceRequest], known: _Known) -> set[str]:
-    """Return the sources of files and globs inside folders that are indexed whole."""
+    """Return the file and glob sources inside folders that are indexed as a whole."""
     whole = [part.uri for part in requested if not part.include and not part.exclude]
     locations = [(part.entity, part.uri) for part in requested]
     locations += [(str(entity), record.uri) for entity, record in known.items()]
@@ -107,15 +107,15 @@ def _report_skipped(
     rules = {part.uri: Rules(part.include, part.exclude) for part in requested if part.include}
     for report in reports:
         for path, reason in sorted(report.skipped):
-            was_named = report.uri not in rules or lets_through(rules[report.uri], path)
+            was_named = report.uri not in rules or accepts(rules[report.uri], path)
             if was_named and reason != SkipReason.EXCLUDED:
                 on_skip(f"{report.uri.rstrip('/')}/{path}", str(reason))
 
 
 def filter_for(workspace: Workspace, paths: Sequence[str]) -> LineFilter:
-    """Return a filter that selects the documents named by ``paths``.
+    """Return a filter that selects the documents at ``paths``.
 
-    Paths are indexed files, folders or globs on this machine, or paths of documents and folders inside their source.
+    Paths are indexed files, folders or globs on this machine, or document and folder paths relative to a source.
     """
     names = [file for path in paths for file in (files_named([path]) if is_glob(path) else [path])]
     return where_named(workspace, names)
@@ -148,7 +148,7 @@ def _requested(
     for entity, record in known.items():
         theirs = Rules(record.include, record.exclude)
         inside = below(record.uri, uri if selection.file is None else os.path.join(uri, selection.file))
-        covers = theirs == Rules() if selection.file is None else inside is not None and lets_through(theirs, inside)
+        covers = theirs == Rules() if selection.file is None else inside is not None and accepts(theirs, inside)
         if inside is not None and covers:
             return SourceRequest(record.uri, str(entity), record.include, record.exclude)
     if selection.file is not None:
@@ -161,7 +161,7 @@ def _requested(
 
 
 def _joined(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
-    """Return patterns that match everything that either set matches; an empty set matches everything."""
+    """Return patterns that match whatever either set matches; an empty set matches everything."""
     return tuple(dict.fromkeys((*first, *second))) if first and second else ()
 
 
@@ -174,13 +174,13 @@ MAX_SKIPPED_FILES = 100
 
 
 class SkippedFiles:
-    """Collects paths and reasons. Files that patterns exclude were not requested, and are not listed."""
+    """Collects paths and reasons. Files excluded by patterns were not requested, and are not listed."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
 
     def add(self, path: str, reason: str) -> None:
-        """Record one file; the first reason counts."""
+        """Record one file; the first reason is kept."""
         if reason != SkipReason.EXCLUDED:
             self._reasons.setdefault(path, str(reason))
 

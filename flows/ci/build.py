@@ -1,7 +1,7 @@
-"""Detect the commit of a CI build and the branch that it may index, from the CI system's variables and from git.
+"""Detect a CI build's commit, and the branch that it may index, from CI variables and git.
 
-A build is indexed as a branch only if the CI system says that it is a push to that branch, or a pull request of the
-repository's own branch. A pull request of a fork, or one of unknown origin, is ``pr/NUMBER``; for anything else,
+A build is indexed as a branch only if the CI system reports a push to that branch, or a pull request from a branch of
+the same repository. Pull requests from forks, or of unknown origin, are indexed as ``pr/NUMBER``; for anything else,
 ``Build.index_branch`` raises.
 """
 
@@ -19,12 +19,12 @@ from driftline.storage.errors import UsageError
 from driftline.tasks.git.commits import default_branch, head, index_name, is_on_remote_branch
 
 USUAL_DEFAULTS = ("main", "master")
-"""Names of the default branch if neither the CI system nor git names it."""
+"""Assumed names of the default branch if neither the CI system nor git reports it."""
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REQUEST_REF = re.compile(r"refs/(?:remotes/)?(?:pull|pull-requests|merge-requests)/(\d+)/.*")
 _CIRCLE_REQUEST = re.compile(r"pull/(\d+)(?:/(?:head|merge))?")
 _EVENTS = ("BUILD_REASON", "CI_PIPELINE_EVENT", "CI_PIPELINE_SOURCE", "CODEBUILD_WEBHOOK_EVENT", "gitlabActionType")
-"""Variables that name the event that started a build."""
+"""Variables that contain the event that triggered a build."""
 _NUMBER_AT_END = re.compile(r"(?:.*/)?(\d+)/?")
 
 Variables = Mapping[str, str]
@@ -32,12 +32,12 @@ Variables = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _System:
-    """The variables of one CI system. If several variables mean the same thing, the first one that is set counts.
+    """The variables of one CI system. Of several alternatives, the first that is set is used.
 
-    Any of ``markers`` identifies the system. ``default`` names the default branch of the repository and
-    ``tag`` the tag of the build. Any variable that begins with one of ``signs`` shows that the build is for a pull
-    request: ``request`` is its number, ``source`` its branch, and ``target`` the branch to merge it into. ``is_own``
-    says whether its branch belongs to the repository itself. ``number`` grows from build to build.
+    Any of ``markers`` identifies the system. ``default`` holds the repository's default branch, and ``tag`` the build's
+    tag. Any variable that starts with one of ``signs`` indicates a pull request build: ``request`` is its number,
+    ``source`` its branch, and ``target`` the branch to merge it into. ``is_own`` tells whether its branch belongs to
+    the same repository. ``number`` increases with every build.
     """
 
     name: str
@@ -57,7 +57,7 @@ class _System:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One build. ``commit`` is the full id, ``committed`` its time; ``system`` is "" outside of CI.
+    """One build. ``commit`` is the full id, ``committed`` its time; ``system`` is "" outside CI.
 
     ``number`` is higher than the number of each earlier build. ``branch`` is the pushed branch or, if ``is_request``,
     the branch of the pull request with the number ``pull_request``, to be merged into ``target``. ``is_own`` is set if
@@ -87,7 +87,9 @@ class Build:
 
     @classmethod
     def detect(cls, environ: Variables, folder: str) -> Build:
-        """Detect the build from ``environ``, whose commit takes precedence, and the work tree around ``folder``."""
+        """Detect the build from ``environ`` and the working tree around ``folder``; commits in ``environ`` take
+        precedence.
+        """
         build = cls._of_variables(environ)
         checked_out = head(folder)
         if checked_out is None:
@@ -111,7 +113,7 @@ class Build:
         commit = environ.get(system.commit, "")
         build = cls(
             system=system.name,
-            commit=commit if _ID.fullmatch(commit) else None,  # Buildkite may name the commit HEAD
+            commit=commit if _ID.fullmatch(commit) else None,  # Buildkite may set the commit to HEAD
             committed=_moment(environ.get("CI_COMMIT_TIMESTAMP")),
             url=_first(environ, system.url),
             number=_number(environ.get(system.number)),
@@ -121,10 +123,10 @@ class Build:
         return _github(build, environ) if system is _GITHUB else _other(build, system, environ)
 
     def index_branch(self, default: str | None = None) -> str | None:
-        """Return the branch to index; None means the main index, outside of CI and for a push to the default branch.
+        """Return the branch to index; None means the main index (outside CI, and for pushes to the default branch).
 
-        A pull request is ``pr/NUMBER``, unless it is known to come from a branch of the repository itself that is not
-        the default one. Raises UsageError if the branch is unknown, because any choice could be wrong.
+        A pull request is indexed as ``pr/NUMBER``, unless it is known to come from a non-default branch of the same
+        repository. Raises UsageError if the branch is unknown, because any guess could be wrong.
         """
         main = default or self.default_branch
         if not self.system:
@@ -139,10 +141,10 @@ class Build:
                 raise _unknown("The number of this pull request is unknown")
             return f"pr/{self.pull_request}"
         if self.branch is None:
-            raise _unknown("The CI system names no branch")
+            raise _unknown("The CI system reports no branch")
         if main is None and not is_main:
             what = f"It is unknown whether {self.branch} is the default branch"
-            raise UsageError(what, self.system, "Name the default branch: --default-branch NAME")
+            raise UsageError(what, self.system, "Specify the default branch: --default-branch NAME")
         return None if is_main else index_name(self.branch)
 
     def is_push_to(self, branch: str) -> bool:
@@ -159,14 +161,14 @@ class Build:
         return True
 
     def required_commit(self) -> str:
-        """Return the commit. Raises UsageError if neither the CI system nor git names one."""
+        """Return the commit. Raises UsageError if neither the CI system nor git reports one."""
         if self.commit is None:
-            fix = "Run it in a git work tree with a commit, or set CI=true and CI_COMMIT_SHA."
+            fix = "Run it in a git working tree with a commit, or set CI=true and CI_COMMIT_SHA."
             raise UsageError("The commit of this build is unknown", fix=fix)
         return self.commit
 
     def _why_not_checked_out(self, folder: str) -> str:
-        """Return why the work tree cannot be identified as the branch of this build, "" if it can."""
+        """Return why the working tree may not be at this build's branch; "" if it is."""
         if self.checked_out is None:
             return ""
         subject = "the pull request" if self.is_request else self.branch
@@ -174,7 +176,7 @@ class Build:
             return f"The branch of the workflow is checked out, not {subject}"
         inferred = self.branch if self.is_inferred else None
         if inferred is not None and is_on_remote_branch(folder, self.checked_out, inferred) is False:
-            return f"{self.checked_out[:12]} is checked out, which origin's {inferred} lacks"
+            return f"{self.checked_out[:12]} is checked out, which is not in origin's {inferred}"
         if self.commit is None:
             return ""
         if self.is_request:
@@ -198,9 +200,9 @@ def _unknown(what: str, fix: str = "") -> UsageError:
 
 
 def _other(build: Build, system: _System, environ: Variables) -> Build:
-    """Fill in the subject of the build: a pull request, else a tag, else a push."""
+    """Fill in what was built: a pull request, a tag, or otherwise a push."""
     is_merge = system is _JENKINS and environ.get("GERRIT_EVENT_TYPE") == "change-merged"
-    if is_merge:  # Gerrit has pushed to the branch, and still names the change
+    if is_merge:  # Gerrit pushed to the branch, but still reports the change
         environ = {name: value for name, value in environ.items() if not name.startswith("GERRIT_CHANGE_")}
     refs = [environ.get(name, "") for name in system.branch]
     requested = [match[1] for ref in refs if (match := _REQUEST_REF.fullmatch(ref))]
@@ -225,7 +227,7 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
     branch = _branch(next((ref for ref in refs if ref and ref != "detached"), None))
     if tag is not None or event.lower().startswith("tag"):
         name = (tag or branch or "").removeprefix("refs/tags/")
-        return replace(build, nothing_to_index=f"The tag {name} is no branch")
+        return replace(build, nothing_to_index=f"Tag {name} is not a branch")
     if branch is not None and branch.startswith("refs/"):
         return replace(build, unclear=f"{branch} is no branch")
     if system is _JENKINS:
@@ -238,14 +240,14 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
 
 
 def _same(environ: Variables, *pairs: tuple[str, str]) -> bool:
-    """Return whether at least one of the ``pairs`` of variables is set, and both values of each set pair agree."""
+    """Return whether at least one of ``pairs`` is set, and both variables of every set pair have the same value."""
     values = [(environ.get(first), environ.get(second)) for first, second in pairs]
     known = [(first, second) for first, second in values if first and second]
     return bool(known) and all(first == second for first, second in known)
 
 
 def _is_own_of_gitlab(environ: Variables) -> bool:
-    """Return whether a merge request is the project's own.
+    """Return whether a merge request comes from the same project.
 
     A fork's merge request may be built in the fork or in the target, so all three projects must be the same.
     """
@@ -270,7 +272,7 @@ def _is_own_of_buildkite(environ: Variables) -> bool:
 
 
 def _is_own_of_circle(environ: Variables) -> bool:
-    """Return whether a pull request is the project's own: CircleCI sets these variables only for forks."""
+    """Return whether a pull request comes from the same project: CircleCI sets these variables only for forks."""
     return not any(environ.get(f"CIRCLE_PR_{name}") for name in ("NUMBER", "REPONAME", "USERNAME"))
 
 
@@ -279,7 +281,7 @@ def _is_own_of_azure(environ: Variables) -> bool:
 
 
 def _repository(url: str) -> str:
-    """Return ``host/owner/name`` from the URL of a repository, for any protocol."""
+    """Return ``host/owner/name`` from a repository URL of any protocol."""
     match = re.fullmatch(r"(?:[a-z+]+://)?(?:[^@/]*@)?([^/:]+)(?::\d+(?=/))?[:/]+(.+?)(?:\.git)?/*", url.strip())
     return f"{match[1]}/{match[2]}".lower() if match else ""
 
@@ -288,7 +290,7 @@ def _repository(url: str) -> str:
 
 
 def _github(build: Build, environ: Variables) -> Build:
-    """Fill in the subject of the build from the event, because the variables of some events name only the target."""
+    """Fill in what was built from the event, because for some events the variables contain only the target."""
     event, name = _github_event(environ), environ.get("GITHUB_EVENT_NAME", "")
     ref = environ.get("GITHUB_REF") or _github_ref(environ)
     default = _text(event, "repository", "default_branch")
@@ -315,14 +317,14 @@ def _github(build: Build, environ: Variables) -> Build:
     if name == "workflow_run":
         return _github_after_another(replace(build, other_commit=other), event, environ)
     if ref.startswith("refs/tags/"):
-        return replace(build, nothing_to_index=f"The tag {ref.removeprefix('refs/tags/')} is no branch")
+        return replace(build, nothing_to_index=f"Tag {ref.removeprefix('refs/tags/')} is not a branch")
     if not ref.startswith("refs/heads/"):
         return build
     return replace(build, branch=_branch(ref))
 
 
 def _github_after_another(build: Build, event: Mapping[str, Any], environ: Variables) -> Build:
-    """Fill in a ``workflow_run``: its variables name the default branch, whatever the first workflow built."""
+    """Fill in a ``workflow_run``: its variables contain the default branch, whatever the first workflow built."""
     branch, commit = _text(event, "workflow_run", "head_branch"), _text(event, "workflow_run", "head_sha")
     is_own = _is_own_of_github(event, environ, "workflow_run", "head_repository")
     build = replace(build, branch=branch, head_commit=commit)
@@ -341,14 +343,14 @@ def _github_ref(environ: Variables) -> str:
 
 
 def _is_own_of_github(event: Mapping[str, Any], environ: Variables, *keys: str) -> bool:
-    """Return whether the repository that the event has at ``keys`` is the one being built."""
+    """Return whether the repository at ``keys`` of the event is the repository being built."""
     source = _text(event, *keys, "full_name")
     known = {environ.get("GITHUB_REPOSITORY") or None, _text(event, "repository", "full_name")} - {None}
     return source is not None and known == {source}
 
 
 def _github_event(environ: Variables) -> dict[str, Any]:
-    """Return GitHub's description of the event, or {}."""
+    """Return GitHub's event payload, or {}."""
     path = environ.get("GITHUB_EVENT_PATH")
     if not path or not os.path.isfile(path):
         return {}
@@ -388,7 +390,7 @@ def _is_set(environ: Variables, name: str) -> bool:
 
 
 def _branch(name: str | None) -> str | None:
-    """Return the name of a branch, without the prefix of its ref."""
+    """Return the branch name with its ref prefix removed."""
     return (name or "").removeprefix("refs/heads/") or None
 
 
@@ -445,7 +447,7 @@ _JENKINS = _System(
         *("ghprb", "gitlabMergeRequest", "BITBUCKET_PULL_REQUEST_", "GERRIT_CHANGE_"),
     ),
 )
-"""Jenkins numbers the builds of each branch job. Recreating the job restarts the numbers, so they give no order."""
+"""Jenkins numbers the builds per branch job. Recreating the job restarts the numbers, so they do not order builds."""
 _BUILDKITE = _System(
     "Buildkite",
     ("BUILDKITE",),
@@ -491,7 +493,7 @@ _BITBUCKET = _System(
     ("BITBUCKET_BUILD_NUMBER",),
     "BITBUCKET_COMMIT",
     ("BITBUCKET_BRANCH",),
-    lambda _: True,  # it does not build pull requests of forks
+    lambda _: True,  # it does not build pull requests from forks
     number="BITBUCKET_BUILD_NUMBER",
     tag=("BITBUCKET_TAG",),
     request=("BITBUCKET_PR_ID",),
@@ -523,5 +525,5 @@ _ANY = _System(
     target=("CI_COMMIT_TARGET_BRANCH",),
     signs=("CI_COMMIT_PULL_REQUEST", "CI_COMMIT_SOURCE_BRANCH", "CI_COMMIT_TARGET_BRANCH", *_OTHER_REQUESTS),
 )
-"""Any other system. Some merge a pull request into its target, so git then names the target."""
+"""Any other system. Some merge a pull request into its target, in which case git reports the target."""
 _SYSTEMS = (_GITHUB, _GITLAB, _JENKINS, _BUILDKITE, _CIRCLE, _AZURE, _BITBUCKET, _ANY)

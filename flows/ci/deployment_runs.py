@@ -21,17 +21,17 @@ INDEX_FLOW = "driftline-index"
 FLEET_FLOW = "driftline-fleet"
 POLL_SECONDS = 1.0
 MAX_ATTEMPTS = 20
-"""Maximum number of runs of one commit: another build of the commit restarts a failed run."""
+"""Maximum number of runs per commit: another build of the commit restarts a failed run."""
 
 
 def run_deployments(
     names: Sequence[str], commit: str, timeout_seconds: float, on_message: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Start each deployment (``NAME`` of the index flow, or ``FLOW/NAME``) and wait until all have ended.
+    """Start each deployment (``NAME`` of the index flow, or ``FLOW/NAME``) and wait until all have finished.
 
-    The commit is the idempotency key: if its run is in progress or has completed, wait for that run. Returns
-    ``{deployment, id, name, state, url, seconds}`` for each. Raises UsageError without a server or for an unknown name,
-    DeploymentFailed.
+    The commit is the idempotency key: if the commit already has a run that did not fail, wait for that run. Returns
+    ``{deployment, id, name, state, url, seconds}`` for each. Raises DeploymentFailed, and UsageError for an unknown
+    name or if there is no server.
     """
     server_url()
     deadline = time.monotonic() + timeout_seconds
@@ -42,7 +42,9 @@ def run_deployments(
             on_message(f"{name}: waiting for run {run.name} ({url_for(run) or run.id})")
         while not all(_has_ended(run) for run in runs.values()):
             if time.monotonic() > deadline:
-                raise _failure("has not ended in time", runs, "It continues: follow it, or allow a longer --timeout.")
+                raise _failure(
+                    "has not ended in time", runs, "It is still running: follow it, or set a longer --timeout."
+                )
             time.sleep(POLL_SECONDS)
             runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}
     if not all(_has_completed(run) for run in runs.values()):
@@ -51,16 +53,17 @@ def run_deployments(
 
 
 def start_index_run(source: SourceRequest, commit: str, branch: str | None = None) -> None:
-    """Start the deployment of a source for a commit of its main index or of a branch, once for each commit.
+    """Start a source's deployment for a commit of its main index or of a branch, once per commit.
 
-    Does not wait for the run. Raises UsageError without a server or deployment, DeploymentFailed, StorageError.
+    Does not wait for the run. Raises DeploymentFailed, StorageError, and UsageError if there is no server or
+    deployment.
     """
     name = _full_name(deployment_name(Entity.parse(str(source.entity))))
     _start_run(name, commit, {"sources": [source.uri], "branch": branch} if branch is not None else None)
 
 
 def start_fleet_run(deployment: str, commit: str) -> None:
-    """Start the deployment of a fleet for a commit in one of its repositories, like ``start_index_run``."""
+    """Start a fleet's deployment for a commit in one of its repositories, like ``start_index_run``."""
     _start_run(f"{FLEET_FLOW}/{deployment}", commit, None)
 
 
@@ -78,7 +81,7 @@ def _start(
 ) -> FlowRun:
     of = f"{name}@{parameters['branch']}" if parameters else name
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        # Prefect scopes these keys to a flow, which all index deployments share.
+        # Prefect scopes these keys to a flow, and all index deployments share one.
         key = f"{commit}:{of}" if attempt == 1 else f"{commit}:{of}:{attempt}"
         run = client.create_flow_run_from_deployment(
             deployment, parameters=parameters, idempotency_key=key, tags=["ci", f"commit:{commit}"]

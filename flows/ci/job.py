@@ -1,4 +1,4 @@
-"""Run ``driftline ci``: update the index to the commit of a build, or report how old the index is.
+"""Run ``driftline ci``: update the index to a build's commit, or report the index's age.
 
 ``ages`` reads the age of the index from the run history and git. ``lines`` and ``markdown`` format the report as text
 and as a job summary.
@@ -33,7 +33,7 @@ from driftline.tasks.git.work_tree import find_work_tree, git_origin
 
 @dataclass(frozen=True, slots=True)
 class SourceAge:
-    """The age of one source of the index relative to a commit; ``seconds`` is None if it was never indexed."""
+    """The age of an indexed source relative to a commit; ``seconds`` is None if it was never indexed."""
 
     uri: str
     entity: str | None = None
@@ -42,7 +42,7 @@ class SourceAge:
     seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``ci --json`` prints; ``indexed`` is the commit that was indexed last."""
+        """Return the ``ci --json`` object; ``indexed`` is the last indexed commit."""
         return {
             "uri": self.uri,
             "entity": self.entity,
@@ -53,10 +53,10 @@ class SourceAge:
 
 
 def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: datetime) -> list[SourceAge]:
-    """Return the age of every source that ``uris`` name, relative to ``commit``, which was made at ``committed``.
+    """Return the age of the sources at ``uris`` relative to ``commit``, which was made at ``committed``.
 
-    An index of ``commit`` or of one of its descendants has age 0. Otherwise, it is as old as its own commit, if the
-    work tree has that commit, and at least as old as its run.
+    An index of ``commit`` or of a descendant has age 0. Otherwise, its age is that of its own commit, if the working
+    tree has it, and at least that of its run.
     """
     known = list(workspace.readable_sources())
     result: list[SourceAge] = []
@@ -88,7 +88,7 @@ def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed:
 
 
 def _source_of(run: RunRecord, entity: Entity) -> Mapping[str, Any] | None:
-    """Return what ``run`` reported about a source, or None if it did not update the source."""
+    """Return a source's entry in the report of ``run``; None if it did not update the source."""
     if run.kind != "index":
         return None
     failed = {failure["uri"] for failure in run.report.get("failed", ())}
@@ -113,10 +113,10 @@ def _record(uri: str) -> SourceRecord:
 class CiRequest:
     """The inputs of ``driftline ci``.
 
-    Without ``deployments`` (of Prefect), this process indexes. If ``max_staleness_seconds`` is set, it only checks the
-    age of the index. With ``only_branch``, builds of that branch update the main index, and others are skipped;
-    otherwise, a build of any branch but ``default_branch`` (which CI usually names) indexes that branch of the sources.
-    If ``duplicates_of`` is main, new functions of the branch are compared with existing code.
+    Without (Prefect) ``deployments``, this process indexes. If ``max_staleness_seconds`` is set, it only checks the
+    index's age. With ``only_branch``, builds of that branch update the main index, and all other builds are skipped;
+    otherwise, a build of any branch except ``default_branch`` (usually reported by CI) indexes that branch of the
+    sources. If ``duplicates_of`` is main, the branch's new functions are compared with existing code.
     """
 
     build: Build
@@ -138,8 +138,8 @@ class CiRequest:
 class CiReport:
     """The outcome of ``driftline ci``.
 
-    ``action`` is ``indexed``, ``deployed``, ``checked``, ``skipped``, or ``stale`` if a newer build has indexed the
-    branch. ``index_branch`` is the branch of the index, None for the main index.
+    ``action`` is ``indexed``, ``deployed``, ``checked``, ``skipped``, or ``stale`` if a newer build already indexed the
+    branch. ``index_branch`` is the index branch, None for the main index.
     """
 
     build: Build
@@ -153,11 +153,11 @@ class CiReport:
 
     @property
     def failed(self) -> bool:
-        """Return whether a source failed while others were indexed."""
+        """Return whether some sources failed while others were indexed."""
         return bool(self.run and self.run["failed"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``ci --json`` prints."""
+        """Return the ``ci --json`` object."""
         return {
             "action": self.action,
             "commit": self.build.commit,
@@ -173,9 +173,9 @@ class CiReport:
 
 
 def run_ci(request: CiRequest, report: CiReport, progress: Progress) -> None:
-    """Carry out ``request`` and fill ``report``, also on failure.
+    """Execute ``request`` and fill in ``report``, even on failure.
 
-    Raises DeploymentFailed, StaleIndex, UsageError, and the errors of an index run.
+    Raises DeploymentFailed, StaleIndex, UsageError, and errors from the index run.
     """
     clock = time.monotonic()
     try:
@@ -228,13 +228,13 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
 
 
 def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> list[dict[str, Any]]:
-    """Return existing code that resembles new functions of the branch, if requested."""
+    """Find existing code that resembles the branch's new functions, if requested."""
     if request.duplicates_of is None or report.index_branch is None:
         return []
     from driftline.storage.workspace.branch_cuts import on_branch
     from driftline.tasks.search.branch_diff import find_duplicates
 
-    progress.phase("looking for what was written before")
+    progress.phase("looking for similar existing code")
     workspace = Workspace.open(request.workspace, request.storage_options)
     return [asdict(each) for each in find_duplicates(on_branch(workspace, report.index_branch))]
 
@@ -256,13 +256,13 @@ def _check(request: CiRequest, report: CiReport, limit: float) -> None:
 
 
 def sources_here(configuration: Configuration, folder: str) -> tuple[SourceRequest, ...]:
-    """Return the configured sources in the same work tree as ``folder``. Raises UsageError if there is none."""
+    """Return the configured sources in the same working tree as ``folder``. Raises UsageError if there are none."""
     tree = find_work_tree(os.path.realpath(folder))
     if tree is None:
-        raise UsageError("Not a git work tree", folder, "Run the command in one, or name the SOURCE.")
+        raise UsageError("Not a git working tree", folder, "Run the command in one, or pass SOURCE.")
     here = [source for source in configuration.sources if _is_within(source.uri, tree.top)]
     if not here:
-        raise UsageError(f"No source of {configuration.path} is in this work tree", tree.top, "Name the SOURCE.")
+        raise UsageError(f"No source of {configuration.path} is in this working tree", tree.top, "Name the SOURCE.")
     return requests_of(here)
 
 
@@ -278,7 +278,7 @@ _DONE = {"stale": "a newer build has replaced", "skipped": "nothing to do for", 
 
 
 def lines(report: CiReport) -> list[str]:
-    """Return plain lines; the first one summarizes the others."""
+    """Format the report as plain lines, starting with a summary."""
     commit = (report.build.commit or "the commit")[:12]
     printed = [f"{_headline(report, None)} ({report.seconds:.1f} s)"]
     for source in report.run["sources"] if report.run else ():
@@ -293,7 +293,7 @@ def lines(report: CiReport) -> list[str]:
 
 
 def markdown(report: CiReport, error: DriftlineError | None = None) -> str:
-    """Return a section for the job summary of a CI system, with the error if there is one."""
+    """Format the report as a section of a CI job summary, including the error if there is one."""
     parts = [f"### Driftline: {_escape(_headline(report, error))}", ""]
     if error is not None:
         parts += [f"**{_escape(str(error))}**", ""]

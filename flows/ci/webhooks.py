@@ -1,8 +1,8 @@
-"""Receive webhooks from git hosts: each delivery names a repository to fetch, and starts a run of its sources.
+"""Receive webhooks from git hosts: each delivery identifies a repository to fetch, and starts a run of its sources.
 
-A delivery needs a valid signature, and is accepted once. Its payload only selects a repository, a branch or a pull
-request; the run fetches the content from the host. ``Build.index_branch`` maps branches and pull requests to
-branches of the index, as for ``driftline ci``. Deliveries for one index within DEBOUNCE_SECONDS start one run.
+A delivery needs a valid signature, and is accepted only once. Its payload only selects a repository, a branch or a pull
+request; the run fetches the content from the host. ``Build.index_branch`` maps branches and pull requests to index
+branches, like in ``driftline ci``. Deliveries for the same index within DEBOUNCE_SECONDS start a single run.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from driftline.tasks.search.links import address_of
 log = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS = 1.0
+"""Delay before a run: a push arrives together with the pull requests it updates, and a burst needs only one run."""
 MAX_DEBOUNCES = 10
-"""Further deliveries delay a run up to this many times, so that a busy repository is indexed as well."""
-"""Delay before a run: a push and the pull requests that it updates arrive together, and a burst needs one run."""
+"""More deliveries delay a run up to this many times, so that a busy repository still gets indexed."""
 KNOWN_DELIVERIES = 10_000
-"""Number of remembered deliveries; replaying a forgotten one costs one listing of the refs of its repository."""
+"""Number of remembered deliveries; replaying a forgotten delivery costs one listing of its repository's refs."""
 MAX_WAITING = 1_000
 """Maximum number of indexes that may wait for a run."""
 ATTEMPTS = 3
 RETRY_SECONDS = 30.0
-"""Delay before a run that failed because of the store or the host is retried; it doubles each time."""
+"""Delay before retrying a run that failed because of the store or the host; doubles each time."""
 WAIT_SECONDS = 600.0
-"""Time that a run waits for another run of its source."""
+"""How long a run waits for another run of its source."""
 STOP_SECONDS = 10.0
-"""Time that the server waits at shutdown for a run; one that is killed loses only its uncommitted batches."""
+"""How long the server waits for a run at shutdown; a killed run loses only its uncommitted batches."""
 _LAG_BUCKETS = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _HEX = re.compile(r"[0-9a-f]{64}")
 _NO_NUMBER = "?"
@@ -70,7 +70,7 @@ ACCEPTED, IGNORED, MALFORMED, FORGED, UNKNOWN, REPLAYED, BUSY = 202, 200, 400, 4
 class Event:
     """The event of a delivery: a change to a ``branch``, or to the pull request ``number`` from that branch.
 
-    ``is_own`` means that the branch of a pull request belongs to the repository itself.
+    ``is_own`` is set if a pull request's branch belongs to the same repository.
     """
 
     kind: Literal["changed", "gone"]
@@ -85,7 +85,7 @@ Payload = Mapping[str, Any]
 
 
 def _at(payload: Any, *keys: str | int) -> Any:
-    """Return the value at a path of keys; None if a payload has another shape."""
+    """Return the value at a path of keys; None if the payload has another shape."""
     for key in keys:
         if isinstance(payload, dict) and isinstance(key, str):
             payload = payload.get(key)
@@ -106,7 +106,7 @@ def _branch(ref: str) -> str:
 
 
 def _of_github(kind: str, payload: Payload) -> Iterator[Event]:
-    """Yield the events of GitHub, or of Gitea, which have the same shape."""
+    """Yield the events in a payload from GitHub, or from Gitea, whose payloads have the same shape."""
     default = _text(payload, "repository", "default_branch")
     if kind == "push" and (branch := _branch(_text(payload, "ref"))):
         is_gone = payload.get("deleted") is True or bool(_NOTHING.fullmatch(_text(payload, "after")))
@@ -145,7 +145,7 @@ def _of_gitlab(kind: str, payload: Payload) -> Iterator[Event]:
 
 
 def _of_bitbucket(kind: str, payload: Payload) -> Iterator[Event]:
-    """Yield the events of Bitbucket Cloud and Bitbucket Data Center."""
+    """Yield the events in a payload from Bitbucket Cloud or Bitbucket Data Center."""
     default = _text(payload, "repository", "mainbranch", "name")
     changes = _at(payload, "push", "changes") if kind == "repo:push" else payload.get("changes")
     if kind in ("repo:push", "repo:refs_changed") and isinstance(changes, list):
@@ -175,7 +175,7 @@ def _of_bitbucket(kind: str, payload: Payload) -> Iterator[Event]:
 
 
 def _remotes(payload: Payload) -> Iterator[str]:
-    """Yield every spelling of the repository that a payload names."""
+    """Yield every URL that a payload gives for its repository."""
     for key in ("repository", "project"):
         named = payload.get(key)
         for name in ("clone_url", "ssh_url", "html_url", "git_http_url", "git_ssh_url", "http_url", "web_url"):
@@ -184,7 +184,7 @@ def _remotes(payload: Payload) -> Iterator[str]:
         clones = _at(named, "links", "clone")
         for each in clones[:10] if isinstance(clones, list) else ():
             yield _text(each, "href")
-    request = payload.get("pullRequest")  # Bitbucket Data Center names the repository only here
+    request = payload.get("pullRequest")  # Bitbucket Data Center identifies the repository only here
     clones = _at(request, "toRef", "repository", "links", "clone")
     for each in clones[:10] if isinstance(clones, list) else ():
         yield _text(each, "href")
@@ -192,9 +192,9 @@ def _remotes(payload: Payload) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """How a kind of host signs and describes its deliveries; header names are in lower case.
+    """How a host type signs and describes its deliveries; header names are in lower case.
 
-    ``request_ref`` is the ref of a pull request with a number, "" if the host has none.
+    ``request_ref`` is the template of pull request refs, "" if the host has no such refs.
     """
 
     signature: str
@@ -205,7 +205,7 @@ class Host:
     is_token: bool = False
 
     def is_signed(self, secret: str, headers: Mapping[str, str], body: bytes) -> bool:
-        """Return whether the sender knows the secret, comparing in constant time."""
+        """Check in constant time whether the sender knows the secret."""
         given = headers.get(self.signature, "")
         if self.is_token:
             return hmac.compare_digest(given.encode("latin-1"), secret.encode())
@@ -241,7 +241,7 @@ HOSTS: Mapping[str, Host] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A run on the main index of a source or on the ``branch`` that indexes ``ref``, or the deletion of that branch."""
+    """A run on a source's main index or on the ``branch`` that indexes ``ref``, or the deletion of that branch."""
 
     source: SourceRequest
     branch: str | None = None
@@ -260,9 +260,9 @@ class Work:
 
 
 def work_of(event: Event, source: SourceRequest, settings: HookSettings, request_ref: str) -> Work | None:
-    """Return the work that an event requires for a source, or None.
+    """Return the work that an event requires for a source; None if there is none.
 
-    Raises UsageError if the default branch is unknown, or if git does not allow the name of the ref.
+    Raises UsageError if the default branch is unknown or the ref name is not valid in git.
     """
     remote = parse_remote(source.uri)
     if remote is None or not event.branch:
@@ -299,13 +299,13 @@ def work_of(event: Event, source: SourceRequest, settings: HookSettings, request
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Carries out work on the configured workspace, in this process or through its Prefect deployments."""
+    """Executes work on the configured workspace, in this process or through its Prefect deployments."""
 
     configuration: Configuration
     by_prefect: bool = False
 
     def __call__(self, work: Work) -> None:
-        """Carry out ``work``. Raises DriftlineError."""
+        """Execute ``work``. Raises DriftlineError."""
         if work.is_gone:
             self._delete(work)
         elif self.by_prefect and (work.branch is None or not self._fleet_of(work.source)):
@@ -324,7 +324,7 @@ class Runs:
             start_index_run(replace(work.source, uri=work.uri), commit, work.branch)
 
     def _fleet_of(self, source: SourceRequest) -> str:
-        """Return the name of the fleet that has the source; "" if the source has its own table."""
+        """Return the name of the fleet the source belongs to; "" if the source has its own table."""
         fleets = sources_of_fleets(self.configuration) if self.configuration.fleets else {}
         return next((name for name, sources in fleets.items() if source in sources), "")
 
@@ -333,14 +333,14 @@ class Runs:
             (replace(work.source, uri=work.uri),),
             self.configuration.workspace,
             model=self.configuration.model,
-            executor="inline",  # the run takes one core; searches have the others
+            executor="inline",  # the run uses one core; searches have the others
             wait_seconds=WAIT_SECONDS,
             storage_options=self.configuration.options(),
             branch=work.branch,
         )
 
     def _delete(self, work: Work) -> None:
-        """Delete a branch of the index, unless the repository still has the ref."""
+        """Delete an index branch, unless the repository still has the ref."""
         if work.branch is None:
             return
         if work.ref:
@@ -375,9 +375,9 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Hooks:
-    """Answers deliveries, and executes their runs one after the other.
+    """Responds to deliveries, and executes their runs one after another.
 
-    ``secrets`` has the secret of each kind of host that may deliver. ``of_fleets`` returns the repositories of fleets.
+    ``secrets`` maps host types that may deliver to their secrets. ``of_fleets`` returns the fleets' repositories.
     """
 
     settings: HookSettings
@@ -398,37 +398,37 @@ class Hooks:
     _gauge: Gauge = field(init=False, repr=False)
 
     def observe(self, registry: CollectorRegistry) -> None:
-        """Count deliveries and runs in ``registry``, and measure the lag from delivery to the end of the run."""
-        about = "Deliveries of webhooks, by their answers."
+        """Count deliveries and runs in ``registry``, and measure the lag from a delivery to the end of its run."""
+        about = "Webhook deliveries, by response."
         self._deliveries = Counter("driftline_hook_deliveries", about, ["host", "status"], registry=registry)
         self._runs = Counter("driftline_hook_runs", "Runs of webhooks.", ["outcome"], registry=registry)
         about = "Time from the first delivery to the end of its run, when searches find the change."
         self._lag = Histogram("driftline_hook_lag_seconds", about, buckets=_LAG_BUCKETS, registry=registry)
-        about = "Time that the oldest delivery has been waiting for its run."
+        about = "How long the oldest delivery has been waiting for its run."
         self._gauge = Gauge("driftline_hook_waiting_seconds", about, registry=registry)
         self._gauge.set_function(self._waiting_seconds)
 
     def receive(self, host: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
-        """Return the status of the answer to a delivery and its reason; ``headers`` are in lower case."""
+        """Return the response status for a delivery and its reason; ``headers`` has lower-case keys."""
         if host not in HOSTS or host not in self.secrets:
-            return UNKNOWN, "no webhook of this host is configured"
+            return UNKNOWN, "no webhook is configured for this host"
         status, reason = self._receive(HOSTS[host], self.secrets[host], headers, body)
         self._deliveries.labels(host, str(status)).inc()
         return status, reason
 
     def _receive(self, host: Host, secret: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
         if not host.is_signed(secret, headers, body):
-            return FORGED, "the signature is missing or wrong"
+            return FORGED, "the signature is missing or invalid"
         try:
             payload = json.loads(body)
         except (ValueError, RecursionError):
-            return MALFORMED, "the body is not JSON; let the host send application/json"
+            return MALFORMED, "the body is not JSON; set the host's content type to application/json"
         if not isinstance(payload, dict):
-            return MALFORMED, "the body is not an object"
+            return MALFORMED, "the body is not a JSON object"
         ids = host.ids(headers, body)
         with self._changed:
             if any(each in self._seen for each in ids):
-                return REPLAYED, "this delivery has been received before"
+                return REPLAYED, "this delivery was received before"
             self._seen.update(dict.fromkeys(ids, True))
         named = {address.key for text in _remotes(payload) if text and (address := address_of(text)) is not None}
         try:
@@ -438,7 +438,7 @@ class Hooks:
             self._forget(ids)
             return BUSY, "the state of the fleets cannot be read"
         if not sources:
-            return IGNORED, "no source is this repository"
+            return IGNORED, "no source matches this repository"
         works, reason = list[Work](), "nothing to index"
         for event in host.events(headers.get(host.event, ""), payload):
             for source in sources:
@@ -463,17 +463,17 @@ class Hooks:
                 due = min(now + self.debounce_seconds, since + MAX_DEBOUNCES * self.debounce_seconds)
                 self._waiting[work.key] = _Waiting(work, since, due)
             self._changed.notify()
-        return ACCEPTED, "a run has been requested"
+        return ACCEPTED, "a run was requested"
 
     def _forget(self, ids: Iterable[str]) -> None:
-        """Forget a delivery, so that the host can repeat it."""
+        """Forget a delivery, so that the host can redeliver it."""
         with self._changed:
             for each in ids:
                 self._seen.pop(each, None)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Carry out the work in a thread until the end of the block."""
+        """Execute the work in a thread until the context exits."""
         thread = threading.Thread(target=self._work, name="driftline-hooks", daemon=True)
         thread.start()
         try:
@@ -492,15 +492,15 @@ class Hooks:
                 self._retry(waiting, error)
             except DriftlineError as error:
                 self._failed(waiting, error)
-            except Exception:  # a defect that one run meets must not end the webhooks of the server
+            except Exception:  # a bug that one run hits must not stop the server's webhooks
                 self._runs.labels("unexpected").inc()
-                log.exception("The run of a webhook for %s has failed", "/".join(filter(None, waiting.work.key)))
+                log.exception("The webhook run for %s failed", "/".join(filter(None, waiting.work.key)))
             else:
                 self._runs.labels("done").inc()
                 self._lag.observe(self.clock() - waiting.since)
 
     def _next(self) -> _Waiting | None:
-        """Wait for the next piece of work to become due and return it; return None after a stop."""
+        """Wait until the next work item is due and return it; None after a stop."""
         with self._changed:
             while not self._stopped:
                 first = min(self._waiting.values(), key=lambda each: each.due, default=None)
@@ -514,14 +514,14 @@ class Hooks:
         if waiting.attempt >= ATTEMPTS or isinstance(error, SourceNotFound):
             self._failed(waiting, error)
             return
-        log.warning("Retrying the run of a webhook: %s", error)
+        log.warning("Retrying a webhook run: %s", error)
         due = self.clock() + self.retry_seconds * 2 ** (waiting.attempt - 1)
         with self._changed:  # a newer delivery replaces it
             self._waiting.setdefault(waiting.work.key, replace(waiting, due=due, attempt=waiting.attempt + 1))
 
     def _failed(self, waiting: _Waiting, error: DriftlineError) -> None:
         self._runs.labels(error.kind).inc()
-        log.warning("The run of a webhook for %s has failed: %s", "/".join(filter(None, waiting.work.key)), error)
+        log.warning("The webhook run for %s failed: %s", "/".join(filter(None, waiting.work.key)), error)
 
     def _waiting_seconds(self) -> float:
         with self._changed:
@@ -535,17 +535,17 @@ def _key(source: SourceRequest) -> tuple[str, str] | None:
 
 
 def hooks_of(configuration: Configuration) -> Hooks | None:
-    """Return the webhooks that a configuration allows, with their secrets; None if it allows none.
+    """Return the webhooks that a configuration enables, with their secrets; None if it enables none.
 
-    Raises UsageError for a secret without a value, and if no source is the URL of a repository.
+    Raises UsageError for a secret with no value, and if no source is a repository URL.
     """
     settings = configuration.hooks
     if settings is None:
         return None
     sources = tuple(source for source in requests_of(configuration.sources) if _key(source) is not None)
     if not sources and not configuration.fleets:
-        fix = "Name one as git+https://host/path.git, or a fleet."
-        raise UsageError("Webhooks need a source with the URL of a repository", str(configuration.path), fix)
+        fix = "Add one as git+https://host/path.git, or a fleet."
+        raise UsageError("Webhooks need at least one source that is a repository URL", str(configuration.path), fix)
     hooks = Hooks(settings, configuration.hook_secrets(), sources, Runs(configuration, settings.prefect))
     if configuration.fleets:
         hooks.of_fleets = lambda: chain.from_iterable(sources_of_fleets(configuration).values())

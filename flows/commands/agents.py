@@ -1,4 +1,4 @@
-"""``driftline agents``: let coding agents search through the MCP server."""
+"""Define ``driftline agents``: give coding agents access to the MCP server."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def uninstall(
 
 @agents.command("list")
 def list_agents(as_json: JsonOption = False) -> int:
-    """List the agents, and where Driftline is installed in each."""
+    """List the agents, and for each, where Driftline is installed."""
     from driftline.flows.config.coding_agents import AGENTS
 
     here, home = Path.cwd(), with_home("~")
@@ -75,7 +75,7 @@ def list_agents(as_json: JsonOption = False) -> int:
 
 
 def _state(name: str, scope: Scope, folder: Path) -> bool | None:
-    """Return whether Driftline is installed in an agent; warn and return None if its configuration cannot be read."""
+    """Return whether Driftline is installed for an agent; warn and return None if its configuration cannot be read."""
     from driftline.flows.config.coding_agents import is_installed
 
     try:
@@ -99,7 +99,7 @@ def _change(
 
     unknown = [name for name in names or () if name not in AGENTS]
     if unknown or bool(names) == every:
-        what = f"No such agent: {unknown[0]}" if unknown else "Name agents, or use --all"
+        what = f"No such agent: {unknown[0]}" if unknown else "Specify agents, or use --all"
         raise UsageError(what, fix=f"Known agents: {', '.join(AGENTS)}.")
     scope: Scope = "user" if user else "project"
     folder = with_home("~") if user else Path.cwd()
@@ -122,7 +122,7 @@ def _change(
 
 
 def _command(user: bool, workspace: str | None) -> list[str]:
-    """Return the command that starts the server: by name in a shared project, by its path for a user."""
+    """Return the command that starts the server: its name for a shared project, its path for a user."""
     found = shutil.which("driftline", path=str(Path(sys.executable).parent)) or shutil.which("driftline")
     program = found if user and found else "driftline"
     if workspace is None:

@@ -1,4 +1,4 @@
-"""Define the app of the command line, its exit codes, shared options, and how commands print their results."""
+"""Define the command-line app, exit codes, shared options, and how commands print results."""
 
 from __future__ import annotations
 
@@ -71,18 +71,18 @@ def output_options() -> list[Any]:
 
 
 _NARROW = 60
-"""In narrower terminals, the description of an option begins on the line after its name."""
+"""In narrower terminals, option descriptions start on the line after the option name."""
 _OBVIOUS_RANGE = re.compile(r"(?:; )?x>=[01](?:\.0)?(?=\])")
 _DEFAULT = re.compile(r"\[default: \((.*?)\)")
 _METAVARS = {"int": "N", "flo": "X"}
-"""Names of value types in help, keyed by the beginning of typer's type name, whose rest depends on typer's version."""
+"""Value type names in help, keyed by the start of typer's type name; the rest of it depends on typer's version."""
 
 
 _Formatter: Any = typer.Context.formatter_class
 
 
 class _Help(_Formatter):  # type: ignore[misc]
-    """Fits help into narrow terminals, and breaks lines between words only."""
+    """Fits help into narrow terminals, breaking lines only between words."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -105,7 +105,7 @@ class _Context(typer.Context):
 
 
 def _with_output_options(params: Sequence[Any] | None) -> list[Any]:
-    """Return ``params`` and the ``output_options``; the help of a numeric parameter says that it is a number."""
+    """Return ``params`` plus ``output_options``, with a number metavar for numeric parameters."""
     for option in params or ():
         if option.metavar is None and not getattr(option, "is_flag", False):
             option.metavar = _METAVARS.get(option.type.name.lower()[:3])
@@ -126,7 +126,7 @@ class _Group(TyperGroup):
         super().__init__(*args, params=_with_output_options(params), **kwargs)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the complete first sentence about each command."""
+        """Write each command's complete first sentence."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         first = [(name, inspect.cleandoc(each.help or "").partition("\n\n")[0]) for name, each in commands if each]
         with formatter.section("Commands"):
@@ -140,7 +140,7 @@ class Commands(typer.Typer):
         super().__init__(cls=_Group, **settings)
 
     def command(self, *args: Any, **settings: Any) -> Callable[[_Function], _Function]:
-        """Add a command, as typer does."""
+        """Add a command, like typer."""
         return super().command(*args, cls=_Command, **settings)
 
 
@@ -154,7 +154,7 @@ app = Commands(
 
 
 class Interrupted(Exception):
-    """Ctrl-C, with a sentence about committed work. Typer would turn KeyboardInterrupt into a mere exit code."""
+    """Ctrl-C, with a sentence about committed work: typer would reduce a KeyboardInterrupt to an exit code."""
 
 
 def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> None:
@@ -166,15 +166,15 @@ def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, 
 
 
 def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> int:
-    """Print the results of a search, with its notes on standard error, and return the exit code.
+    """Print search results, with notes on standard error, and return the exit code.
 
-    A glob that matches no document is a usage error, because it is usually a mistake.
+    A glob that matches no documents is a usage error, because it is usually a mistake.
     """
     from driftline.tasks.search.request import in_flags
 
     show(found, as_json, print_text)
     for note in () if found["results"] and "exact" not in found else found.get("notes", ()):
-        warn(in_flags(note))  # the note on weak results is printed above them
+        warn(in_flags(note))  # the note on weak results is printed above the results
     if found["results"] or found.get("exact", {}).get("documents"):
         return DONE
     return WRONG_USE if found.get("unmatched") else NOTHING_FOUND
@@ -186,29 +186,29 @@ WorkspaceOption = Annotated[
         "--workspace",
         metavar="URI",
         help="The workspace: a folder, s3://, gs:// or az://, or @NAME. "
-        "Default: $DRIFTLINE_WORKSPACE, else the nearest .driftline folder.",
+        "Default: $DRIFTLINE_WORKSPACE, then the nearest .driftline folder.",
     ),
 ]
 ConfigOption = Annotated[
     str | None,
     typer.Option(
-        "--config", metavar="FILE", help="The driftline.toml to use. Default: $DRIFTLINE_CONFIG, else the nearest one."
+        "--config", metavar="FILE", help="The driftline.toml to use. Default: $DRIFTLINE_CONFIG, then the nearest one."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
-# Options of the executor.
+# Executor options.
 ExecutorOption = Annotated[
     str,
     typer.Option(
-        "--executor", metavar="WHERE", help="inline, local (processes), or tcp://HOST:PORT of a Dask scheduler."
+        "--executor", metavar="WHERE", help="inline, local (processes), or a Dask scheduler's tcp://HOST:PORT."
     ),
 ]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="Number of processes of the local executor.")
 ]
 
-# Options of index runs.
+# Index run options.
 ModelOption = Annotated[
     str | None,
     typer.Option("--model", metavar="NAME", help="A model2vec directory or name; default: an installed one."),
@@ -227,11 +227,11 @@ WaitOption = Annotated[
 BranchOption = Annotated[
     str | None,
     typer.Option(
-        "--branch", metavar="NAME", help="Use this branch instead of the main index; auto: the branch checked out."
+        "--branch", metavar="NAME", help="Use this branch instead of the main index; auto: the checked-out branch."
     ),
 ]
 
-# Options of searches.
+# Search options.
 QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", help="The text to search for: words or code.")]
 WordsArgument = Annotated[
     list[str] | None,
@@ -247,12 +247,12 @@ CacheOption = Annotated[
 ]
 WithinOption = Annotated[
     str | None,
-    typer.Option(metavar="ENTITY", help="Limit access to this entity and those below it, such as org:acme."),
+    typer.Option(metavar="ENTITY", help="Limit access to this entity and its descendants, such as org:acme."),
 ]
 
 
 def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
-    """Return the options of a request as parameters of a command; omitted ones are None."""
+    """Return a request's options as command parameters; omitted options are None."""
     return [_parameter(row) for row in options.values()]
 
 

@@ -1,4 +1,7 @@
-"""Define ``driftline branches`` and ``driftline diff``: list branches of sources, and compare them with main."""
+"""Define ``driftline branches`` and ``driftline diff``:
+
+list, delete and prune index branches, and compare them with main.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ branches = Commands(help="List, delete and prune the branches of the index.")
 app.add_typer(branches, name="branches")
 
 EntityOption = Annotated[
-    str | None, typer.Option(metavar="PATH", help="Only this source, or the sources below org:acme/project:alpha.")
+    str | None,
+    typer.Option(
+        metavar="PATH", help="Only this source, or the sources below an entity such as org:acme/project:alpha."
+    ),
 ]
 
 
@@ -46,7 +52,7 @@ EntityOption = Annotated[
 def list_all(
     context: typer.Context, workspace: WorkspaceOption = None, entity: EntityOption = None, as_json: JsonOption = False
 ) -> int:
-    """List the branches: base, commit, documents that differ, bytes, age."""
+    """List the branches: base, commit, changed documents, bytes, age."""
     if context.invoked_subcommand is not None:
         return DONE
     opened, within = _opened(workspace, entity)
@@ -66,13 +72,15 @@ def delete(
     of_build: Annotated[
         bool,
         typer.Option(
-            "--of-build", help="Use the branch of the pull request that CI builds or closes, instead of NAME."
+            "--of-build", help="Instead of NAME, use the branch of the pull request that CI is building or closing."
         ),
     ] = False,
     workspace: WorkspaceOption = None,
     entity: EntityOption = None,
-    wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Wait this long for a run to finish.")] = 0.0,
-    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Succeed if no source has the branch.")] = False,
+    wait: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Wait this long for another run to finish.")
+    ] = 0.0,
+    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Succeed even if no source has the branch.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Delete a branch from every source that has it. Keeps the main index and the source files."""
@@ -97,7 +105,7 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Delete branches that are merged, deleted on the remote, or old. Contacts the remote to list its branches."""
+    """Delete branches that are merged, deleted on the remote, or stale. Lists the branches on the remote."""
     opened, within = _opened(workspace, entity)
     from driftline.flows.runs.branches import prune_branches
 
@@ -134,13 +142,13 @@ def diff(
 
 
 def _of_build() -> str:
-    """Return the branch of the pull request that CI builds. Raises UsageError for any other build."""
+    """Return the branch of the pull request that CI is building. Raises UsageError for any other build."""
     from driftline.flows.ci.build import Build
 
     build = Build.detect(os.environ, ".")
     branch = build.index_branch() if build.is_request else None
     if branch is None:
-        raise UsageError("This build does not belong to a pull request", build.system, "Name the branch.")
+        raise UsageError("This build is not for a pull request", build.system, "Name the branch.")
     return branch
 
 

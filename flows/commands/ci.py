@@ -1,4 +1,4 @@
-"""Define ``driftline ci``: index a commit, with a report for the build and its readers."""
+"""Define ``driftline ci``: index a commit, and report to the build log and job summary."""
 
 from __future__ import annotations
 
@@ -35,42 +35,44 @@ SourcesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="SOURCE...",
-        help="Default: the sources of driftline.toml in this work tree; without such a file, this folder.",
+        help="Default: the sources of driftline.toml in this working tree, or this folder if there is no such file.",
     ),
 ]
 DeploymentOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Start this Prefect deployment and wait for it, instead of indexing here."),
 ]
-TimeoutOption = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="How long to wait for a deployment.")]
+TimeoutOption = Annotated[
+    float, typer.Option(min=0.0, metavar="SECONDS", help="Wait this long for a deployment to finish.")
+]
 MaxStalenessOption = Annotated[
     float | None,
     typer.Option(
-        min=0.0, metavar="SECONDS", help="Only check: fail if the index is older than the commit by more than this."
+        min=0.0, metavar="SECONDS", help="Only check: fail if the index is behind the commit by more than this."
     ),
 ]
 BranchOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Index only builds of this branch, into the main index; skip others."),
+    typer.Option(metavar="NAME", help="Index only builds of this branch, into the main index; skip all others."),
 ]
 DefaultBranchOption = Annotated[
     str | None,
     typer.Option(
         "--default-branch",
         metavar="NAME",
-        help="Builds of this branch update the main index; builds of other branches get an index of their own. "
+        help="Builds of this branch update the main index; builds of other branches get their own index. "
         "Default: from CI or git.",
     ),
 ]
 DuplicatesOption = Annotated[
     str | None,
     typer.Option(
-        "--duplicates-of", metavar="main", help="Report the existing code that each new function of a branch resembles."
+        "--duplicates-of", metavar="main", help="For each new function of a branch, report similar existing code."
     ),
 ]
 SummaryOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help=f"Append a summary in Markdown. Default: ${SUMMARY_VARIABLE}, if it is set."),
+    typer.Option(metavar="FILE", help=f"Append a Markdown summary. Default: ${SUMMARY_VARIABLE}, if it is set."),
 ]
 
 
@@ -91,15 +93,15 @@ def ci(
     summary: SummaryOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Update the index to the commit of a build, scanning only the files that changed in git if possible.
+    """Update the index to a build's commit, scanning only files that changed in git if possible.
 
-    Exit code 3 when it fails, or when the index is older than --max-staleness allows.
+    Exit code 3 if it fails, or if the index is older than --max-staleness allows.
     """
     if deployment and (sources or config or max_staleness is not None):
-        fix = "Leave out --deployment, or SOURCE, --config and --max-staleness."
+        fix = "Omit --deployment, or SOURCE, --config and --max-staleness."
         raise UsageError("--deployment defines what to index", fix=fix)
     if sources and config:
-        raise UsageError("SOURCE and --config exclude each other", fix="Leave out one of them.")
+        raise UsageError("SOURCE and --config are mutually exclusive", fix="Omit one of them.")
     from driftline.flows.ci.build import Build
     from driftline.flows.ci.job import CiReport, CiRequest, sources_here
 
@@ -133,13 +135,13 @@ def _configuration(config: str | None) -> Configuration | None:
 
 
 def _summary_file() -> Path | None:
-    """Return the summary file that GitHub Actions names."""
+    """Return the summary file set by GitHub Actions."""
     path = os.environ.get(SUMMARY_VARIABLE)
     return Path(path) if path else None
 
 
 def _run(request: CiRequest, report: CiReport, summary: Path | None) -> None:
-    """Run ``request``, fill ``report`` and append to ``summary``, also when the run fails."""
+    """Run ``request``, fill in ``report`` and append to ``summary``, even if the run fails."""
     from driftline.flows.ci.job import run_ci
     from driftline.flows.output.progress import open_progress
 
@@ -167,5 +169,5 @@ def _summarise(report: CiReport, file: Path | None, error: DriftlineError | None
     try:
         with file.open("a", encoding="utf-8", errors="backslashreplace") as summary:
             summary.write(markdown(report, error))
-    except OSError as failure:  # the run itself has finished, or raises its own error
+    except OSError as failure:  # the run itself finished, or raises its own error
         warn(f"the summary was not written: {file}: {failure.strerror}")

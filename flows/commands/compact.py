@@ -35,7 +35,7 @@ def compact(
     entity: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="Compact only this source, whatever its number of deltas; default: all sources."
+            metavar="PATH", help="Compact only this source, regardless of its number of deltas; default: all sources."
         ),
     ] = None,
     max_deltas: Annotated[
@@ -78,13 +78,13 @@ def cleanup(
         float, typer.Option(min=0.0, metavar="SECONDS", help="Keep objects younger than this, by the store's clock.")
     ] = DEFAULT_MAX_AGE_SECONDS,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Only report, or also delete.")
+        bool, typer.Option("--dry-run/--no-dry-run", " /--delete", help="Report only, or also delete.")
     ] = True,
     full: Annotated[
         bool,
         typer.Option(
             "--full",
-            help="List all objects, not only those of tenants that may hold garbage. Happens by itself once a week.",
+            help="List all objects, not only those of tenants that may have garbage. Automatic once a week.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -128,7 +128,7 @@ def verify(
 
 @contextmanager
 def _audit_shown() -> Iterator[None]:
-    """Print a line for each deletion to standard error; other logs contain these records anyway."""
+    """Print each deletion to standard error; the other log formats include these records anyway."""
     import logging
 
     if writes_json() or appearance().quiet or appearance().verbose:

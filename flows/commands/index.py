@@ -1,4 +1,4 @@
-"""Define ``driftline index``, ``remove`` and ``fleet``: the content of a workspace."""
+"""Define ``driftline index``, ``remove`` and ``fleet``, which change a workspace's content."""
 
 from __future__ import annotations
 
@@ -55,34 +55,37 @@ if TYPE_CHECKING:
     from driftline.storage.workspace.workspace import Workspace
 
 SourcesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="SOURCE...", help="Folders, git work trees or bucket URIs.")
+    list[str] | None, typer.Argument(metavar="SOURCE...", help="Folders, git working trees or bucket URIs.")
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Index all sources of driftline.toml.")]
 EntityOption = Annotated[
     str | None,
     typer.Option(
         metavar="PATH",
-        help="The source's entity, such as org:acme/project:alpha/source:web. Default: from its name.",
+        help="The source's entity, such as org:acme/project:alpha/source:web. Default: derived from its name.",
     ),
 ]
 IncludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Index only matching files.")]
-ExcludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave out matching files.")]
-FullOption = Annotated[bool, typer.Option("--full", help="Read and embed everything again.")]
+ExcludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Exclude matching files.")]
+FullOption = Annotated[bool, typer.Option("--full", help="Reread and re-embed everything.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change; write nothing.")]
 MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.")]
-MaxDocumentBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger documents, logs, CSV and JSON lines.")]
+MaxDocumentBytesOption = Annotated[
+    int, typer.Option(min=0, help="Skip larger documents, logs, CSV and JSON Lines files.")
+]
 RedactOption = Annotated[
     Redaction | None,
     typer.Option(
-        help="Which credentials inside text to replace.", show_default="the source's current setting, else known"
+        help="Which credentials in the text to redact.",
+        show_default="the source's current setting; known for a new source",
     ),
 ]
 ArchivesOption = Annotated[
     bool | None,
     typer.Option(
         "--archives/--no-archives",
-        help="Index the files inside zip and tar archives and mail.",
-        show_default="the source's current setting, else no",
+        help="Index the files inside zip and tar archives and email.",
+        show_default="the source's current setting; no for a new source",
     ),
 ]
 NotebookOutputsOption = Annotated[
@@ -90,14 +93,14 @@ NotebookOutputsOption = Annotated[
     typer.Option(
         "--notebook-outputs/--no-notebook-outputs",
         help="Index the text outputs of notebooks.",
-        show_default="the source's current setting, else no",
+        show_default="the source's current setting; no for a new source",
     ),
 ]
 RebindOption = Annotated[bool, typer.Option("--rebind", help="Allow the entity to change its URI.")]
 ReembedOption = Annotated[bool, typer.Option("--reembed", help="Allow the workspace to change its model.")]
 IndexesOption = Annotated[
     Literal["all", "text", "none"],
-    typer.Option(help="Search indexes to update; text is for exact and full-text search."),
+    typer.Option(help="Search indexes to update; text: only those for exact and full-text search."),
 ]
 DeepOption = Annotated[
     bool | None,
@@ -109,7 +112,11 @@ DeepOption = Annotated[
 ]
 DeepModelOption = Annotated[
     str | None,
-    typer.Option("--deep-model", metavar="NAME", help="Like --deep, with this transformer: a directory or a hub name."),
+    typer.Option(
+        "--deep-model",
+        metavar="NAME",
+        help="Like --deep, with this transformer: a directory or a Hugging Face model name.",
+    ),
 ]
 ByCommitOption = Annotated[
     bool, typer.Option("--ci", help="Scan only files changed since the last indexed commit, like driftline ci.")
@@ -146,7 +153,7 @@ def index(
     deep_model: DeepModelOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Update the index of SOURCE: embed new and changed documents, delete vanished ones.
+    """Update the index of SOURCE: embed new and changed documents, and drop deleted ones.
 
     With --all, a source that fails does not stop the others; the exit code is then 3.
     """
@@ -183,7 +190,7 @@ def index(
 
 
 def _of_documents(given: Mapping[str, bool | None], configuration: Configuration | None) -> dict[str, bool | None]:
-    """Return the options for reading documents: the ``given`` ones, else those in driftline.toml."""
+    """Return the options for reading documents: ``given``, falling back to driftline.toml."""
     return {name: value if value is not None else getattr(configuration, name, None) for name, value in given.items()}
 
 
@@ -196,7 +203,7 @@ def _reporting_what_was_committed() -> Iterator[None]:
 
 
 def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> None:
-    """Warn about each source without documents, and say why, such as a filter that matches nothing."""
+    """Warn about each source that has no documents, with the reason, such as a filter that matches nothing."""
     from driftline.storage.documents import SkipReason
 
     for source in sources:
@@ -204,12 +211,12 @@ def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> N
         if documents:
             continue
         reasons = Counter(str(skip["reason"]) for skip in source["skipped"])
-        why = "it has no files" if not reasons else "no file can be indexed"
+        why = "it has no files" if not reasons else "none of its files can be indexed"
         if filtered and set(reasons) <= {str(SkipReason.EXCLUDED)}:
-            why = "the filters (--include, --exclude) leave out every file"
+            why = "the filters (--include, --exclude) exclude every file"
         counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
         gone = f"; {source['deleted']:,} documents were deleted" if source["deleted"] else ""
-        warn(f"Nothing of {source['uri']} is in the index: {why}{f' ({counts})' if counts else ''}{gone}.")
+        warn(f"No document of {source['uri']} is indexed: {why}{f' ({counts})' if counts else ''}{gone}.")
 
 
 def _warn_of_joined(sources: Sequence[Mapping[str, Any]], workspace: str | None) -> None:
@@ -231,19 +238,19 @@ def _warn_of_joined(sources: Sequence[Mapping[str, Any]], workspace: str | None)
 def _configuration(
     config: str | None, sources: Sequence[str] | None, all_sources: bool, filtered: bool
 ) -> Configuration | None:
-    """Return the configuration whose sources ``--all`` indexes; without ``--all``, None.
+    """Return the configuration whose sources ``--all`` indexes; None without ``--all``.
 
     Raises UsageError for conflicting options.
     """
     if all_sources:
         if sources or filtered:
-            fix = "Leave out --all, or SOURCE, --entity, --include and --exclude."
+            fix = "Omit --all, or SOURCE, --entity, --include and --exclude."
             raise UsageError("--all takes the sources and their filters from driftline.toml", fix=fix)
         from driftline.flows.config.driftline_toml import open_config
 
         return open_config(config)
     if config or not sources:
-        fix = "Name a folder or a bucket, or use --all for the sources of a driftline.toml."
+        fix = "Specify a folder or a bucket, or use --all for the sources of a driftline.toml."
         raise UsageError("--config requires --all" if config else "No SOURCE was given", fix=fix)
     return None
 
@@ -267,10 +274,10 @@ def remove(
     return DONE
 
 
-fleet = Commands(help="Discover the repositories of the fleets in driftline.toml, and update the index.")
+fleet = Commands(help="Discover the repositories of the fleets in driftline.toml, and index them.")
 app.add_typer(fleet, name="fleet")
 
-RetryOption = Annotated[bool, typer.Option("--retry", help="Try failing repositories now, without their backoff.")]
+RetryOption = Annotated[bool, typer.Option("--retry", help="Retry failing repositories now, ignoring their backoff.")]
 MaxRetiredOption = Annotated[
     float,
     typer.Option(
@@ -286,7 +293,7 @@ MaxRetiredOption = Annotated[
 def list_repositories(
     config: ConfigOption = None, workspace: WorkspaceOption = None, as_json: JsonOption = False
 ) -> int:
-    """List the repositories that the hosts list now, and why some are left out. Writes nothing."""
+    """List the repositories on the hosts, and why some are excluded. Writes nothing."""
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.rich_tables import print_fleets
     from driftline.flows.runs.fleet import has_failed, list_fleets
@@ -312,7 +319,7 @@ def sync(
 ) -> int:
     """Index the repositories that changed, in one run, and retire missing ones.
 
-    Exit code 3 if a repository fails or a listing is not complete; neither stops the others.
+    Exit code 3 if a repository fails or a listing is incomplete; the sync continues with the others.
     """
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.rich_tables import print_fleets
@@ -353,9 +360,9 @@ def _fleet_request(config: str | None, workspace: str | None, **how: Any) -> Fle
 
 
 WAIT_SECONDS = 30.0
-"""Maximum time that a run waits for another run of the same source."""
+"""How long a run waits for another run of the same source."""
 
-SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The folder; default: this one.")]
+SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The folder; default: the current folder.")]
 
 
 @app.command()
@@ -373,7 +380,7 @@ def watcher_of(source: str, workspace: str, model: str | None = None) -> Watcher
     from driftline.flows.runs.plan import IndexRequest
     from driftline.flows.runs.watch import Watcher
 
-    # One process embeds a person's changes faster than it starts others.
+    # One process embeds a user's edits faster than it could start others.
     request = IndexRequest((source,), workspace, model=model, executor="inline", wait_seconds=WAIT_SECONDS)
     return Watcher(request, _report, _failed)
 
@@ -390,7 +397,7 @@ def _failed(error: DriftlineError) -> None:
 
 @contextmanager
 def watching_sources(workspace: Workspace) -> Iterator[None]:
-    """Update each local source of ``workspace`` on changes, in its own thread, until the end of the block."""
+    """Update each local source of ``workspace`` on changes, in its own thread, until the context exits."""
     from driftline.storage.sources.source import known_source
 
     local = [record.uri for _, record in workspace.sources() if known_source(record.uri).is_local]

@@ -1,8 +1,8 @@
-"""Run the command line, ``driftline COMMAND``: from arguments to an exit code, with every failure on one line.
+"""Run the command line, ``driftline COMMAND``: from arguments to an exit code, reporting every failure on one line.
 
-Exit codes: 0 done or found, 1 nothing found, 2 usage error or bad input, 3 failed. Only the module of the command that
-runs is loaded, and it imports heavy modules when it runs, so that ``--help`` and usage errors answer at once. If memory
-is scarce, a warning comes first, because libraries would abort the process without a message.
+Exit codes: 0 done or found, 1 nothing found, 2 usage error or bad input, 3 failed. Only the module of the command is
+loaded, and it imports heavy modules when it runs, so that ``--help`` and usage errors are fast. If memory is scarce, a
+warning is printed first, because libraries would abort the process without a message.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from driftline.storage.errors import DriftlineError, OutOfMemory, StorageError, 
 from driftline.storage.globs import is_unicode
 
 ENOUGH_BYTES = 4 * 2**30
-"""Address space that Arrow, Lance and their threads reserve, though they use little of it."""
+"""Address space that Arrow, Lance and their threads reserve, although they use little of it."""
 _TEXTS = ("failed to map segment", "cannot allocate memory", "can't start new thread", "bad_alloc")
 FIX = "Raise or lift the limit (ulimit -v). To limit memory itself, use a control group, such as a container's."
 
 
 def warning() -> str | None:
-    """Return a warning if the address space of this process is smaller than it is likely to need."""
+    """Return a warning if this process's address space limit is lower than it is likely to need."""
     with contextlib.suppress(ImportError, OSError):
-        import resource  # not on every system
+        import resource  # not available on every system
 
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit != resource.RLIM_INFINITY and limit < ENOUGH_BYTES:
@@ -55,14 +55,14 @@ def warning() -> str | None:
 
 
 def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
-    """Return ``error`` as OutOfMemory, if Python or a library raises it for lack of memory."""
+    """Convert ``error`` to OutOfMemory if Python or a library raised it because memory ran out."""
     text = str(error)
     if (
         isinstance(error, MemoryError)
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
         or any(sign in text.lower() for sign in _TEXTS)
     ):
-        limited = FIX if warning() else "Free memory, or give the process more."
+        limited = FIX if warning() else "Free memory, or raise the process's limit."
         return OutOfMemory(f"Not enough memory ({type(error).__name__}: {text[:200]})", fix=limited)
     return None
 
@@ -95,28 +95,28 @@ COMMANDS = {
     "token": "token",
     "trust": "token",
 }
-"""The commands, and the modules of this folder that add them to ``app``."""
+"""The commands, and the modules in this folder that add them to ``app``."""
 _MEANT = {"help": "--help", "version": "--version", "-h": "--help", "-V": "--version"}
-"""Commands that other programs have, and the options that replace them here."""
-_HINTS = {("grep", "FILE"): "Name files or folders, such as '.', or - for standard input. "}
+"""Maps commands of other programs to the options that replace them here."""
+_HINTS = {("grep", "FILE"): "Specify files or folders, such as '.', or - for standard input. "}
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _STOPPED = threading.Event()
-"""Set once Ctrl-C has ended a command."""
+"""Set once Ctrl-C stopped a command."""
 _BASES = typer.BadParameter.__mro__
 _WRONG_USE_ERRORS: Any = _BASES[_BASES.index(Exception) - 1]
-"""The base of the errors that typer raises for usage errors; its name depends on the version of typer."""
+"""The base class of typer's usage errors; its name depends on typer's version."""
 _HANDLERS: list[Any] = []
-"""The handlers that explain_aborts has installed, which must live as long as the process."""
+"""Handlers installed by explain_aborts; they must live as long as the process."""
 
 
 def load(command: str | None = None) -> None:
-    """Add ``command`` to ``app``; if there is none of that name, add all commands, for help and suggestions."""
+    """Add ``command`` to ``app``; if it is unknown, add all commands, for help and suggestions."""
     for module in dict.fromkeys([COMMANDS[command]] if command in COMMANDS else COMMANDS.values()):
         importlib.import_module(f"{__package__}.{module}")
 
 
 def command_line() -> int:
-    """Run ``main``, and end the process."""
+    """Run ``main`` and exit."""
     _decode_names_as_utf8()
     explain_aborts(_wants_json(sys.argv[1:]))
     guard()
@@ -124,16 +124,16 @@ def command_line() -> int:
     try:
         code = flushed(main())
         if _STOPPED.is_set():
-            os._exit(code)  # the interpreter would wait for threads that are in native code
+            os._exit(code)  # the interpreter would wait for threads in native code
         return code
     finally:
-        gc.freeze()  # spares the interpreter a last collection
+        gc.freeze()  # skips the final garbage collection
 
 
 def _stop_on_signals() -> None:
-    """Raise KeyboardInterrupt on Ctrl-C, and let SIGTERM do what Ctrl-C does, unless the parent ignores them.
+    """Raise KeyboardInterrupt on Ctrl-C and on SIGTERM, unless the parent ignores these signals.
 
-    A run that a scheduler ends this way commits what it has, releases its leases and stops what it started.
+    A run that a scheduler stops this way commits its work, releases its leases and stops its child processes.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -143,16 +143,16 @@ def _stop_on_signals() -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.SIG_DFL:  # there is nothing to finish
+    if handler is signal.SIG_DFL:  # there is nothing to clean up
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
     (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
 def _decode_names_as_utf8() -> None:
-    """Restart in Python's UTF-8 mode if the locale has another encoding: an index holds file names in UTF-8.
+    """Restart in Python's UTF-8 mode if the locale uses another encoding: indexes store file names in UTF-8.
 
-    An argument in UTF-8 stays unchanged; any other is decoded as the locale says.
+    UTF-8 arguments are left unchanged; others are decoded with the locale's encoding.
     """
     if sys.getfilesystemencoding() == "utf-8" or os.environ.get("PYTHONUTF8") == "1":
         return
@@ -192,8 +192,8 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 def explain_aborts(as_json: bool) -> None:
     """Print the reason if native code aborts the process: Rust aborts on some panics.
 
-    No exception reports an abort, and Python runs its own signal handlers in the main thread only, between two
-    instructions. This handler runs at once, in the thread that receives the signal.
+    An abort raises no exception, and Python runs its own signal handlers only in the main thread, between two
+    instructions. This handler runs immediately, in the thread that receives the signal.
     """
     import ctypes
 
@@ -240,7 +240,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         if failure := as_out_of_memory(error) or _environment_error(error):
             as_json = as_json and not isinstance(error, Unwritable)
             return _fail(failure.exit_code, failure.kind, str(failure), as_json, failure.where, failure.fix)
-        # A defect, or an unforeseen failure. Python's own exit code would be 1, which means "nothing found".
+        # A bug, or an unexpected failure. Python's own exit code would be 1, which means "nothing found".
         if not writes_json():
             print_traceback()
         return _fail(FAILED, "unexpected", f"unexpected {type(error).__name__}: {error}", as_json)
@@ -253,7 +253,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
 
 @cache
 def _command_tree(commands: int, groups: int) -> Any:
-    """Return the commands that ``app`` has so far, ready to parse; typer would build them again for each call."""
+    """Return the commands added to ``app`` so far, ready to parse; typer would rebuild them on each call."""
     return typer.main.get_command(app)
 
 
@@ -268,7 +268,7 @@ def _before_command(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _of_wrong_use(error: Any, command: str | None) -> tuple[str, str]:
-    """Return the message for a usage error, without its full stop, and a fix; typer suggests too many similar names."""
+    """Return a usage error's message (no final period) and fix; typer suggests too many similar names."""
     of = f"{command} " if command in COMMANDS else ""
     message, fix = error.format_message().rstrip("."), f"Try 'driftline {of}--help'."
     if (option := getattr(error, "option_name", None)) and getattr(error, "possibilities", None):
@@ -286,8 +286,8 @@ def _of_wrong_use(error: Any, command: str | None) -> tuple[str, str]:
     elif message.startswith("Missing command"):
         fix = f"Add one of {', '.join(error.ctx.command.list_commands(error.ctx))}. {fix}"
     elif message.startswith("Got unexpected extra argument"):
-        fix = f'Put several words in quotes, as in "two words". {fix}'
-    message = re.sub(r"is not a valid int(eger)?( range)?$", "is not a whole number", message.rstrip("?. "))
+        fix = f'Quote several words, as in "two words". {fix}'
+    message = re.sub(r"is not a valid int(eger)?( range)?$", "is not an integer", message.rstrip("?. "))
     return re.sub(r"is not a valid float( range)?$", "is not a number", message), fix
 
 
@@ -295,19 +295,19 @@ def _check_arguments(command: str | None, arguments: Sequence[str]) -> None:
     """Raise UsageError for an argument that is not UTF-8, unless it is a file name of grep."""
     for argument in arguments:
         if command != "grep" and not is_unicode(argument):
-            fix = "Check the encoding of the terminal; a file with such a name must be renamed."
-            raise UsageError("An argument is not UTF-8", repr(argument)[:100], fix)
+            fix = "Check the encoding of the terminal; files with such names must be renamed."
+            raise UsageError("An argument is not valid UTF-8", repr(argument)[:100], fix)
 
 
 def _environment_error(error: Exception) -> DriftlineError | None:
-    """Translate ``error`` if the folder or the streams of the process caused it, not Driftline."""
+    """Translate ``error`` if the process's working directory or standard streams caused it."""
     if isinstance(error, Unwritable):
         return unwritable(error)
     if isinstance(error, FileNotFoundError):
         try:
             os.getcwd()
         except FileNotFoundError:
-            return UsageError("The current directory no longer exists", fix="Change to another one.")
+            return UsageError("The current directory no longer exists", fix="Change to another directory.")
     return None
 
 
@@ -316,7 +316,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     log_json: Annotated[
-        bool, typer.Option("--log-json", help="Log to standard error as JSON lines, as DRIFTLINE_LOG=json does.")
+        bool, typer.Option("--log-json", help="Log to standard error as JSON lines, like DRIFTLINE_LOG=json.")
     ] = False,
 ) -> None:
     if version:
@@ -331,7 +331,7 @@ def root(
 
 
 def _say_causes(error: BaseException) -> None:
-    """Print the errors that caused ``error``, if the command is verbose."""
+    """Print the chain of causes of ``error`` if the command is verbose."""
     cause = error.__cause__ or error.__context__
     if appearance().verbose and cause is not None:
         _say_causes(cause)
@@ -357,15 +357,15 @@ def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fi
 
 
 class Unwritable(OSError):
-    """A failed write to standard output; a workspace on a full disk fails with another error."""
+    """A failed write to standard output; a workspace on a full disk raises another error."""
 
 
 _failures: list[Unwritable] = []
-"""Failed writes; the command-line library hides failures to write its help."""
+"""Failed writes; the command-line library swallows failures to print its help."""
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output: a closed pipe (``| head``) is not an error, any other failed write raises Unwritable."""
+    """Standard output: a closed pipe (``| head``) is not an error; any other failed write raises Unwritable."""
 
     def write(self, text: str) -> int:
         try:
@@ -380,7 +380,7 @@ class _Output(io.TextIOWrapper):
             self._failed(error)
 
     def _failed(self, error: OSError) -> int:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # Python writes its buffer again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # Python flushes its buffer again at exit
         if isinstance(error, BrokenPipeError):
             return 0
         _failures.append(Unwritable(error.errno, error.strerror))
@@ -388,7 +388,7 @@ class _Output(io.TextIOWrapper):
 
 
 class _Closed(io.TextIOBase):
-    """Standard output of a process that was started without one."""
+    """Standard output of a process that was started with none."""
 
     encoding = "utf-8"
 
@@ -420,11 +420,11 @@ def guard() -> None:
 
 def unwritable(error: Unwritable) -> StorageError:
     """Return the error for a failed write to standard output."""
-    return StorageError("Standard output cannot be written", str(error.strerror), "Redirect it elsewhere.")
+    return StorageError("Cannot write to standard output", str(error.strerror), "Redirect it elsewhere.")
 
 
 def flushed(code: int) -> int:
-    """Write buffered output; return ``code``, or the exit code of a failed write."""
+    """Flush buffered output; return ``code``, or a failed write's exit code."""
     try:
         sys.stdout.flush()
         if _failures and code == 0:

@@ -1,4 +1,4 @@
-"""Define ``driftline mcp``: serve workspaces as tools for clients of the Model Context Protocol."""
+"""Define ``driftline mcp``: serve workspaces as tools to Model Context Protocol clients."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def mcp(
         list[str] | None,
         typer.Option(
             metavar="URI",
-            help="The workspace: a folder, s3://, gs:// or az://, or @NAME. If there are several, each call names one. "
-            "Default: $DRIFTLINE_WORKSPACE, else the nearest .driftline folder.",
+            help="The workspace: a folder, s3://, gs:// or az://, or @NAME. With several, each call selects one. "
+            "Default: $DRIFTLINE_WORKSPACE, then the nearest .driftline folder.",
         ),
     ] = None,
     transport: Annotated[Literal["stdio", "http"], typer.Option(help="How clients connect.")] = "stdio",
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Loopback address of the http transport.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the http transport; 0 chooses a free one.")
+        int, typer.Option(min=0, max=65535, help="Port of the http transport; 0 selects a free port.")
     ] = 8765,
     within: WithinOption = None,
     cache: CacheOption = None,
 ) -> int:
-    """Serve workspaces to MCP clients, which search them and read indexed documents."""
+    """Serve workspaces to MCP clients, so that they can search and read indexed documents."""
     named: list[str | None] = [*workspace] if workspace else [None]
     targets = {absolute_uri(workspace_for_reading(given), Path()): given for given in named}
     from driftline.flows.web.search_processes import CONCURRENT_SEARCHES, SearchProcesses
@@ -54,10 +54,10 @@ def mcp(
         if error.name is None or not error.name.startswith("mcp"):
             raise
         fix = f"Run: {install_command('mcp')}"
-        raise MissingExtra("The MCP server needs an optional dependency", "mcp", fix) from error
+        raise MissingExtra("The MCP server requires an optional dependency", "mcp", fix) from error
 
     with ExitStack() as until_end, suppress(KeyboardInterrupt):  # the usual way to stop it
-        # One client needs one reading process. A damaged table file crashes that process, not the server.
+        # One client needs only one reader process. A damaged table file crashes that process, not the server.
         reads = until_end.enter_context(closing(SearchProcesses(1, CONCURRENT_SEARCHES)))
         opened = [
             _tools_of(target, given, within, cache, reads, until_end.enter_context) for target, given in targets.items()
@@ -105,7 +105,7 @@ def _tools_of(
 
 
 def _short_names(targets: Iterable[str]) -> list[str]:
-    """Return the last part of each path or URI, or as many parts as make all names unique, else everything.
+    """Return the last part of each path or URI, as many parts as make all names unique, or otherwise the whole.
 
     Examples:
         >>> _short_names(["/srv/web/.driftline", "s3://indexes/docs"]), _short_names(["/a/web", "/b/web"])
@@ -123,13 +123,13 @@ def _short_names(targets: Iterable[str]) -> list[str]:
 
 
 def _warm_in_background(reads: SearchProcesses, newest: Iterable[Callable[[], Workspace]]) -> None:
-    """Start the reading process, and load the model and the indexes, without waiting for it."""
+    """Start the reader process and load the model and indexes, without waiting."""
 
     def load() -> None:
         from driftline.tasks.search.search import warm
 
         for each in newest:
-            with suppress(DriftlineError):  # calls report it, too
+            with suppress(DriftlineError):  # calls will report it
                 reads.run(warm, each())
 
     threading.Thread(target=load, daemon=True).start()

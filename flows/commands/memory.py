@@ -1,4 +1,7 @@
-"""Define ``driftline memory``: JSON values under keys, owned by entities, found by key, entity and meaning."""
+"""Define ``driftline memory``:
+
+JSON values under keys, owned by entities, with lookup by key and entity and semantic search.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ if TYPE_CHECKING:
 MAX_SECONDS = 1e10
 """About 300 years."""
 
-memory = Commands(help="Store JSON values under keys, owned by entities; look them up by key, entity or meaning.")
+memory = Commands(
+    help="Store JSON values under keys, owned by entities; look them up by key or entity, or search them semantically."
+)
 app.add_typer(memory, name="memory")
 
 ConfigOption = Annotated[
@@ -46,7 +51,7 @@ ScopeOption = Annotated[
     typer.Option(
         "--in",
         metavar="ENTITY",
-        help="Limit to this entity and those below it, such as org:acme. Default: the root, else everywhere.",
+        help="Limit to this entity and its descendants, such as org:acme. Default: the root, then everywhere.",
     ),
 ]
 FieldsOption = Annotated[
@@ -76,7 +81,7 @@ def put(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Store a value, or replace the value of a key."""
+    """Store a value under a key, replacing any existing value."""
     with _opened(workspace, config, within, create=True) as store:
         owner = store.names.root if entity is None else store.names.owner(entity)
         if expires_in is not None and math.isnan(expires_in):
@@ -95,26 +100,29 @@ def get(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Print the value of a key; with --json, the whole entry. Exit code 1 if the key does not exist."""
+    """Print a key's value; with --json, the whole entry. Exit code 1 if the key does not exist."""
     with _opened(workspace, config, within) as store:
         entry = store.retrieve(key, scope)
     if entry is None:
-        return _nothing({"key": key, "entry": None}, as_json, f"No entry has the key {key!r}.")
+        return _nothing({"key": key, "entry": None}, as_json, f"There is no entry with the key {key!r}.")
     return _show(entry.to_dict(), as_json, json.dumps(entry.value, ensure_ascii=False))
 
 
 @memory.command(name="list")
 def list_entries(
-    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root, else everything.")] = None,
+    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root, then everything.")] = None,
     prefix: Annotated[str, typer.Option(help="Only keys that start with this.")] = "",
-    after: Annotated[str, typer.Option(help="Continue after this key.")] = "",
+    after: Annotated[str, typer.Option(help="Start after this key.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="Maximum number of entries.")] = 100,
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """List the keys at and below an entity, with owner and size, from its index. Exit code 1 if there are none."""
+    """List the keys at and below an entity, with their owner and size, from its index.
+
+    Exit code 1 if there are none.
+    """
     from driftline.storage.memory.catalog.entry_writes import BEHIND_PRIVATE, shown
     from driftline.storage.memory.listings import MemoryListing
 
@@ -127,7 +135,7 @@ def list_entries(
             listing.list(directory, prefix=prefix, after=behind, limit=limit).to_pylist() for directory in directories
         ]
         every = sorted((row for rows in found for row in rows), key=lambda row: row["key"])
-        # Tenants may have the same key, and --after continues behind it, so a page ends after all entries of a key.
+        # Several tenants may have the same key, and --after skips all of them, so a page never splits a key's entries.
         last = every[limit - 1]["key"] if 0 < limit <= len(every) else None
         rows = [{**row, "key": shown(row["key"])} for n, row in enumerate(every) if n < limit or row["key"] == last]
         total = sum(listing.totals(directory, prefix=prefix).entries for directory in directories)
@@ -152,7 +160,7 @@ def search(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Search entries by words and meaning. Exit code 1 if nothing is found."""
+    """Search entries semantically and by words. Exit code 1 if nothing is found."""
     from driftline.flows.memory_backend import hits_to_dict
 
     with _opened(workspace, config, within) as store:
@@ -164,7 +172,7 @@ def search(
     ]
     lines += [f"{name}: {value}" for name, value in result.get("explanation", {}).items()]
     if not hits:
-        return _nothing({"query": query, **result}, as_json, "No entry answers the query.", *lines)
+        return _nothing({"query": query, **result}, as_json, "No entry matches the query.", *lines)
     return _show({"query": query, **result}, as_json, *lines)
 
 
@@ -177,24 +185,26 @@ def delete(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Delete the entry of a key. Exit code 1 if there is none."""
+    """Delete a key's entry. Exit code 1 if there is none."""
     with _opened(workspace, config, within) as store:
         deleted = store.delete(key, scope)
     if not deleted:
-        return _nothing({"key": key, "deleted": False}, as_json, f"No entry has the key {key!r}.")
+        return _nothing({"key": key, "deleted": False}, as_json, f"There is no entry with the key {key!r}.")
     return _show({"key": key, "deleted": True}, as_json)
 
 
 @memory.command()
 def move(
-    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="The entity to move, with everything below it.")],
+    entity: Annotated[
+        str, typer.Argument(metavar="ENTITY", help="The entity to move, along with everything below it.")
+    ],
     parent: Annotated[str, typer.Argument(metavar="PARENT", help="Its new parent, in the same tenant.")],
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Move an entity, with its entries, under another parent."""
+    """Move an entity, along with its entries, under another parent."""
     with _opened(workspace, config, within) as store:
         moved = store.move_entity(entity, parent)
     return _show({"entity": entity, "moved_to": moved.directory}, as_json, moved.directory)
@@ -202,13 +212,13 @@ def move(
 
 @memory.command()
 def rebuild(
-    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root, else everything.")] = None,
+    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root, then everything.")] = None,
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Rebuild the indexes at and below an entity, and the vectors of a tenant, from the catalog."""
+    """Rebuild the indexes at and below an entity, and a tenant's vectors, from the catalog."""
     with _opened(workspace, config, within) as store:
         sizes = store.rebuild(scope)
     return _show({"indexes": sizes}, as_json, f"rebuilt {len(sizes):,} indexes")
@@ -225,7 +235,7 @@ def adopt(
 ) -> int:
     """Bind the workspace to the configured catalog instead of the recorded one.
 
-    Entries that this catalog does not know are lost: cleanup deletes their blobs.
+    Entries that are not in this catalog are lost: cleanup deletes their blobs.
     """
     from driftline.storage.memory import binding
     from driftline.storage.memory.catalog.database import Catalog
@@ -237,7 +247,7 @@ def adopt(
     result = {"catalog": record.where, "catalog_id": record.catalog_id, "given_up": newer}
     lines = [
         f"adopted {record.where}",
-        *(f"given up: what is newer in {name}" for name in newer),
+        *(f"discarded: newer entries in {name}" for name in newer),
     ]
     return _show(result, as_json, *lines, "To rebuild the indexes, run: driftline verify --repair")
 
@@ -246,13 +256,15 @@ def adopt(
 def restore(
     elsewhere: Annotated[
         bool,
-        typer.Option("--elsewhere", help="Proceed even if the workspace names another catalog, which is then lost."),
+        typer.Option(
+            "--elsewhere", help="Proceed even if the workspace is bound to another catalog, which is then abandoned."
+        ),
     ] = False,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Rebuild a lost catalog from the indexes and blobs of the workspace."""
+    """Rebuild a lost catalog from the workspace's indexes and blobs."""
     from driftline.storage.memory.restore import check_location, restore_catalog
 
     opened, url = _opened_for_writing(workspace, config)
@@ -264,7 +276,7 @@ def restore(
 
 
 def _opened_for_writing(workspace: str | None, config: str | None) -> tuple[Workspace, str | None]:
-    """Open a workspace for writing, and return it with the URL of the configured catalog."""
+    """Open a workspace for writing, and return it with the configured catalog's URL."""
     from driftline.flows.config.locate import options_for, workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of
     from driftline.storage.workspace.workspace import Workspace
@@ -279,7 +291,7 @@ def _opened_for_writing(workspace: str | None, config: str | None) -> tuple[Work
 def _opened(
     workspace: str | None, config: str | None, within: str | None, *, create: bool = False
 ) -> Iterator[MemoryStore]:
-    """Open the store of a command, bound to ``within``; with ``create``, create a named workspace if it is missing."""
+    """Open a command's store, bound to ``within``; with ``create``, create an explicitly given workspace if missing."""
     from driftline.flows.config.locate import options_for, workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of, open_memory
     from driftline.flows.scheduling.events import ask_for_memory
@@ -305,7 +317,7 @@ def _fields(assignments: Sequence[str] | None) -> dict[str, Any]:
     for text in assignments or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError("Not of the form FIELD=VALUE", repr(text))
+            raise UsageError("Not in the form FIELD=VALUE", repr(text))
         fields[name] = _value(value)
     return fields
 
@@ -315,7 +327,7 @@ def _times(row: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _nothing(result: dict[str, Any], as_json: bool, why: str, *lines: str) -> int:
-    """Show an empty result, and say on standard error why it is empty."""
+    """Show an empty result, and explain on standard error why it is empty."""
     _show(result, as_json, *lines)
     warn(why)
     return NOTHING_FOUND

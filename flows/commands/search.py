@@ -40,25 +40,25 @@ if TYPE_CHECKING:
 
 
 def named_server(given: str | None, workspace: str | None) -> str | None:
-    """Return the server to query: ``given``, else $DRIFTLINE_SERVER unless a workspace is named.
+    """Return the server to query: ``given``, or $DRIFTLINE_SERVER unless a workspace is given.
 
     Raises UsageError for both.
     """
     if given and workspace:
-        raise UsageError("--server and --workspace exclude each other", given, "Leave out one of them.")
+        raise UsageError("--server and --workspace are mutually exclusive", given, "Omit one of them.")
     return given or (None if workspace else os.environ.get(SERVER_VARIABLE) or None)
 
 
 def search_on(server: str, request: SearchRequest, only_here: Mapping[str, Any], *, as_json: bool) -> int:
-    """Search on ``server``, and print the results in the same form as for a local workspace.
+    """Search on ``server``, and print the results in the same format as for a local workspace.
 
-    Raises UsageError if an option in ``only_here``, or any other that servers do not accept, is set.
+    Raises UsageError if an option in ``only_here``, or any other that servers do not support, is set.
     """
     from driftline.flows.client import Connection, search_parameters  # loads http and ssl
 
     for option, value in only_here.items():
         if value not in (None, False):
-            raise UsageError("A server does not support this option", option, "Leave it out, or search a --workspace.")
+            raise UsageError("Servers do not support this option", option, "Omit it, or search a --workspace.")
     found = Connection.to(server).get("search", search_parameters(request))
     return show_search(found, as_json, print_search)
 
@@ -98,11 +98,11 @@ def search(
 ) -> int:
     """Search the indexed lines. Exit code 1 if nothing is found.
 
-    Defaults come from [search] of driftline.toml.
+    Defaults come from [search] in driftline.toml.
     """
     query, given = " ".join(words or ()), without_empty(given)
     if not words and not given.get("fixed") and not given.get("regex"):
-        raise UsageError("The argument QUERY is missing", fix="Give words, or exact text with -F or -E.")
+        raise UsageError("The argument QUERY is missing", fix="Pass words, or exact text with -F or -E.")
     if rerank_windows is not None and given["rerank"] is not False:
         given["rerank"] = rerank_windows
     if (remote := named_server(server, workspace)) is not None:
@@ -122,7 +122,7 @@ EXACT_LINES = 100
 
 
 def _exact_defaults(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults that differ for an exact search: more results, without context."""
+    """Return the defaults that differ for an exact search: more results, no context."""
     from driftline.tasks.search.query_language import parse
 
     if not given.get("fixed") and not given.get("regex") and not parse(query).is_exact:
@@ -132,7 +132,7 @@ def _exact_defaults(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cached(workspace: Workspace, given: bool | None) -> Workspace:
-    """Return the up-to-date copy of a workspace in a bucket, if a copy is requested."""
+    """Return an up-to-date local copy of a workspace in a bucket, if a copy is requested."""
     is_wanted, max_bytes = cache_settings(given)
     if not is_wanted or workspace.objects.is_local:
         return workspace
@@ -154,7 +154,7 @@ def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
 
 
 def open_workspace(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
-    """Open the workspace ``given``, or the nearest one. If ``driftline.toml`` names it, its storage options apply."""
+    """Open the workspace ``given``, or the nearest one, with the storage options in its ``driftline.toml``, if any."""
     from driftline.flows.config.locate import options_for, source_access
     from driftline.storage.workspace.workspace import Workspace
 
@@ -164,7 +164,7 @@ def open_workspace(workspace: str, given: str | None = None, config: str | None 
 
 
 def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the folder of each local source that has hits, for links."""
+    """Return the folder of each local source with hits, for links."""
     from driftline.flows.config.workspace_names import local_path
     from driftline.storage.entities import Entity
 
@@ -177,7 +177,7 @@ def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict
 
 
 _NAMED_SKIPS = 5
-"""Maximum number of skipped files to name; more are counted by reason."""
+"""Maximum number of skipped files to list; if there are more, they are counted by reason."""
 
 
 _LIMITS = ("top_k", "max_distance", "min_relevance", "n_lines")
@@ -194,10 +194,10 @@ def grep(
     given: dict[str, Any],
     ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="Ignore case.")] = False,
     model: ModelOption = None,
-    redact: Annotated[Redaction, typer.Option(help="Which credentials inside text to replace.")] = DEFAULT_REDACTION,
+    redact: Annotated[Redaction, typer.Option(help="Which credentials in the text to redact.")] = DEFAULT_REDACTION,
     as_json: JsonOption = False,
 ) -> int:
-    """Search FILE by meaning, without an index. Exit code 1 if nothing is found."""
+    """Search FILE semantically, without an index. Exit code 1 if nothing is found."""
     from driftline.flows.output.plain_text import print_search
     from driftline.tasks.search.grep import grep as search_texts
     from driftline.tasks.search.grep import open_embedder, read_texts
@@ -208,22 +208,22 @@ def grep(
     request = SearchRequest.of(query, given)
     try:
         result = search_texts(request, texts, open_embedder(model), ignore_case=ignore_case).to_dict()
-    except SourceNotFound as error:  # the second of several words counts as the first file
-        fix = f"{error.fix} Put a query of several words in quotes."
+    except SourceNotFound as error:  # of several unquoted words, the second is taken as the first file
+        fix = f"{error.fix} Quote a query of several words."
         raise SourceNotFound(error.what, error.where, fix) from error
     _warn_of_skipped(skipped)
     return show_search(result, as_json, partial(print_search, folders={"": os.getcwd()}))
 
 
 def _warn_of_skipped(skipped: Sequence[tuple[str, SkipReason]]) -> None:
-    """Name the skipped files on standard error, or count them by reason if there are many."""
+    """List the skipped files on standard error, or count them by reason if there are many."""
     if len(skipped) <= _NAMED_SKIPS:
         for path, reason in skipped:
             warn(f"{path} is not searched: {reason}")
         return
     reasons = Counter(str(reason) for _, reason in skipped).most_common()
     counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
-    warn(f"{len(skipped):,} files are not searched: {counts}")
+    warn(f"{len(skipped):,} files were not searched: {counts}")
 
 
 @app.command()
@@ -234,9 +234,9 @@ def pull(
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Copy the newest version of a workspace to a local disk, to search it offline and without credentials.
+    """Copy the newest version of a workspace to local disk, to search it offline and without credentials.
 
-    Later pulls fetch only new files. Searches see either the old or the new version.
+    Later pulls fetch only new files. A search sees either the old or the new version.
     """
     from driftline.flows.config.locate import options_for
     from driftline.flows.output.progress import open_progress

@@ -14,9 +14,9 @@ from driftline.storage.defaults import DEFAULT_EXECUTOR
 DEFAULT_POOL = "driftline"
 DEFAULT_PORT = 4200
 ENVIRONMENT = {
-    # Runs send a heartbeat, which the automation in prefect.yaml expects.
+    # Runs send the heartbeat that the automation in prefect.yaml expects.
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-    # Runs that CI starts begin within 5 s, not 10.
+    # Start runs triggered by CI within 5 s instead of 10.
     "PREFECT_RUNNER_POLL_FREQUENCY": "5",
     # Send no usage data.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -25,7 +25,7 @@ ENVIRONMENT = {
 }
 
 PrefixOption = Annotated[
-    str, typer.Option(metavar="TEXT", help="Prefix every name with TEXT, to share a server between workspaces.")
+    str, typer.Option(metavar="TEXT", help="Prefix every name with TEXT, so that workspaces can share a server.")
 ]
 
 
@@ -39,7 +39,7 @@ def deploy(
     prefix: PrefixOption = "",
     as_json: JsonOption = False,
 ) -> int:
-    """Register schedules for the sources of driftline.toml with a Prefect server; its workers run them."""
+    """Register schedules for the sources of driftline.toml on a Prefect server; its workers run them."""
     from driftline.flows.config.driftline_toml import trusted_config
 
     _prepare_environment()
@@ -55,7 +55,7 @@ def deploy(
         say_done(f"deployed {name}")
     for name in paused:
         say_done(f"paused   {name}, which driftline.toml no longer contains")
-    say(f"Start a worker where the sources are: prefect worker start --pool {pool}")
+    say(f"Start a worker on a machine with the sources: prefect worker start --pool {pool}")
     return DONE
 
 
@@ -63,7 +63,7 @@ def deploy(
 def serve(
     config: ConfigOption = None,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port of the server that is started if none is configured.")
+        int, typer.Option(min=1, max=65535, help="Port of the server started if none is configured.")
     ] = DEFAULT_PORT,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent runs.")] = 2,
     executor: ExecutorOption = DEFAULT_EXECUTOR,
@@ -81,11 +81,11 @@ def serve(
     if not serve_deployments(
         deployments, workspace=configuration.workspace, port=port, limit=limit, announce=typer.echo
     ):
-        say("This machine already serves them.")
+        say("This machine is already serving them.")
     return DONE
 
 
 def _prepare_environment() -> None:
-    """Set variables that Prefect reads when it is imported, here and in the processes that it starts."""
+    """Set the variables that Prefect reads on import, for this process and its children."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "csv", "json", "parquet"]
 MAX_TABLE_ROWS = 1_000
-"""Maximum number of rows of a readable table."""
+"""Maximum number of rows in table format."""
 _PIECES = 10_000
 
 
@@ -32,7 +32,7 @@ def sql(
     workspace: WorkspaceOption = None,
     within: WithinOption = None,
     branch: BranchOption = None,
-    form: Annotated[Format, typer.Option("--format", help="Output format of the rows.")] = "table",
+    form: Annotated[Format, typer.Option("--format", help="Output format.")] = "table",
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Interrupt the query after this time.")
     ] = 60.0,
@@ -40,7 +40,7 @@ def sql(
 ) -> int:
     """Query the workspace in SQL: documents, lines, definitions, sources, runs, branches, memory.
 
-    The query only reads, and sees nothing but the workspace.
+    The query is read-only, and can access only the workspace.
     """
     target = workspace_for_reading(workspace)
     from driftline.flows.config.locate import options_for
@@ -60,7 +60,7 @@ def sql(
     with run(there, query, within=boundary, searches=journal, max_seconds=timeout) as result:
         rows = _PRINTERS["json" if as_json else form](result)
     if not rows:
-        warn("The query has no rows.")
+        warn("The query returned no rows.")
     return DONE
 
 
@@ -73,7 +73,7 @@ def _print_table(result: Result) -> int:
         result.schema.names, [[as_text(value) for value in row] for row in found[:MAX_TABLE_ROWS]], result.numbers
     )
     if len(found) > MAX_TABLE_ROWS:
-        warn(f"Only the first {MAX_TABLE_ROWS:,} rows are shown: --format csv, json or parquet has all of them.")
+        warn(f"Only the first {MAX_TABLE_ROWS:,} rows are shown: use --format csv, json or parquet for all of them.")
     return len(found)
 
 

@@ -1,4 +1,4 @@
-"""Define ``driftline status``, ``sources``, ``runs`` and ``report``: the contents, state and history of a workspace."""
+"""Define ``driftline status``, ``sources``, ``runs`` and ``report``: a workspace's contents, state and history."""
 
 from __future__ import annotations
 
@@ -99,16 +99,16 @@ def report(
             "--out",
             "-o",
             metavar="FILE",
-            help="The file to write. Default: report.html in the workspace, or for one in a bucket, "
-            "driftline-report.html here.",
+            help="Output file. Default: report.html in the workspace, or ./driftline-report.html if the workspace "
+            "is in a bucket.",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of runs, counted from the newest.")] = 200,
+    limit: Annotated[int, typer.Option(min=1, help="Include at most this many runs, newest first.")] = 200,
     as_json: JsonOption = False,
 ) -> int:
     """Write an HTML page about the workspace: growth, run costs, deltas, recall and search times.
 
-    The page is one file that loads nothing else.
+    The page is a single, self-contained file.
     """
     target = workspace_for_reading(workspace)
     from datetime import UTC, datetime
@@ -124,7 +124,7 @@ def report(
     opened = Workspace.open(target, options_for(target))
     recent_runs = newest_runs(opened, limit, searches_by_hour(opened))
     page = render(opened.stats(), recent_runs, datetime.now(UTC), prices_for()).encode("utf-8", "backslashreplace")
-    if out is None and opened.local_path is not None:  # a run over the sources must not index the page
+    if out is None and opened.local_path is not None:  # index runs must not pick up the report
         opened.objects.delete([REPORT])
         opened.objects.create(REPORT, page)
         out = Path(opened.local_path, REPORT)
@@ -132,10 +132,10 @@ def report(
         try:
             if out is None:
                 out = Path("driftline-report.html")
-                out.unlink(missing_ok=True)  # it may be a link that somebody else has made
+                out.unlink(missing_ok=True)  # it may be a link created by another user
             out.write_bytes(page)
         except OSError as error:
-            raise UsageError("The report cannot be written", str(out), f"{error.strerror}.") from error
+            raise UsageError("Cannot write the report", str(out), f"{error.strerror}.") from error
     if as_json:
         print_json({"workspace": opened.objects.uri, "report": str(out.resolve()), "runs": len(recent_runs)})
     else:

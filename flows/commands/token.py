@@ -23,7 +23,7 @@ DEFAULT_EXPIRY = "90d"
 _DURATION = re.compile(r"([1-9]\d{0,4})([hdw])")
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 
-token = Commands(help="Create, list and revoke tokens of the web server.", no_args_is_help=True)
+token = Commands(help="Create, list and revoke web server tokens.", no_args_is_help=True)
 app.add_typer(token, name="token")
 
 
@@ -40,7 +40,7 @@ def create(
     note: Annotated[str, typer.Option(metavar="TEXT", help="User or purpose, shown by 'driftline token list'.")] = "",
     as_json: JsonOption = False,
 ) -> int:
-    """Create a token and print it, once: the workspace keeps only its hash."""
+    """Create a token and print it once: the workspace stores only its hash."""
     ends, scopes = _expiry(expires), _scopes(scope)
     opened = _opened(workspace)
     from driftline.storage.workspace.tokens import create_token
@@ -53,7 +53,7 @@ def create(
 
 @token.command("list")
 def list_all(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
-    """List the tokens: id, boundary, scopes, expiry. The tokens themselves cannot be read."""
+    """List the tokens: id, boundary, scopes, expiry. The tokens themselves are not stored."""
     opened = _opened(workspace)
     from driftline.flows.output.rich_tables import print_tokens
     from driftline.storage.workspace.tokens import read_tokens
@@ -69,7 +69,7 @@ def revoke(
     workspace: WorkspaceOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Revoke a token. Running servers refuse it within seconds."""
+    """Revoke a token. Running servers reject it within seconds."""
     opened = _opened(workspace)
     from driftline.storage.workspace.tokens import revoke_token
 
@@ -124,7 +124,7 @@ def _described(record: TokenRecord) -> dict[str, Any]:
 
 def _print_created(result: dict[str, Any]) -> None:
     where, ends = result["within"] or "the whole workspace", result["expires"] or NEVER
-    warn(f"token {result['id']}: {', '.join(result['scopes'])} in {where}; expires: {ends}. It is shown only now:")
+    warn(f"token {result['id']}: {', '.join(result['scopes'])} in {where}; expires: {ends}. It is shown only once:")
     say(result["token"])
 
 

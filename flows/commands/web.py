@@ -1,4 +1,4 @@
-"""Define ``driftline web``: serve a workspace as pages for people, an HTTP API for programs, and tools for MCP."""
+"""Define ``driftline web``: serve a workspace as web pages, an HTTP API and MCP tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from driftline.flows.config.driftline_toml import ConfiguredFleet
     from driftline.flows.served_memory import Memory
     from driftline.flows.web.api import Reader
-    from driftline.flows.web.authentication import AccessRules, Authentication, KnownReaders, Readable, TrustedProxy
+    from driftline.flows.web.authentication import AccessRules, Authentication, FollowedReaders, Readable, TrustedProxy
     from driftline.flows.web.guard import RateLimit
     from driftline.flows.web.routes import Tools
     from driftline.flows.web.search_processes import SearchProcesses
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DEFAULT_RATE = 50.0
-"""Requests per second of one token; a page that searches during typing makes at most ten."""
+"""Requests per second per token; the search-as-you-type page makes at most ten."""
 
 HostsOption = Annotated[
     list[str] | None,
@@ -62,7 +62,7 @@ CertificateOption = Annotated[str | None, typer.Option(metavar="FILE", help="TLS
 WatchOption = Annotated[
     bool,
     typer.Option(
-        "--watch", help="Index files as they are saved in local sources, or in this folder if there are none."
+        "--watch", help="Index files in local sources as they are saved, or in this folder if there are none."
     ),
 ]
 
@@ -71,22 +71,22 @@ WatchOption = Annotated[
 def web(
     workspace: WorkspaceOption = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on; other than loopback, it requires tokens.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; any address but loopback requires tokens.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8030,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.")] = 8030,
     cache: CacheOption = None,
     within: WithinOption = None,
     require_token: Annotated[
-        bool, typer.Option("--require-token", help="Require tokens on loopback too, for use behind a local proxy.")
+        bool, typer.Option("--require-token", help="Require tokens even on loopback, for use behind a local proxy.")
     ] = False,
     allowed_host: HostsOption = None,
     trusted_proxy_header: ProxyHeaderOption = None,
     trusted_proxy: ProxiesOption = None,
     rate: Annotated[
-        float, typer.Option(min=0.1, metavar="N", help="Requests per second per token; bursts may be twice as large.")
+        float, typer.Option(min=0.1, metavar="N", help="Requests per second per token; bursts may be twice as high.")
     ] = DEFAULT_RATE,
     tls_certificate: CertificateOption = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's private key.")] = None,
     cors_origin: OriginsOption = None,
     processes: ProcessesOption = None,
     watch: WatchOption = False,
@@ -133,7 +133,7 @@ def web(
 
 @contextmanager
 def _indexing(hooks: Hooks | None, watched: Workspace | None) -> Iterator[None]:
-    """Run the jobs of webhooks, and index changes of the sources of ``watched``, until the end of the block."""
+    """Execute webhook runs, and index changes to the sources of ``watched``, until the context exits."""
     with ExitStack() as stack:
         if hooks is not None:
             stack.enter_context(hooks.running())
@@ -143,7 +143,7 @@ def _indexing(hooks: Hooks | None, watched: Workspace | None) -> Iterator[None]:
 
 
 def _hooks(target: str) -> Hooks | None:
-    """Return the webhooks of the ``driftline.toml`` that names the workspace, if it has any."""
+    """Return the webhooks in the workspace's ``driftline.toml``, if any."""
     from driftline.flows.config.driftline_toml import locate_config
 
     config = locate_config(None)
@@ -169,7 +169,7 @@ def _prepare_in_background(reader: Reader) -> None:
 
     def prepare() -> None:
         pages.prepare()
-        with suppress(DriftlineError):  # requests report it, too
+        with suppress(DriftlineError):  # requests will report it
             reader.prepare()
 
     threading.Thread(target=prepare, daemon=True).start()
@@ -203,9 +203,9 @@ def _boundary_of(workspace: Workspace, names: Sequence[str]) -> Boundary:
 
 
 def _access_rules(target: str, workspace: Workspace, proxy: TrustedProxy | None) -> AccessRules | None:
-    """Return the rules of the ``driftline.toml`` that names the workspace, if it has any.
+    """Return the access rules in the workspace's ``driftline.toml``, if any.
 
-    Raises UsageError without a proxy, because then everybody would see everything.
+    Raises UsageError if there are rules but no proxy, because everyone could then see everything.
     """
     from driftline.flows.config.driftline_toml import AccessSettings, locate_config
     from driftline.flows.web.authentication import AccessRules
@@ -231,9 +231,9 @@ def _access_rules(target: str, workspace: Workspace, proxy: TrustedProxy | None)
     )
 
 
-def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> KnownReaders:
+def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> FollowedReaders:
     """Return the readers of ``fleets``, which syncs write into the workspace."""
-    from driftline.flows.web.authentication import FollowedFleet, KnownReaders
+    from driftline.flows.web.authentication import FollowedFleet, FollowedReaders
     from driftline.storage.layout import FLEET, ObjectInfo
     from driftline.storage.workspace.fleet_state import read_fleets, readable_by_login
 
@@ -245,7 +245,7 @@ def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> Kno
         return of_version(workspace.objects.head(FLEET))
 
     ages = {name: timedelta(seconds=each.readers_max_age_seconds) for name, each in fleets.items()}
-    return KnownReaders(read, {name: FollowedFleet(each.readers, ages[name]) for name, each in fleets.items()})
+    return FollowedReaders(read, {name: FollowedFleet(each.readers, ages[name]) for name, each in fleets.items()})
 
 
 def _newest(
@@ -253,7 +253,7 @@ def _newest(
 ) -> AbstractContextManager[Callable[[], Workspace]]:
     """Return a function that opens the workspace for each request.
 
-    For a bucket, it opens the local copy if that is requested, or if an earlier search has kept one.
+    For a bucket, it opens the local copy if requested, or if an earlier search left one.
     """
     from driftline.flows.config.locate import search_settings
     from driftline.flows.runs.cached_copies import has_copy, newest_of
@@ -271,7 +271,7 @@ def _newest(
 
 
 def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
-    """Return a function that locates the memory, so that wrong settings fail a search of memory, not the start."""
+    """Return a function that locates the memory, so that invalid settings fail memory searches, not startup."""
 
     @once
     def find() -> Memory:
@@ -284,7 +284,7 @@ def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
 
 
 def _tools(reader: Reader) -> Tools | None:
-    """Return the MCP tools of a server, if the extra is installed."""
+    """Return the MCP tools, if the extra is installed."""
     from driftline.flows.web.routes import Tools
 
     return Tools(reader) if find_spec("mcp") is not None else None
@@ -306,7 +306,7 @@ def _authentication(
         return Authentication(within=within)
     if not read_tokens(workspace.objects) and proxy is None:
         fix = "Create one: driftline token create"
-        raise UsageError("The workspace has no token, so no request would be authorized", workspace.objects.uri, fix)
+        raise UsageError("The workspace has no tokens, so no request would be authorized", workspace.objects.uri, fix)
     if needs_token and not is_encrypted and proxy is None:
         warn("tokens are sent unencrypted: pass --tls-certificate and --tls-key, or use a TLS proxy")
     return Authentication(KnownTokens(lambda: read_tokens(workspace.objects)), proxy, within, rules)
@@ -318,12 +318,12 @@ def _proxy(header: str | None, addresses: list[str] | None) -> TrustedProxy | No
     if header is None and not addresses:
         return None
     if header is None or not addresses:
-        fix = "Name both --trusted-proxy-header and --trusted-proxy: otherwise anybody could send the header."
-        raise UsageError("A trusted proxy needs a header and an address", header or ", ".join(addresses or ()), fix)
+        fix = "Set both --trusted-proxy-header and --trusted-proxy: otherwise anyone could send the header."
+        raise UsageError("A trusted proxy requires a header and an address", header or ", ".join(addresses or ()), fix)
     try:
         networks = tuple(ip_network(address) for address in addresses)
     except ValueError as error:
-        raise UsageError("Not a valid address of a proxy", str(error), "Write 10.0.0.7 or 10.0.0.0/24.") from error
+        raise UsageError("Not a valid proxy address", str(error), "Write 10.0.0.7 or 10.0.0.0/24.") from error
     return TrustedProxy(header, networks)
 
 

@@ -1,8 +1,8 @@
-"""Coding agents: where each keeps its MCP servers and its instructions, and how Driftline adds itself to both.
+"""Coding agents: where each stores MCP servers and instructions, and how Driftline adds itself to both.
 
-A change touches nothing but Driftline's own entry: comments, line ends and other entries are kept. Text is cut and
-inserted by tokens, and the result is parsed again: if anything but that entry would differ, nothing is written. An
-existing file is backed up first; removing Driftline restores it.
+A change touches only Driftline's own entry: comments, line endings and other entries are kept. Text is removed and
+inserted at token boundaries, and the result is parsed again: if anything but that entry would differ, nothing is
+written. An existing file is backed up first; removing Driftline restores it.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _TOML_TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent, with the relative paths of its files in a project and in a home folder, None if it has none there.
+    """An agent, with the relative paths of its files in a project and in a home folder, None if there is no such file.
 
-    ``key`` is the name of the object (in TOML, of the table) that lists MCP servers. ``shape`` is the form of an entry.
-    ``head`` begins a file of instructions that has nothing else.
+    ``key`` is the name of the object (in TOML, the table) that lists MCP servers. ``shape`` is the format of an entry.
+    ``head`` is the header of a new instructions file.
     """
 
     project: str | None
@@ -60,14 +60,14 @@ class Agent:
     head: str = ""
 
     def entry(self, command: Sequence[str]) -> dict[str, Any]:
-        """Return the entry of a server that ``command`` starts."""
+        """Return the entry for a server that is started with ``command``."""
         if self.shape == "local":
             return {"type": "local", "command": list(command), "enabled": True}
         kind = {"stdio": {"type": "stdio"}, "custom": {"source": "custom"}, "plain": {}}[self.shape]
         return {**kind, "command": command[0], "args": list(command[1:])}
 
     def files(self, scope: Scope) -> tuple[str, ...]:
-        """Return the paths of the configuration and the instructions in ``scope``, without those that it lacks."""
+        """Return the paths of the agent's configuration and instructions files in ``scope``, if it has them there."""
         in_project = (self.project, self.project_instructions)
         files = in_project if scope == "project" else (self.user, self.user_instructions)
         return tuple(file for file in files if file is not None)
@@ -112,14 +112,14 @@ AGENTS: Mapping[str, Agent] = {
         ".config/opencode/AGENTS.md",
     ),
 }
-"""The agents by name, as their documentation describes them."""
+"""The agents by name, according to their documentation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A file that would change: its text before and after, None if there is no file.
+    """A file change: its text before and after, None if there is no file.
 
-    ``is_first`` says that the file has nothing from Driftline yet: ``apply`` then backs it up.
+    ``is_first`` means that the file has nothing from Driftline yet, so that ``apply`` backs it up.
     """
 
     agent: str
@@ -129,17 +129,17 @@ class Change:
     is_first: bool = False
 
     def apply(self) -> None:
-        """Write the file, after backing up its former content.
+        """Back up the file's previous content and write the file.
 
-        The file keeps its mode and its owner, and symbolic links to it are preserved. The backup is deleted once the
-        file has its original content again.
+        The file keeps its mode and owner, and symbolic links to it are preserved. The backup is deleted once the file
+        has its original content again.
 
         Raises:
-            UsageError: The file has changed since it was read, or cannot be written.
+            UsageError: The file changed since it was read, or cannot be written.
         """
         target, backup = Path(os.path.realpath(self.path)), _backup_of(self.path)
         if _read(self.path) != self.before:
-            raise UsageError("The file has changed since it was read", str(self.path), "Run the command again.")
+            raise UsageError("The file changed since it was read", str(self.path), "Run the command again.")
         try:
             if self.is_first and self.before is not None and not backup.exists():
                 _write(backup, self.before, like=target)
@@ -150,13 +150,11 @@ class Change:
             if not self.is_first and _read(backup) == self.after:
                 backup.unlink()
         except (OSError, UnicodeEncodeError) as error:
-            raise UsageError(
-                "The configuration file of an agent cannot be written", str(self.path), f"{error}."
-            ) from error
+            raise UsageError("Cannot write the agent's configuration file", str(self.path), f"{error}.") from error
 
 
 def agents_in(scope: Scope) -> list[str]:
-    """Return the agents that have a configuration in a project, or for a user."""
+    """Return the agents that support configuration per project or per user."""
     return [name for name, agent in AGENTS.items() if agent.files(scope)]
 
 
@@ -171,8 +169,8 @@ def changes(names: Sequence[str], scope: Scope, folder: Path, command: Sequence[
         remove: Whether to remove Driftline.
 
     Raises:
-        UsageError: An agent has no configuration in this scope, or its configuration is invalid, or cannot be edited
-        without changing something else.
+        UsageError: An agent has no configuration in this scope, or its configuration is invalid or cannot be edited
+            safely.
     """
     texts: dict[Path, str | None] = {}
     found: dict[Path, Change] = {}
@@ -198,7 +196,7 @@ def changes(names: Sequence[str], scope: Scope, folder: Path, command: Sequence[
 
 
 def is_installed(name: str, scope: Scope, folder: Path) -> bool:
-    """Return whether the configuration of an agent names Driftline. Raises UsageError if it cannot be read."""
+    """Return whether an agent's configuration includes Driftline. Raises UsageError if it cannot be read."""
     agent = AGENTS[name]
     files = agent.files(scope)
     if not files:
@@ -214,12 +212,12 @@ def _has_other_users(file: str, scope: Scope, folder: Path, names: Sequence[str]
 
 
 def _restored(part: _Part, text: str, path: Path) -> str | None:
-    """Return ``text`` without ``part``: the backup if only ``part`` was added to it. None means to delete the file."""
+    """Return ``text`` with ``part`` removed: the backup if ``part`` was the only change. None: delete the file."""
     present = part.present_in(text, path)
     if present is None:
         return text
     copy = _read(_backup_of(path))
-    with contextlib.suppress(UsageError):  # a copy with an invalid configuration is not restored
+    with contextlib.suppress(UsageError):  # never restore a backup with an invalid configuration
         if copy is not None and copy != text and present.added_to(copy, path) == text:
             return copy
     after = present.removed_from(text, path)
@@ -236,17 +234,17 @@ def _backup_of(path: Path) -> Path:
 
 
 def _read(path: Path) -> str | None:
-    """Return the text of a file with its original line ends; None if there is no file."""
+    """Return a file's text with its original line endings; None if there is no file."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("The configuration file of an agent cannot be read", str(path), f"{error}.") from error
+        raise UsageError("Cannot read the agent's configuration file", str(path), f"{error}.") from error
 
 
 def _write(path: Path, text: str, *, like: Path) -> None:
-    """Write a file in one step, with mode and owner of ``like`` if that exists."""
+    """Write a file atomically, with the mode and owner of ``like`` if that exists."""
     data = text.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -261,7 +259,7 @@ def _write(path: Path, text: str, *, like: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         if status is not None:
-            with contextlib.suppress(PermissionError):  # only root may give files away
+            with contextlib.suppress(PermissionError):  # only root may change a file's owner
                 os.chown(temporary, status.st_uid, status.st_gid)
             os.chmod(temporary, status.st_mode & 0o7777)
         os.replace(temporary, path)
@@ -270,7 +268,7 @@ def _write(path: Path, text: str, *, like: Path) -> None:
 
 
 def _like(text: str, given: str) -> str:
-    """Return ``given`` with the line ends of ``text``."""
+    """Return ``given`` with the line endings of ``text``."""
     return given.replace("\n", "\r\n") if "\r\n" in text else given
 
 
@@ -285,7 +283,7 @@ class _Section:
 
     def present_in(self, text: str, path: Path) -> _Section | None:
         if BEGIN in text and not _MARKS.search(text):
-            raise UsageError("A marker of the instructions is missing", str(path), f"Add {END}, or delete {BEGIN}.")
+            raise UsageError("A marker around the instructions is missing", str(path), f"Add {END}, or delete {BEGIN}.")
         return self if _MARKS.search(text) else None
 
     def added_to(self, text: str, path: Path) -> str:
@@ -305,7 +303,7 @@ class _Section:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """The entry of the MCP server in the object ``key`` of a configuration."""
+    """The MCP server's entry in a configuration's ``key`` object."""
 
     key: str
     entry: Mapping[str, Any]
@@ -334,7 +332,7 @@ class _Entry:
         return "" if is_empty else after
 
     def _checked(self, before: dict[str, Any], after: str, entry: Any, path: Path) -> str:
-        """Return ``after``. Raises UsageError if it differs from the configuration ``before`` by more than it."""
+        """Return ``after``. Raises UsageError if it differs from ``before`` in more than ``entry``."""
         try:
             found = _parsed(after, path)
             is_right = _servers(found, self.key, path).get(NAME) == entry
@@ -342,7 +340,7 @@ class _Entry:
             is_right = False
         if not is_right or _comparable(found, self.key) != _comparable(before, self.key):
             raise UsageError(
-                "The file cannot be edited without changing something else",
+                "The file cannot be edited without changing other entries",
                 str(path),
                 f"{'Delete' if entry is None else 'Write'} the entry {self.key}.{NAME} by hand"
                 f"{'' if entry is None else f': {json.dumps(entry)}'}.",
@@ -362,9 +360,9 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
         found = tomllib.loads(text) if _is_toml(path) else _json_value(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"The configuration of an agent is not {language}", str(path), f"{error}.") from error
+        raise UsageError(f"The agent's configuration is not {language}", str(path), f"{error}.") from error
     if not isinstance(found, dict):
-        raise UsageError("The configuration of an agent is not an object", str(path), "Correct it, or rename it.")
+        raise UsageError("The agent's configuration is not an object", str(path), "Correct it, or rename it.")
     return found
 
 
@@ -376,13 +374,13 @@ def _servers(config: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
 
 
 def _others(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a configuration without Driftline's entry, and without the object of servers if it is then empty."""
+    """Return a configuration with Driftline's entry removed, and the server object too if that leaves it empty."""
     servers = {name: value for name, value in config.get(key, {}).items() if name != NAME}
     return {name: servers if name == key else value for name, value in config.items() if name != key or servers}
 
 
 def _comparable(config: Mapping[str, Any], key: str) -> str:
-    """Return the other entries as text, in a fixed order. Values cannot be compared: NaN != NaN, and 1 == True."""
+    """Serialize the other entries in a fixed order. Comparing values would not work: NaN != NaN, and 1 == True."""
     return json.dumps(_others(config, key), sort_keys=True, default=repr)
 
 
@@ -393,7 +391,7 @@ _OWN = ("mcp_servers", NAME)
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """A header, a key with its value, or a line with neither; ``path`` leads to the table or value, or is ()."""
+    """A header, a key with its value, or a line with neither; ``path`` is the key path of the table or value, or ()."""
 
     text: str
     path: tuple[str, ...] = ()
@@ -409,7 +407,7 @@ class _Statement:
 
 
 def _statements(text: str) -> Iterator[_Statement]:
-    """Split ``text``, valid TOML, into its statements."""
+    """Split ``text``, valid TOML, into statements."""
     table: tuple[str, ...] = ()
     tokens: list[str] = []
     depth = 0
@@ -441,7 +439,7 @@ def _only_path(statement: str) -> tuple[str, ...]:
 
 
 def _toml_with(text: str, entry: Mapping[str, Any]) -> str:
-    """Return ``text`` with the keys of ``entry`` in Driftline's table, which is appended if it is missing."""
+    """Set the keys of ``entry`` in Driftline's table in ``text``, appending the table if it is missing."""
     lines = _like(text, "".join(f"{key} = {_toml_value(value)}\n" for key, value in entry.items()))
     end = _like(text, "\n")
     written = {(*_OWN, key) for key in entry}
@@ -464,7 +462,7 @@ def _toml_value(value: Any) -> str:
 
 
 def _toml_without(text: str) -> str:
-    """Return ``text`` without Driftline's tables and keys, the comments among these, and the blank line before."""
+    """Remove Driftline's tables and keys from ``text``, including the comments inside and the blank line before."""
     statements = list(_statements(text))
     gone = {n for n, each in enumerate(statements) if each.is_own}
     for n in sorted(gone):
@@ -500,7 +498,7 @@ class _Token:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A member of an object: its name, the position of the name, and where its value begins and ends."""
+    """A member of an object: its name, the name's position, and where its value starts and ends."""
 
     name: str
     start: int
@@ -509,7 +507,7 @@ class _Member:
 
 
 def _json_tokens(text: str) -> list[_Token]:
-    """Return the tokens and comments of JSON, without whitespace and byte order mark."""
+    """Split JSON into tokens and comments, skipping whitespace and the byte order mark."""
     tokens = (_Token(match[0], match.start()) for match in _JSON_TOKEN.finditer(text))
     return [token for token in tokens if token.text.strip(" \t\r\n\ufeff")]
 
@@ -532,7 +530,7 @@ def _json_value(text: str) -> Any:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a value of JSON")
+    raise ValueError(f"{constant} is not a JSON value")
 
 
 def _json_members(text: str, brace: int) -> Iterator[_Member]:
@@ -554,12 +552,12 @@ def _json_members(text: str, brace: int) -> Iterator[_Member]:
 
 
 def _json_member(text: str, brace: int, name: str) -> _Member | None:
-    """Return the last member of this name, which wins if there are several."""
+    """Return the last member with this name: the last duplicate wins."""
     return next((each for each in reversed(list(_json_members(text, brace))) if each.name == name), None)
 
 
 def _json_with(text: str, key: str, entry: Mapping[str, Any]) -> str:
-    """Return ``text`` with ``entry`` as Driftline's entry in the object ``key``."""
+    """Set Driftline's entry in the ``key`` object of ``text`` to ``entry``."""
     top = next((token.start for token in _json_tokens(text) if token.text == "{"), None)
     if top is None:
         gap = _like(text, "\n") if text.strip() and not text.endswith("\n") else ""
@@ -575,7 +573,7 @@ def _json_with(text: str, key: str, entry: Mapping[str, Any]) -> str:
 
 
 def _json_inserted(text: str, brace: int, member: str, indent: str) -> str:
-    """Return ``text`` with ``member`` as the first member of the object whose brace is at ``brace``."""
+    """Insert ``member`` into ``text`` as the first member of the object whose brace is at ``brace``."""
     rest = text[brace + 1 :]
     if next(_json_members(text, brace), None):
         follows = ","
@@ -586,7 +584,7 @@ def _json_inserted(text: str, brace: int, member: str, indent: str) -> str:
 
 
 def _json_without(text: str, key: str) -> str:
-    """Return ``text`` without Driftline's entry, and without the object ``key`` if it is then empty."""
+    """Remove Driftline's entry from ``text``, and the ``key`` object if that leaves it empty."""
     top = next(token.start for token in _json_tokens(text) if token.text == "{")
     held = _json_member(text, top, key)
     assert held is not None
@@ -597,7 +595,7 @@ def _json_without(text: str, key: str) -> str:
 
 
 def _json_cut(text: str, member: _Member) -> str:
-    """Remove a member from ``text``, with one adjacent comma and the whitespace before it. Keep all comments."""
+    """Remove a member from ``text``, along with one adjacent comma and the whitespace before it. Keep all comments."""
     tokens = _json_tokens(text)
     after = next(token for token in tokens if token.start >= member.end and not token.is_comment)
     before = next(token for token in reversed(tokens) if token.start < member.start and not token.is_comment)

@@ -1,9 +1,9 @@
-"""Read ``driftline.toml``: the sources of a team, their schedules, named workspaces and storage options.
+"""Read ``driftline.toml``: a team's sources, schedules, named workspaces and storage options.
 
-Paths in the file are relative to its folder. The whole file is validated before a command writes anything; an error
-names the key, its table, and the fix. A file found in a parent folder may be somebody else's, and its storage options
-and references could send this user's credentials to a foreign endpoint. They are used only after ``driftline trust``,
-which records the path and the content, as direnv does.
+Paths in the file are relative to its folder. The whole file is validated before a command writes anything; errors
+include the key, its table, and the fix. A file found in a parent folder may be someone else's, and its storage options
+and references could send this user's credentials to an attacker's endpoint. They are used only after ``driftline
+trust``, which records the file's path and content, like direnv.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.user_folders import user_folder
 
-if TYPE_CHECKING:  # a command in a folder without the file loads none of these
+if TYPE_CHECKING:  # commands that find no such file import none of these
     from driftline.flows.config.toml_schema import (
         AccessTable,
         File,
@@ -58,25 +58,25 @@ if TYPE_CHECKING:  # a command in a folder without the file loads none of these
 
 
 def is_trusted(file: Path, content: bytes) -> bool:
-    """Return whether the user has trusted ``file`` with exactly this content."""
+    """Return whether the user trusts ``file`` with exactly this content."""
     try:
         return _mark(file, content).is_file()
-    except UsageError:  # a user without a home has trusted nothing
+    except UsageError:  # a user with no home folder cannot have trusted anything
         return False
 
 
 def trust(file: Path, content: bytes) -> None:
-    """Trust ``file`` with this content. Raises UsageError if that cannot be recorded."""
+    """Mark ``file`` as trusted with its current content. Raises UsageError if the trust record cannot be written."""
     mark = _mark(file, content)
     try:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark.write_bytes(os.fsencode(file) + b"\n")
     except OSError as error:
-        raise UsageError("The trusted file cannot be recorded", str(mark), f"{error.strerror}.") from error
+        raise UsageError("Cannot write the trust record", str(mark), f"{error.strerror}.") from error
 
 
 def distrust(file: Path, content: bytes) -> None:
-    """Withdraw the trust in ``file``."""
+    """Revoke trust in ``file``."""
     _mark(file, content).unlink(missing_ok=True)
 
 
@@ -103,7 +103,7 @@ class Schedule:
 class ConfiguredSource:
     """A ``[[sources]]`` table. ``uri`` is an absolute path or a URI; ``entity`` defaults to the last part of ``uri``.
 
-    ``link`` is the kind of its host, or a template of links to it; if "", the name of the host decides.
+    ``link`` is its host's type, or a link template; if "", the host name determines the type.
     """
 
     uri: str
@@ -116,8 +116,7 @@ class ConfiguredSource:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredFleet:
-    """A ``[[fleet]]`` table: the repositories on ``host`` that ``selection`` chooses; ``template`` gives their
-    entities.
+    """A ``[[fleet]]`` table: the repositories on ``host`` that match ``selection``.
 
     ``include`` and ``exclude`` are globs of files, ``branches`` globs of branches. ``pull_requests`` follows the open
     ones. ``readers`` is how a proxy spells a ``{login}`` of the host, whose list of readers expires after
@@ -141,7 +140,7 @@ class ConfiguredFleet:
 
 @dataclass(frozen=True, slots=True)
 class WorkspacePart:
-    """The part of a source in a named workspace: everything below ``dir`` in the source, "" for all of it."""
+    """The part of a source in a named workspace: everything below ``dir``; "" means the whole source."""
 
     source: ConfiguredSource
     dir: str = ""
@@ -149,9 +148,9 @@ class WorkspacePart:
 
 @dataclass(frozen=True, slots=True)
 class HookSettings:
-    """``[web.hooks]``: references to the secrets, one for each kind of host that may deliver.
+    """``[web.hooks]``: references to the secrets of host types that may deliver.
 
-    A push to the main branch always starts a run, a push to another branch if its name matches one of ``branches``.
+    Pushes to the main branch always start a run; pushes to other branches do if the name matches one of ``branches``.
     """
 
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -162,9 +161,9 @@ class HookSettings:
 
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
-    """``[access]``: the names of entities that ``everyone``, ``users`` and ``groups`` may see.
+    """``[access]``: the entities that ``everyone``, ``users`` and ``groups`` may see.
 
-    The proxy sends the groups of a user in the ``groups_header``, separated by commas.
+    The proxy sends a user's groups in the header ``groups_header``, separated by commas.
     """
 
     groups_header: str | None = None
@@ -177,11 +176,12 @@ class AccessSettings:
 class Configuration:
     """A validated configuration file.
 
-    ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` hold
-    references instead of secrets, so that a deployment may store them; ``options()`` resolves them. ``prices`` are the
-    prices of 1,000 requests, by kind. ``search`` has the defaults of searches. ``memory`` has the sections of
-    ``settings.ltm``, references included. ``notify`` are Prefect blocks that report failed runs. A file that is not
-    trusted ``is_withheld``: it has no storage options, memory or hooks, and its sources and fleets have no tokens.
+    ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` holds
+    references instead of secrets, so that a deployment may store them; ``options()`` resolves them. ``prices`` maps
+    request types to the price of 1,000 requests. ``search`` holds search defaults, ``memory`` the sections of
+    ``settings.ltm`` with unresolved references, and ``notify`` the Prefect blocks that report failed runs.
+    ``is_withheld`` is set if the file is not trusted: it then has no storage options, memory or hooks, and its sources
+    and fleets have no tokens.
     """
 
     path: Path
@@ -207,17 +207,17 @@ class Configuration:
         return resolve_options(self.storage_options, str(self.path))
 
     def hook_secrets(self) -> dict[str, str]:
-        """Return the secrets of the webhooks, keyed by the kind of host. Raises UsageError."""
+        """Return the webhook secrets, keyed by host type. Raises UsageError."""
         where, known = location_of(self.path, "[web.hooks]"), self.hooks.secrets if self.hooks is not None else {}
         return {name: resolve_secret(name, reference, where) for name, reference in known.items()}
 
 
 def trusted_config(given: str | os.PathLike[str] | None) -> Configuration:
-    """Like ``open_config``, for files that others will run. Raises UsageError, also if the file is not trusted."""
+    """Like ``open_config``, for files that run on someone else's behalf. Also raises UsageError for untrusted files."""
     config = open_config(given)
     if config.is_withheld:
         raise UsageError(
-            "The configuration is not trusted", str(config.path), "Run 'driftline trust', or name it with --config."
+            "The configuration is not trusted", str(config.path), "Run 'driftline trust', or pass it with --config."
         )
     return config
 
@@ -226,15 +226,15 @@ def open_config(given: str | os.PathLike[str] | None) -> Configuration:
     """Load the file that ``find_config`` locates. Raises UsageError if there is none or it is invalid."""
     config = locate_config(given)
     if config is None:
-        raise UsageError(f"No {CONFIG_FILE} here or above", os.getcwd(), "Create one, or name it with --config.")
+        raise UsageError(f"No {CONFIG_FILE} here or above", os.getcwd(), "Create one, or pass it with --config.")
     return config
 
 
 def locate_config(given: str | os.PathLike[str] | None) -> Configuration | None:
     """Load the file that ``find_config`` locates, if there is one. Raises UsageError if it is invalid.
 
-    A file that was not named must be trusted (``trust``); otherwise its ``[storage_options]``, ``[memory]`` and
-    ``[web.hooks]``, and the tokens of its sources and fleets are ignored with a warning.
+    A file that was not given explicitly must be trusted (``trust``); otherwise its ``[storage_options]``, ``[memory]``
+    and ``[web.hooks]`` and the tokens of its sources and fleets are ignored with a warning.
     """
     path = find_config(given)
     if path is None:
@@ -260,17 +260,17 @@ def _without_token(host: Host) -> Host:
 
 @cache
 def _warn_of(path: Path) -> None:
-    """Warn about each file once."""
+    """Warn about an untrusted file, once per file."""
     log.warning(
-        "%s is not trusted: its [storage_options], [memory], [web.hooks] and tokens are not used. Review it, then run "
-        "'driftline trust', or name it with --config or %s",
+        "%s is not trusted: its [storage_options], [memory], [web.hooks] and tokens are ignored. Review it, then run "
+        "'driftline trust', or pass it with --config or %s",
         path,
         CONFIG_VARIABLE,
     )
 
 
 def named_or_trusted_config(given: str | None) -> Configuration | None:
-    """Return the located file if the caller has named or trusted it, else None. Raises UsageError if it is invalid."""
+    """Return the located file if it was given or is trusted, otherwise None. Raises UsageError if it is invalid."""
     path = find_config(given)
     if path is None:
         return None
@@ -280,13 +280,13 @@ def named_or_trusted_config(given: str | None) -> Configuration | None:
 
 
 def prices_for() -> Mapping[str, float]:
-    """Return the price of 1,000 requests of each kind from the located file; empty without a file."""
+    """Return the prices of 1,000 requests by type from the located file; empty if there is no file."""
     path = find_config(None)
     return load_config(path).prices if path is not None else {}
 
 
 def memory_table_for(workspace: str) -> Mapping[str, Any]:
-    """Return the ``[memory]`` table of the located file if the file names ``workspace``, else nothing."""
+    """Return the located file's ``[memory]`` table if it is the configuration of ``workspace``, otherwise {}."""
     config = locate_config(None)
     return config.memory if config is not None and config.workspace == absolute_uri(workspace, Path.cwd()) else {}
 
@@ -298,7 +298,7 @@ def load_config(path: str | os.PathLike[str]) -> Configuration:
 
 
 def trust_config(given: str | os.PathLike[str] | None, *, revoke: bool = False) -> Configuration:
-    """Trust the located file in its current state, or stop trusting it if ``revoke``, and load it.
+    """Trust the located file with its current content, or stop trusting it if ``revoke`` is set, and load it.
 
     Raises UsageError.
     """
@@ -315,7 +315,7 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise UsageError("The configuration cannot be read", str(file), f"{error.strerror}.") from error
+        raise UsageError("Cannot read the configuration", str(file), f"{error.strerror}.") from error
 
 
 def _parse(content: bytes, file: Path) -> File:
@@ -333,15 +333,15 @@ def _parse(content: bytes, file: Path) -> File:
 
 
 def named_workspace_filter(config: Configuration, name: str) -> LineFilter:
-    """Return the filter that selects the lines of the named workspace ``name``; an empty workspace selects none.
+    """Return the filter for the named workspace ``name``; an empty workspace matches no lines.
 
-    Raises UsageError for an unknown name, and for a directory that is missing in a local source.
+    Raises UsageError for an unknown name, and for a directory that does not exist in a local source.
     """
     from driftline.storage.lines.line_filter import LineFilter  # loads numpy and Lance
 
     if name not in config.workspaces:
         known = ", ".join(config.workspaces) or "none"
-        raise UsageError(f"No workspace is named {name!r}", str(config.path), f"Known names: {known}.")
+        raise UsageError(f"There is no workspace named {name!r}", str(config.path), f"Known names: {known}.")
     parts = config.workspaces[name]
     for part in parts:
         _check_dir(part, location_of(config.path, f"[workspaces.{name}]"))
@@ -399,7 +399,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
 
 
 def _absolute(uri: str, file: Path, where: str) -> str:
-    """Like ``absolute_uri``, relative to the folder of ``file``; an error names its location ``where``."""
+    """Like ``absolute_uri``, relative to the folder of ``file``; errors include the location ``where``."""
     try:
         return absolute_uri(uri, file.parent)
     except UsageError as error:
@@ -429,7 +429,7 @@ def _hooks(table: HooksTable | None, where: str) -> HookSettings | None:
 
 
 def _memory(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    for name in ("catalog", "index"):  # parts of which deployments read, too
+    for name in ("catalog", "index"):  # deployments also read parts of these
         if not isinstance(table.get(name, {}), dict):
             raise UsageError(f"{name} is not a table", where, f"Write its settings below [memory.{name}].")
     check_catalog(str(table.get("catalog", {}).get("url") or ""), where)
@@ -460,7 +460,7 @@ def _source(table: SourceTable, file: Path, where: str) -> ConfiguredSource:
     name = remote.name if remote is not None else posixpath.basename(uri.rstrip("/")) or "root"
     entity = _entity(table.entity or f"{level}:{name}", where)
     if entity.type != level:
-        raise UsageError(f"Documents belong to a {level}, which {entity} is not", where, f"Add /{level}:NAME.")
+        raise UsageError(f"Documents belong to a {level}, but {entity} is not one", where, f"Add /{level}:NAME.")
     files = tuple(table.include), tuple(table.exclude)
     return ConfiguredSource(uri, entity, *files, _schedule(table.schedule), table.link or "")
 
@@ -472,8 +472,7 @@ def _schedule(given: str | float | None) -> Schedule | None:
 
 
 def fleets_of(tables: Sequence[FleetTable]) -> tuple[ConfiguredFleet, ...]:
-    """Return the fleets that ``tables`` describe. Each is the ``ConfiguredFleet.table`` of a configuration on another
-    machine.
+    """Return the fleets that ``tables`` describe: each is a ``ConfiguredFleet.table`` from another machine.
 
     Raises UsageError.
     """
@@ -504,14 +503,14 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     known = OWNERS[provider]
     if len(owners) > 1 or not set(owners) <= known:
         kinds = ", ".join(sorted(known - {""})) or "none"
-        raise UsageError(f"A fleet of {provider} has more than one owner", ", ".join(owners), f"Keep one of: {kinds}.")
+        raise UsageError(f"A {provider} fleet has more than one owner", ", ".join(owners), f"Keep one of: {kinds}.")
     is_local = provider in ("folder", "list")
     if (table.repositories and provider != "list") or (is_local and not table.url and not table.repositories):
-        what = {"folder": "needs the url of a folder", "list": "needs repositories, or the url of a file"}
-        raise UsageError(f"A fleet of {provider} {what.get(provider, 'takes no list of repositories')}")
+        what = {"folder": "requires a folder as its url", "list": "requires repositories, or a file as its url"}
+        raise UsageError(f"A fleet of {provider} {what.get(provider, 'does not accept a list of repositories')}")
     if is_local and table.token:
         fix = "Write git+https://${NAME}@host/path.git in the list."
-        raise UsageError(f"A fleet of {provider} takes no token", "", fix)
+        raise UsageError(f"A {provider} fleet does not accept a token", "", fix)
     for uri in table.repositories:
         check_uri(without_reference(uri), "")
         parse_remote(uri)
@@ -519,7 +518,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     if url and is_local:
         url = absolute_uri(url, file.parent)
     elif url and not re.fullmatch(r"https?://[^/@?#\s]+(?:/[^@?#\s]*)?", url):
-        raise UsageError("Not the URL of a host", "", "Write https://git.example.com, without user or query.")
+        raise UsageError("Not a valid host URL", "", "Write https://git.example.com, without user or query.")
     template = table.entity or (TEMPLATE if not is_local else f"{INDEX_LEVELS[-1]}:{{name}}")
     check_template(template)
     kind, owner = next(iter(owners.items()), ("", ""))
@@ -533,7 +532,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     )
     if table.pull_requests and not host.has_pulls:
         fix = "Remove pull_requests, or follow branches."
-        raise UsageError(f"A fleet of {provider} does not list pull requests", "", fix)
+        raise UsageError(f"A {provider} fleet does not support pull requests", "", fix)
     if table.readers is not None:
         _check_readers(table.readers, host)
     selection = Selection(

@@ -1,7 +1,7 @@
-"""Locate the workspace, the branch and the readable sources of a command.
+"""Locate a command's workspace, branch and readable sources.
 
-The workspace is the named one, else the nearest one. A branch is given by its name, or as ``auto``: the checked-out
-one. A command in a folder without ``driftline.toml`` loads nothing that reads the file.
+The workspace is the given or the nearest one. A branch is given by name, or as ``auto`` for the checked-out branch. A
+command in a folder without ``driftline.toml`` loads nothing that reads the file.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
 
 
 def workspace_for_reading(given: str | None) -> str:
-    """Return the workspace to search: ``given``, else $DRIFTLINE_WORKSPACE, else the nearest one above the working
-    directory.
+    """Return the workspace to search: ``given``, then $DRIFTLINE_WORKSPACE, then the nearest here or above.
 
-    The nearest is a ``.driftline`` folder or the workspace of a ``driftline.toml``. Returns an absolute path or a URI.
-    Raises WorkspaceNotFound, UsageError.
+    The nearest is a ``.driftline`` folder or the workspace set in a ``driftline.toml``. Returns an absolute path or a
+    URI. Raises WorkspaceNotFound, UsageError.
     """
     if named := given or os.environ.get(WORKSPACE_VARIABLE):
         return absolute_workspace(named)
@@ -51,7 +50,7 @@ def workspace_for_reading(given: str | None) -> str:
         raise WorkspaceNotFound(
             f"No {WORKSPACE_FOLDER} folder here or above",
             os.getcwd(),
-            f"Run 'driftline index SOURCE' first, or name a workspace with --workspace or {WORKSPACE_VARIABLE}.",
+            f"Run 'driftline index SOURCE' first, or specify a workspace with --workspace or {WORKSPACE_VARIABLE}.",
         )
     return str(folder)
 
@@ -61,11 +60,11 @@ def workspace_for_indexing(
     sources: Sequence[str],
     configuration: Configuration | None = None,
 ) -> str:
-    """Return the workspace to write: ``given``, else $DRIFTLINE_WORKSPACE, else the one in ``configuration``, else the
-    one that all sources propose.
+    """Return the workspace to write to.
 
-    Each local source proposes the nearest ``.driftline`` in its folder or a parent folder, else a new one at its root.
-    Returns an absolute path or a URI; creates nothing. Raises UsageError if the sources disagree.
+    It is ``given``, then $DRIFTLINE_WORKSPACE, then the workspace in ``configuration``, then the sources' common
+    default: the nearest ``.driftline`` in a source's folder or a parent folder, or else a new one at its root. Returns
+    an absolute path or a URI; creates nothing. Raises UsageError if the sources' defaults differ.
     """
     named = given or os.environ.get(WORKSPACE_VARIABLE) or (configuration.workspace if configuration else None)
     if named:
@@ -77,7 +76,7 @@ def workspace_for_indexing(
             raise UsageError(
                 "A remote source has no default workspace",
                 source,
-                f"Name one with --workspace or {WORKSPACE_VARIABLE}.",
+                f"Specify one with --workspace or {WORKSPACE_VARIABLE}.",
             )
         root = path.resolve()
         proposals.setdefault(nearest_workspace(root) or root / WORKSPACE_FOLDER, source)
@@ -85,13 +84,13 @@ def workspace_for_indexing(
         raise UsageError(
             "These sources have different default workspaces" if proposals else "No source was given",
             ", ".join(proposals.values()),
-            f"Name one workspace for all with --workspace or {WORKSPACE_VARIABLE}.",
+            f"Specify one workspace for all with --workspace or {WORKSPACE_VARIABLE}.",
         )
     return str(next(iter(proposals)))
 
 
 def options_for(workspace: str) -> dict[str, str] | None:
-    """Return the storage options of the located file if the file names ``workspace``, else None."""
+    """Return the located file's storage options if it is the configuration of ``workspace``, otherwise None."""
     if find_config(None) is None:
         return None
     from driftline.flows.config.driftline_toml import locate_config
@@ -101,7 +100,7 @@ def options_for(workspace: str) -> dict[str, str] | None:
 
 
 def search_settings() -> Mapping[str, Any]:
-    """Return the ``[search]`` of the located file; empty if there is none. Raises UsageError."""
+    """Return the ``[search]`` table of the located file; empty if there is none. Raises UsageError."""
     path = find_config(None)
     if path is None:
         return {}
@@ -114,7 +113,7 @@ AUTO = "auto"
 
 
 def named_branch(name: str | None, folder: str = ".") -> str | None:
-    """Return the branch ``name``, or for ``auto`` the checked-out branch of the work tree around ``folder``.
+    """Return the branch ``name``, or for ``auto`` the checked-out branch of the working tree around ``folder``.
 
     Raises UsageError if no branch is checked out there.
     """
@@ -124,14 +123,14 @@ def named_branch(name: str | None, folder: str = ".") -> str | None:
 
     commit = head(folder)
     if commit is None or commit.branch is None:
-        raise UsageError("No branch is checked out here", folder, "Name it: --branch NAME")
+        raise UsageError("No branch is checked out here", folder, "Specify it: --branch NAME")
     return commit.branch
 
 
 def on_named_branch(workspace: Workspace, name: str | None, within: Boundary | None = None) -> Workspace:
-    """Return ``workspace`` on the branch that a search names, for the sources at or below ``within``.
+    """Return ``workspace`` on the branch ``name``, for the sources at or below ``within``.
 
-    ``auto`` is the main index if there is no such branch. Raises UsageError for any other unknown branch.
+    ``auto`` falls back to the main index if the branch is not indexed. Raises UsageError for any other unknown branch.
     """
     if name is None:
         return workspace
@@ -146,9 +145,9 @@ def on_named_branch(workspace: Workspace, name: str | None, within: Boundary | N
 def source_access(workspace: str, given: str | None, config: str | None = None) -> SourceAccess:
     """Return which sources of ``workspace`` may be read. Raises UsageError.
 
-    ``given`` is the name of the workspace if the caller named it, ``config`` a configuration that the caller named. The
-    locations that a named or trusted ``driftline.toml`` lists may be read. No other remote source may be read. Other
-    local sources may be read if the workspace was named, else only inside the folder where it was found.
+    ``given`` and ``config`` are the workspace and configuration that the caller specified explicitly, if any. Locations
+    listed in an explicit or trusted ``driftline.toml`` may be read. No other remote source may be read. Other local
+    sources may be read if the workspace is explicit; otherwise, only those inside the folder where it was found.
     """
     from driftline.storage.sources.source import SourceAccess
 

@@ -1,4 +1,4 @@
-"""Read the settings of a memory store: YAML under ``settings.ltm``, and environment variables, which win.
+"""Read memory store settings: YAML under ``settings.ltm``, overridden by environment variables.
 
 ``${VAR}`` and ``${VAR:-default}`` are replaced in the file and in arguments; ``$${VAR}`` is the text ``${VAR}``.
 Unknown keys are refused by name. Maintenance reads two of the settings, the catalog and the compaction threshold, but
@@ -43,13 +43,13 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
     "LTM_PARALLEL_THREADS": ("performance", "parallel_reads", "threads"),
     "LTM_COMPACTION_THRESHOLD": ("index", "compaction_threshold"),
 }
-"""Environment variables, each with the key that it sets."""
+"""Maps environment variables to the keys that they set."""
 
 SHORT_KEYS: Mapping[str, tuple[str, str]] = {
     "metadata_cache_ttl": ("metadata_cache", "ttl_seconds"),
     "threads": ("parallel_reads", "threads"),
 }
-"""Short forms of keys of the section ``performance``."""
+"""Short forms of keys in the section ``performance``."""
 
 _REFERENCE = re.compile(r"\$?\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _UNSET = "Set it, or write ${VAR:-default}, or $${VAR} for the text ${VAR}."
@@ -60,13 +60,13 @@ class _Section(BaseModel):
 
 
 class CatalogSection(_Section):
-    """The location of the catalog; without ``url``, it is a SQLite file in the workspace.
+    """The catalog's location; by default, a SQLite file in the workspace.
 
-    The type ``sqlalchemy`` allows both kinds of database.
+    The type ``sqlalchemy`` allows both SQLite and PostgreSQL.
     """
 
     type: Literal["sqlite", "postgresql", "sqlalchemy"] | None = Field(
-        default=None, description="Kind of database; must match the URL."
+        default=None, description="Database type; must match the URL."
     )
     url: str | None = Field(
         default=None,
@@ -74,7 +74,7 @@ class CatalogSection(_Section):
         description="A SQLAlchemy URL. Default: a SQLite file in the workspace.",
     )
     pool_size: Annotated[int, Field(ge=1, le=100)] = Field(
-        default=10, description="Connections to PostgreSQL that stay open."
+        default=10, description="Number of PostgreSQL connections to keep open."
     )
 
     @model_validator(mode="after")
@@ -94,24 +94,24 @@ class StorageSection(_Section):
 class EntitySection(_Section):
     """One entity."""
 
-    type: str = Field(description="Level of the entity for calls without a scope.")
-    id: str = Field(description="The id of that entity.")
+    type: str = Field(description="Level of the default entity, for calls with no scope.")
+    id: str = Field(description="The default entity's id.")
 
 
 class HierarchySection(_Section):
-    """The levels from the tenant down, the default ids of levels, and the scope of calls without one."""
+    """The levels from the tenant down, their default ids, and the default scope of calls."""
 
     levels: tuple[str, ...] = Field(
         default=("org", "project", "user", "session"), description="Levels from the tenant down."
     )
     root_entity: EntitySection | None = None
     defaults: dict[str, str] = Field(
-        default_factory=dict, description="Default ids of levels that a call does not name, keyed by level."
+        default_factory=dict, description="Default ids of levels that a call omits, keyed by level."
     )
 
 
 class CacheSection(_Section):
-    """The cache of blobs, which never change."""
+    """The blob cache; blobs never change."""
 
     enabled: bool = Field(default=True, description="Whether to cache blobs.")
     ttl_seconds: Annotated[float, Field(ge=0)] = Field(
@@ -120,37 +120,38 @@ class CacheSection(_Section):
 
 
 class ThreadsSection(_Section):
-    """The number of blobs to read in parallel."""
+    """How many blobs to read in parallel."""
 
     threads: Annotated[int, Field(ge=1, le=256)] = Field(default=8, description="Number of blobs to read in parallel.")
 
 
 class PerformanceSection(_Section):
-    """Caches and threads; ``metadata_cache_ttl`` and ``threads`` are short forms of keys inside."""
+    """Caches and threads; ``metadata_cache_ttl`` and ``threads`` are short forms of nested keys."""
 
     metadata_cache: CacheSection = CacheSection()
     parallel_reads: ThreadsSection = ThreadsSection()
 
 
 class IndexSection(_Section):
-    """How indexes are encoded, and after how many deltas they are folded. ``format`` is always ``parquet``."""
+    """Index encoding, and the number of deltas that triggers folding. ``format`` is always ``parquet``."""
 
     format: Literal["parquet"] = Field(default="parquet", description="Always `parquet`.")
     row_group_size: Annotated[int, Field(ge=1_000, le=10_000_000)] = Field(
-        default=122_880, description="Rows in a row group of the Parquet indexes."
+        default=122_880, description="Rows per row group of the Parquet indexes."
     )
     compression: Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"] = Field(
-        default="zstd", description="Of the Parquet indexes: `zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`."
+        default="zstd",
+        description="Compression of the Parquet indexes: `zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`.",
     )
     compaction_threshold: Annotated[int, Field(ge=0)] = Field(
-        default=DEFAULT_MAX_DELTAS, description="Fold an index that has more deltas than this."
+        default=DEFAULT_MAX_DELTAS, description="Fold an index with more deltas than this."
     )
 
 
 class EmbeddingSection(_Section):
-    """Whether entries can be found by meaning, and with which model; the default model comes with Driftline."""
+    """Whether semantic search is available, and with which model; the default model is installed with Driftline."""
 
-    enabled: bool = Field(default=True, description="Whether entries can be found by meaning.")
+    enabled: bool = Field(default=True, description="Whether entries can be searched semantically.")
     model: str | None = Field(default=None, description="A model2vec directory or name. Default: the installed model.")
 
 
@@ -165,11 +166,11 @@ class MemoryConfiguration(_Section):
     index: IndexSection = IndexSection()
     embedding: EmbeddingSection = EmbeddingSection()
     inline_threshold: Annotated[int, Field(ge=0, le=65_536)] = Field(
-        default=1_024, description="Values of more bytes than this are stored in blobs."
+        default=1_024, description="Values larger than this many bytes are stored in blobs."
     )
     redact: Redaction = Field(
         default=DEFAULT_REDACTION,
-        description="Which credentials in values and metadata are replaced before they are stored.",
+        description="Which credentials in values and metadata are redacted before they are stored.",
     )
 
 
@@ -182,11 +183,11 @@ def load_memory_configuration(
     without: Collection[str] = (),
     **given: Any,
 ) -> MemoryConfiguration:
-    """Load the YAML file at ``path``, else ``settings``, else the file at $LTM_CONFIG, on top of ``below``.
+    """Load the YAML file at ``path``, then ``settings``, then the file at $LTM_CONFIG, on top of ``below``.
 
-    ``settings`` is the content of ``settings.ltm`` of an agent. The environment, except for the variables ``without``,
-    wins over all of these, and ``given``, sections by name, wins over the environment. Raises UsageError, which names
-    the wrong key.
+    The first that exists is loaded. ``settings`` is the content of an agent's ``settings.ltm``. The environment, except
+    for the variables ``without``, overrides all of these, and ``given``, sections by name, overrides the environment.
+    Raises UsageError, which includes the invalid key.
     """
     variables = os.environ if environ is None else environ
     found: dict[str, Any] = _resolve(dict(below or {}), variables, "[memory]")
@@ -216,16 +217,16 @@ def open_memory(
 ) -> MemoryStore:
     """Open the store that ``configuration`` describes, at ``storage_uri`` if given.
 
-    Raises the errors of ``MemoryStore``.
+    Propagates errors from ``MemoryStore``.
 
     ``ask_for_compaction`` is called with the workspace, a tenant and its number of deltas if there are too many. The
-    store is bound to ``within``, if that is an entity.
+    store is bound to ``within`` unless that is None.
     """
     from driftline.storage.memory.store import MemoryStore
 
     uri = storage_uri or configuration.storage.uri
     if uri is None:
-        raise UsageError("No workspace was named for the memory", "", "Set storage.uri, or LTM_STORAGE_URI.")
+        raise UsageError("No workspace is configured for memory", "", "Set storage.uri, or LTM_STORAGE_URI.")
     cache, ask = configuration.performance.metadata_cache, ask_for_compaction
     uri = absolute_workspace(uri)
     return MemoryStore(
@@ -254,7 +255,7 @@ def encoding_of(configuration: MemoryConfiguration) -> Encoding:
 
 
 def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entity:
-    """Return the entity whose path from the first level on is ``within``. Raises BadEntity.
+    """Return the entity whose full path is ``within``. Raises BadEntity.
 
     The catalog is not consulted, so that the path names the same entity for lines and for memory.
     """
@@ -262,9 +263,9 @@ def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entit
     parts = found.parts(within)
     if not found.is_complete(parts):
         raise BadEntity(
-            "A boundary must be the full path of an entity",
+            "A boundary must be an entity's full path",
             repr(within)[:200],
-            "Begin with its tenant, such as org:acme.",
+            "Start with its tenant, such as org:acme.",
         )
     return found.complete(parts)
 
@@ -278,10 +279,10 @@ def hierarchy_of(configuration: MemoryConfiguration) -> Hierarchy:
 def find_memory(
     configuration: MemoryConfiguration, workspace: Workspace, within: EntityName | None = None
 ) -> Callable[[], MemoryStore] | None:
-    """Return a function that opens the store for searches by meaning, bound to ``within``; None if there is no memory.
+    """Return a function that opens the store for semantic search, bound to ``within``; None if there is no memory.
 
-    The store is at the configured location, else in ``workspace`` if it holds memory. Without memory, no database is
-    contacted, and nothing is created. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
+    The store is at the configured location, or in ``workspace`` if that has memory. If there is no memory, no database
+    is contacted and nothing is created. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
     """
     from driftline.storage.memory.binding import find_catalog, holds_memory
     from driftline.storage.workspace.workspace import Workspace
@@ -310,7 +311,7 @@ def nested_performance(section: Any) -> Any:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``below`` with the keys of ``above``; None in ``above`` keeps the lower value."""
+    """Merge ``above`` into ``below``; None in ``above`` keeps the value from ``below``."""
     result = dict(below)
     for key, value in above.items():
         before = result.get(key)
@@ -336,7 +337,7 @@ def _read(path: Path, variables: Mapping[str, str]) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"The configuration cannot be read ({error.strerror})", str(path)) from error
+        raise UsageError(f"Cannot read the configuration ({error.strerror})", str(path)) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(
             f"The configuration is not valid YAML ({str(error).partition(chr(10))[0]})", str(path)
@@ -375,7 +376,7 @@ def _nested(keys: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 
 def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
-    """Complete the root: without a level, it gets the first level; without an id, the default id."""
+    """Complete the root: its level defaults to the first level, its id to the level's default id."""
     hierarchy = settings.get("hierarchy")
     root = hierarchy.get("root_entity") if isinstance(hierarchy, dict) else None
     if not isinstance(hierarchy, dict) or not isinstance(root, dict) or not root or {"type", "id"} <= set(root):
@@ -387,7 +388,7 @@ def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_mistake(error: ValidationError) -> str:
-    """Return each wrong key with the reason, but without its value, which may be a secret."""
+    """Return each invalid key with the reason, but not its value, which may be a secret."""
     parts = []
     for part in error.errors():
         name = ".".join(map(str, part["loc"]))
@@ -399,18 +400,18 @@ WHERE_CATALOGS_ARE_NAMED = f"{DATABASE_VARIABLE}, LTM_CONFIG, or [memory.catalog
 
 
 def memory_of(workspace: str, path: str | None = None) -> MemoryConfiguration:
-    """Return the settings of the memory in ``workspace``, from the file at ``path`` or $LTM_CONFIG and the environment.
+    """Return the memory settings of ``workspace``, from the file at ``path`` or $LTM_CONFIG and the environment.
 
-    Their defaults come from ``[memory]`` in a ``driftline.toml`` that names the workspace. Raises UsageError.
+    Their defaults come from ``[memory]`` in the workspace's ``driftline.toml``. Raises UsageError.
     """
     return load_memory_configuration(path, below=memory_table_for(workspace))
 
 
 def catalog_to_keep(workspace: Workspace) -> str | None:
-    """Return the URL of the configured catalog of the memory in ``workspace``, or None.
+    """Return the configured catalog URL of the memory in ``workspace``, or None.
 
-    $DATABASE_URL counts only if it is the database of this catalog, or if it cannot be read and the workspace has no
-    catalog. Raises UsageError, CatalogMismatch.
+    $DATABASE_URL is used only if it contains this catalog, or if it cannot be read and the workspace has no catalog.
+    Raises UsageError, CatalogMismatch.
     """
     if not holds_memory(workspace):
         return None
@@ -420,7 +421,7 @@ def catalog_to_keep(workspace: Workspace) -> str | None:
 
 
 def compaction_threshold(workspace: Workspace) -> int | None:
-    """Return the number of deltas above which a memory index in ``workspace`` is folded; None if there is no memory."""
+    """Return how many deltas a memory index in ``workspace`` may have before folding; None if there is no memory."""
     if not holds_memory(workspace):
         return None
     return memory_of(workspace.objects.uri).index.compaction_threshold
@@ -440,12 +441,12 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
         return url if belongs(workspace, url) else None
     except CatalogError:
         return None if has_embedded_catalog(workspace) else url
-    except UsageError:  # another kind of database, which cannot be a catalog
+    except UsageError:  # another type of database, which cannot be a catalog
         return None
 
 
 def boundary_in(workspace: Workspace, within: str) -> Entity:
-    """Return the entity whose complete path is ``within``: one in the hierarchy of the memory, or a source.
+    """Return the entity whose full path is ``within``: one in the memory hierarchy, or a source.
 
     The catalog is not consulted, so that the path names the same entity for lines and for memory. Raises BadEntity,
     UsageError.

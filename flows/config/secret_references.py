@@ -1,4 +1,4 @@
-"""Resolve references to secrets: configurations contain ``${VARIABLE}`` or Prefect's ``block:NAME``, not secrets."""
+"""Resolve secret references: configurations contain ``${VARIABLE}`` or Prefect's ``block:NAME`` instead of secrets."""
 
 from __future__ import annotations
 
@@ -22,54 +22,54 @@ _FIX = "Write ${VARIABLE} for an environment variable, or block:NAME for a Prefe
 
 
 def check_options(options: Mapping[str, str], where: str) -> None:
-    """Check that options contain neither a secret nor a malformed reference. Raises UsageError."""
+    """Raise UsageError if options contain a plain-text secret or a malformed reference."""
     for key, value in options.items():
         if _VARIABLE.fullmatch(value) or _BLOCK.fullmatch(value):
             continue
         if value.startswith("block:") or "${" in value:
             raise UsageError(f"The storage option {key!r} is a malformed reference", where, _FIX)
         if _SECRET_KEY.search(key) or _SECRET_VALUE.search(value):
-            raise UsageError(f"The storage option {key!r} may contain a secret in plain text", where, _FIX)
+            raise UsageError(f"The storage option {key!r} may contain a plain-text secret", where, _FIX)
 
 
 def check_secret(name: str, value: str, where: str) -> None:
-    """Check that a secret is a reference. Raises UsageError, which does not quote ``value``."""
+    """Raise UsageError, which does not quote ``value``, unless the secret is a reference."""
     if not _VARIABLE.fullmatch(value) and not _BLOCK.fullmatch(value):
-        raise UsageError(f"{name!r} contains a secret in plain text", where, _FIX)
+        raise UsageError(f"{name!r} contains a plain-text secret", where, _FIX)
 
 
 def resolve_secret(name: str, value: str, where: str) -> str:
-    """Return the current value of a secret. Raises UsageError if there is none."""
+    """Return a secret's current value. Raises UsageError if it has none."""
     return _resolve(f"The webhook {name!r}", value, where)
 
 
 def check_uri(uri: str, where: str) -> None:
-    """Check that a URI contains neither a password nor a signature. Raises UsageError, which does not quote ``uri``."""
+    """Raise UsageError, which does not quote ``uri``, if a URI contains a password or a signature."""
     if _SECRET_VALUE.search(uri) or may_hold_secret(uri):
         fix = "Remove the credentials from the URI and refer to them in [storage_options]."
-        raise UsageError("A URI contains credentials in plain text", where, fix)
+        raise UsageError("A URI contains plain-text credentials", where, fix)
 
 
 def without_reference(uri: str) -> str:
-    """Return the URI of a git repository without the reference to its token, and any other URI unchanged."""
+    """Remove the token reference from a git repository's URI; return any other URI unchanged."""
     return _TOKEN.sub(r"\1", uri)
 
 
 def check_catalog(url: str, where: str) -> None:
-    """Check that the URL of a catalog contains no password; references are allowed. Raises UsageError."""
+    """Raise UsageError if a catalog URL contains a plain-text password; references are allowed."""
     if _SECRET_VALUE.search(_VARIABLE.sub("", url)):
-        raise UsageError("The URL of the catalog may contain a password in plain text", where, _FIX)
+        raise UsageError("The catalog URL may contain a plain-text password", where, _FIX)
 
 
 def resolve_catalog(url: str, where: str) -> str:
-    """Replace the references in a catalog's URL with their current values. Raises UsageError if one has none."""
+    """Replace references in a catalog URL with their current values. Raises UsageError if a reference has no value."""
     if block := _BLOCK.fullmatch(url):
         return _load_block("The catalog", block[1], where)
     return _VARIABLE.sub(lambda match: _resolve("The catalog", match[0], where), url)
 
 
 def resolve_options(options: Mapping[str, str], where: str = "") -> dict[str, str]:
-    """Replace each reference in ``options`` with its current value. Raises UsageError if it has none."""
+    """Replace references in ``options`` with their current values. Raises UsageError if a reference has no value."""
     return {key: _resolve(f"The storage option {key!r}", value, where) for key, value in options.items()}
 
 
@@ -88,9 +88,10 @@ def _load_block(what: str, name: str, where: str) -> str:
     from prefect.blocks.system import Secret
 
     try:
-        # Inside a flow, load() would return an awaitable; its type hints lack the argument that prevents it.
+        # Inside a flow, load() would return an awaitable; its type hints do not include the argument that prevents
+        # this.
         loaded: Any = Secret.load(name, _sync=True)  # type: ignore[call-arg]
     except ValueError as error:
-        fix = f"Create it with the name {name}: prefect block create secret."
-        raise UsageError(f"{what} needs the Secret block {name!r}", where, fix) from error
+        fix = f"Create it under the name {name}: prefect block create secret."
+        raise UsageError(f"{what} requires the Secret block {name!r}", where, fix) from error
     return str(loaded.get())

@@ -1,4 +1,4 @@
-"""Define the schema of ``driftline.toml``: its tables, keys and types, and the error messages for mistakes in it."""
+"""Define the schema of ``driftline.toml``: its tables, keys and types, and its error messages."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from driftline.storage.sources.hosts import Provider, Visibility
 SHORTEST_INTERVAL_SECONDS = 1.0
 _CRON_FIELDS = 5
 _STRATEGIES = {"qdrant": "prefilter", "post": "postfilter"}
-"""Names of the ``workspaceFiltering`` values in this file."""
+"""Maps ``workspaceFiltering`` values to strategies."""
 
 Text = Annotated[str, Field(min_length=1)]
 
 
 class Table(BaseModel):
-    """A table in the file. Unknown keys and values of a wrong type are errors."""
+    """A table in the file. Unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
@@ -59,10 +59,10 @@ Moment = Annotated[str | float | None, AfterValidator(_check_moment)]
 class SourceTable(Table):
     """``[[sources]]``."""
 
-    uri: Text = Field(description="A folder, a git work tree, or a bucket prefix.")
+    uri: Text = Field(description="A folder, a git working tree, or a bucket prefix.")
     entity: Text | None = Field(
         default=None,
-        description="The [entity](../guides/index-sources.md#entity) of the source. Default: from its name.",
+        description="The [entity](../guides/index-sources.md#entity) of the source. Default: derived from its name.",
     )
     include: list[Text] = Field(
         default=[], description="Patterns as in `.gitignore`. Index only documents that match one of them."
@@ -77,8 +77,7 @@ class SourceTable(Table):
     link: Text | None = Field(
         default=None,
         description=(
-            "The kind of its host or a template, for [links](../guides/search.md#links). Default: by the "
-            "name of the host."
+            "The host type, or a template, for [links](../guides/search.md#links). Default: derived from the host name."
         ),
     )
 
@@ -86,9 +85,9 @@ class SourceTable(Table):
     @classmethod
     def _check_link(cls, value: str | None) -> str | None:
         if value is not None:
-            from driftline.tasks.search.links import wrong_link  # loads Lance
+            from driftline.tasks.search.links import invalid_link  # loads Lance
 
-            if (wrong := wrong_link(value)) is not None:
+            if (wrong := invalid_link(value)) is not None:
                 raise ValueError(wrong)
         return value
 
@@ -96,12 +95,12 @@ class SourceTable(Table):
 class FleetTable(Table):
     """``[[fleet]]``."""
 
-    provider: Provider = Field(description="The kind of host, a `folder` of repositories, or a `list` of URLs.")
-    name: Text | None = Field(default=None, description="The name of the fleet in reports. Default: host and owner.")
+    provider: Provider = Field(description="The host type, a `folder` of repositories, or a `list` of URLs.")
+    name: Text | None = Field(default=None, description="The fleet's name in reports. Default: host and owner.")
     url: Text | None = Field(
         default=None,
         description=(
-            "The URL of a self-hosted instance; of `folder`, the folder; of `list`, a file with a URL per line. A "
+            "The URL of a self-hosted instance; for `folder`, the folder; for `list`, a file with one URL per line. A "
             "self-hosted `bitbucket` is a Data Center."
         ),
     )
@@ -111,32 +110,30 @@ class FleetTable(Table):
     group: Text | None = Field(default=None, description="The group of `gitlab`, with its subgroups.")
     user: Text | None = Field(
         default=None,
-        description=(
-            "The user of `github`, `gitlab` or `gitea`. Without an owner: everything that the token may read."
-        ),
+        description=("The user of `github`, `gitlab` or `gitea`. With no owner: everything the token can read."),
     )
     repositories: list[Text] = Field(default=[], description="The repository URLs, if the provider is `list`.")
     include: list[Text] = Field(
-        default=[], description="Globs of repositories, such as `acme/*`. Select only matching ones."
+        default=[], description="Repository globs, such as `acme/*`. Select only matching repositories."
     )
-    exclude: list[Text] = Field(default=[], description="Globs of repositories. Leave out matching ones.")
+    exclude: list[Text] = Field(default=[], description="Repository globs. Exclude matching repositories.")
     topics: list[Text] = Field(default=[], description="Select only repositories with one of these topics.")
-    archived: bool = Field(default=True, description="Whether archived repositories are selected.")
-    forks: bool = Field(default=True, description="Whether forks are selected.")
+    archived: bool = Field(default=True, description="Whether to include archived repositories.")
+    forks: bool = Field(default=True, description="Whether to include forks.")
     visibility: list[Visibility] = Field(
         default=[], description="Select only these: `public`, `internal`, `private`. Default: all."
     )
     max_size: PositiveInt | None = Field(
-        default=None, description="Leave out repositories that have more bytes than this, according to the host."
+        default=None, description="Exclude repositories larger than this many bytes, according to the host."
     )
     token: Annotated[str, Field(pattern=r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")] | None = Field(
-        default=None, description="A reference `${NAME}` to the variable that holds the token, for the API and for git."
+        default=None, description="A reference `${NAME}` to the variable with the token, for the API and for git."
     )
     entity: Text | None = Field(
         default=None,
         description=(
-            "The template of entities, with `{org}`, `{group}`, `{name}`, `{path}` and `{id}`. Default: "
-            "`org:{org}/project:{group}/source:{name}`, and `source:{name}` without a host."
+            "The entity template, with `{org}`, `{group}`, `{name}`, `{path}` and `{id}`. Default: "
+            "`org:{org}/project:{group}/source:{name}`, and `source:{name}` if there is no host."
         ),
     )
     include_files: list[Text] = Field(
@@ -148,8 +145,8 @@ class FleetTable(Table):
     branches: list[Text] = Field(
         default=[],
         description=(
-            "Globs of branches, such as `release/*`. Index those that match one of them as "
-            "[branches](../guides/branches.md) of the index, and delete them when they are gone."
+            "Branch globs, such as `release/*`. Index matching branches as [branches](../guides/branches.md) of the "
+            "index, and delete them when they are gone."
         ),
     )
     pull_requests: bool = Field(
@@ -170,7 +167,7 @@ class FleetTable(Table):
         default=86400.0, description="Seconds after which an answer of the host about readers is no longer used."
     )
     grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = Field(
-        default=7.0, description="Days after which a missing repository leaves the index."
+        default=7.0, description="Days after which a missing repository is removed from the index."
     )
     schedule: Moment = Field(
         default=None,
@@ -182,32 +179,32 @@ class WorkspaceTable(Table):
     """``[workspaces.NAME]``."""
 
     sources: list[Text] = Field(default=[], description="Entities; every source at or below them is in the view.")
-    dirs: list[Text] = Field(default=[], description="Directories, each in a source of the file.")
+    dirs: list[Text] = Field(default=[], description="Directories, each inside one of the file's sources.")
 
 
 class PriceTable(Table):
-    """``[prices]``: the price of 1,000 requests of each kind, in any currency."""
+    """``[prices]``: the price of 1,000 requests by type, in any currency."""
 
     list: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 listings.")
     get: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 reads.")
-    head: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 requests for metadata.")
+    head: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 metadata requests.")
     put: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 writes.")
     delete: NonNegativeFloat | None = Field(default=None, description="The price of 1,000 deletions.")
 
     @property
     def known(self) -> dict[str, float]:
-        """Return the prices in the file, by kind of request."""
+        """Return the prices set in the file, keyed by request type."""
         return self.model_dump(exclude_none=True)
 
 
 class SearchTable(Table):
-    """``[search]``: the defaults of a search."""
+    """``[search]``: search defaults."""
 
     strategy: Annotated[Strategy | None, Field(validation_alias=AliasChoices("strategy", "workspaceFiltering"))] = (
         Field(
             default=None,
             description=(
-                "When the filters of a search apply: `auto`, `prefilter`, `postfilter` or `hybrid`. Also "
+                "When search filters apply: `auto`, `prefilter`, `postfilter` or `hybrid`. Also "
                 "`workspaceFiltering`: `qdrant`, `post` or `hybrid`."
             ),
         )
@@ -217,7 +214,7 @@ class SearchTable(Table):
     ] = Field(
         default=None,
         description=(
-            "With `hybrid`, filters apply after the search if at least this share of the lines matches. "
+            "With `hybrid`, filters apply after the search if at least this fraction of the lines matches. "
             "Also `fallbackThreshold`."
         ),
     )
@@ -225,7 +222,7 @@ class SearchTable(Table):
     n_lines: NonNegativeInt | None = Field(default=None, description="Lines of context on each side.")
     mode: Literal["hybrid", "vector", "text"] | None = Field(
         default=None,
-        description="Rank by words and meaning (`hybrid`), by meaning alone (`vector`) or by words alone (`text`).",
+        description="`hybrid` (text and vector ranking), `vector` (embedding similarity) or `text` (words).",
     )
     rerank: bool | Annotated[int, Field(ge=0, le=MAX_RERANKED)] | None = Field(
         default=None,
@@ -237,22 +234,18 @@ class SearchTable(Table):
     branch: Text | None = Field(
         default=None,
         description=(
-            "Search this [branch](../guides/branches.md); `auto` is the one that is checked out. Default: "
-            "the main index."
+            "Search this [branch](../guides/branches.md); `auto` is the checked-out branch. Default: the main index."
         ),
     )
     deep: bool | None = Field(
         default=None,
         description=(
-            "Also search the [definition embeddings](../guides/search.md#deep) of a transformer. Default: if "
-            "there are any."
+            "Also search a transformer's [definition embeddings](../guides/search.md#deep). Default: if there are any."
         ),
     )
     cache: bool | None = Field(
         default=None,
-        description=(
-            "Search a bucket's workspace in [a copy on this disk](../guides/buckets.md#cache). Default: false."
-        ),
+        description=("Search a bucket's workspace in [a local copy](../guides/buckets.md#cache). Default: false."),
     )
     cache_bytes: PositiveInt | None = Field(
         default=None, description="Maximum size of all copies. Default: 10737418240 (10 GiB)."
@@ -265,13 +258,11 @@ class SearchTable(Table):
 
 
 class HooksTable(Table):
-    """``[web.hooks]``: the webhooks that ``driftline web`` takes, with references to their secrets."""
+    """``[web.hooks]``: the webhooks that ``driftline web`` accepts, with references to their secrets."""
 
     github: Text | None = Field(
         default=None,
-        description=(
-            "The secret of the [webhooks](../guides/web.md#webhooks) of GitHub, as `${VARIABLE}` or `block:NAME`."
-        ),
+        description=("The secret of GitHub's [webhooks](../guides/web.md#webhooks), as `${VARIABLE}` or `block:NAME`."),
     )
     gitlab: Text | None = Field(default=None, description="The same for GitLab.")
     gitea: Text | None = Field(default=None, description="The same for Gitea and Forgejo.")
@@ -281,7 +272,7 @@ class HooksTable(Table):
     )
     pull_requests: bool = Field(default=False, description="Index open pull requests as branches.")
     prefect: bool = Field(
-        default=False, description="Start the Prefect deployment of the source, instead of a run in the server."
+        default=False, description="Start the source's Prefect deployment instead of a run in the server."
     )
 
 
@@ -292,14 +283,14 @@ class WebTable(Table):
 
 
 Block = Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")]
-"""A block of a Prefect server, ``TYPE/NAME``."""
+"""A Prefect block, ``TYPE/NAME``."""
 
 
 class AccessTable(Table):
-    """``[access]``: the entities that users of ``driftline web``, named by a proxy, may see."""
+    """``[access]``: the entities that users authenticated by a trusted proxy may see in ``driftline web``."""
 
     groups_header: Text | None = Field(
-        default=None, description="The header with the groups of a user, separated by commas."
+        default=None, description="The header with the user's groups, separated by commas."
     )
     everyone: list[Text] = Field(
         default=[],
@@ -318,19 +309,19 @@ class File(Table):
         default=None, description="The workspace, a path or URI. Default: `.driftline` next to the file."
     )
     model: Text | None = Field(
-        default=None, description="The embedding model, a model2vec directory or name. Default: the installed one."
+        default=None, description="The embedding model, a model2vec directory or name. Default: the installed model."
     )
     redact: Redaction | None = Field(
         default=None,
         description=(
-            "Which [credentials inside text](../guides/index-sources.md#redact) are replaced: `off`, `known` "
+            "Which [credentials in the text](../guides/index-sources.md#redact) are redacted: `off`, `known` "
             "or `strict`. Default: the source's current setting; `known` for a new source."
         ),
     )
     archives: bool | None = Field(
         default=None,
         description=(
-            "Whether the [files inside archives and mail](../guides/documents.md#archives) are indexed. Default: "
+            "Whether the [files inside archives and email](../guides/documents.md#archives) are indexed. Default: "
             "the source's current setting; `false` for a new source."
         ),
     )
@@ -341,18 +332,18 @@ class File(Table):
             "new source."
         ),
     )
-    sources: list[SourceTable] = Field(default=[], description="One table `[[sources]]` for each source, see below.")
+    sources: list[SourceTable] = Field(default=[], description="One table `[[sources]]` per source, see below.")
     fleet: list[FleetTable] = Field(
         default=[],
-        description="One table `[[fleet]]` for each [owner of repositories](../guides/fleet.md#fleets), see below.",
+        description="One table `[[fleet]]` per [repository owner](../guides/fleet.md#fleets), see below.",
     )
     workspaces: dict[Text, WorkspaceTable] = Field(
         default={},
-        description="One table `[workspaces.NAME]` for each [view](../guides/many-sources.md#views), see below.",
+        description="One table `[workspaces.NAME]` per [view](../guides/many-sources.md#views), see below.",
     )
     storage_options: dict[Text, str | int | float | bool] = Field(
         default={},
-        description="Options of all buckets, `[storage_options]`. Secrets only as `${VARIABLE}` or `block:NAME`.",
+        description="Options for all buckets, `[storage_options]`. Secrets only as `${VARIABLE}` or `block:NAME`.",
     )
     prices: PriceTable = PriceTable()
     search: SearchTable = SearchTable()
@@ -371,12 +362,12 @@ class File(Table):
 
 
 def parse(raw: Mapping[str, Any], path: Path) -> File:
-    """Validate the tables of a file. Raises UsageError, which names the first mistake and never quotes a value."""
+    """Validate a file's tables. Raises UsageError, which reports the first mistake and never quotes a value."""
     try:
         return File.model_validate(raw)
     except ValidationError as error:
         mistakes = error.errors(include_url=False, include_input=False, include_context=False)
-        # A misspelled key is named, rather than the one that is missing for it.
+        # Report a misspelled key rather than the missing key that it was meant to be.
         first = next((each for each in mistakes if each["type"] == "extra_forbidden"), mistakes[0])
         mistake = _mistake(first["type"], first["msg"], first["loc"], path)
     raise mistake  # not chained to pydantic's error, which quotes values that may be secrets
@@ -403,14 +394,14 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
     if kind == "missing":
         return UsageError(f"The key {key!r} is missing", where, "Add it.")
     if kind == "list_type" and key in ("sources", "fleet") and table is File:
-        return UsageError(f"{key!r} is not a list of tables", where, f"Begin each one with [[{key}]].")
+        return UsageError(f"{key!r} is not a list of tables", where, f"Start each table with [[{key}]].")
     if table is File and key == "notify" and kind == "string_pattern_mismatch":
         return UsageError(
-            "A name in 'notify' is not the name of a block", where, "Write TYPE/NAME, as 'prefect block ls' prints it."
+            "A name in 'notify' is not a block name", where, "Write TYPE/NAME, as listed by 'prefect block ls'."
         )
     if table is FleetTable and key == "token":
         return UsageError(
-            "A token must be a reference", where, "Write ${NAME}, where NAME is a variable that holds it."
+            "A token must be a reference", where, "Write ${NAME}, where NAME is the variable with the token."
         )
     text = message.removeprefix("Value error, ")
     return UsageError(f"{key!r} cannot be used", where, f"{text[0].upper()}{text[1:]}.")

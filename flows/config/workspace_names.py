@@ -14,11 +14,11 @@ from driftline.storage.option_table import path_or_uri
 from driftline.storage.user_folders import user_folder, with_home
 
 HOME_VARIABLE = "DRIFTLINE_HOME"
-"""Names the folder of named workspaces, such as ``@notes``."""
+"""The folder with named workspaces, such as ``@notes``."""
 DATABASE_VARIABLE = "DATABASE_URL"
-"""Names the catalog of the memory store."""
+"""The URL of the memory catalog."""
 SERVER_VARIABLE = "DRIFTLINE_SERVER"
-"""The URL of the web server that searches query, and that reports of flows link to."""
+"""The URL of the web server that searches query and flow reports link to."""
 WORKSPACE_FOLDER = ".driftline"
 CONFIG_FILE, CONFIG_VARIABLE = "driftline.toml", "DRIFTLINE_CONFIG"
 
@@ -26,14 +26,14 @@ CONFIG_FILE, CONFIG_VARIABLE = "driftline.toml", "DRIFTLINE_CONFIG"
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _OF_HOST = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:.")
-"""``git@host:path``, a repository reached over ssh."""
+"""``git@host:path``, an ssh repository."""
 NAME_SIGN = "@"
 """The first character of a workspace name: anything else is a path or a URI."""
 _LOCAL_SCHEMES = frozenset({"file", "local"})
 
 
 def local_path(uri: str) -> Path | None:
-    """Return the local path that ``uri`` names (a bare path or ``file://``), else None.
+    """Return the local path of ``uri`` (a bare path or ``file://``); None for other URIs.
 
     Percent escapes are kept.
     """
@@ -47,15 +47,15 @@ def local_path(uri: str) -> Path | None:
 
 
 def absolute_workspace(workspace: str | os.PathLike[str], home: str | None = None) -> str:
-    """Resolve ``@notes`` as the workspace of this name below ``home``; make a path absolute, and keep a URI.
+    """Resolve ``@notes`` to the workspace ``notes`` in ``home``; make paths absolute, and leave URIs unchanged.
 
-    ``home`` is by default $DRIFTLINE_HOME, else in the user's data folder (XDG). Raises UsageError for an invalid name.
+    ``home`` defaults to $DRIFTLINE_HOME, then to the user's data folder (XDG). Raises UsageError for an invalid name.
     """
     workspace = path_or_uri("A workspace", workspace)
     if workspace.startswith(NAME_SIGN):
         name = workspace.removeprefix(NAME_SIGN)
         if not is_plain_name(name):
-            fix = f"A name has letters, digits, - and _; for a folder, write ./{workspace}"
+            fix = f"Names consist of letters, digits, - and _; for a folder, write ./{workspace}"
             raise UsageError("Not a valid workspace name", workspace, fix)
         home = home or os.environ.get(HOME_VARIABLE)
         folder = with_home(home) if home else user_folder("XDG_DATA_HOME") / "driftline" / "workspaces"
@@ -64,7 +64,7 @@ def absolute_workspace(workspace: str | os.PathLike[str], home: str | None = Non
 
 
 def is_plain_name(workspace: str) -> bool:
-    """Return whether ``workspace`` looks like a name without its @, rather than like a path or a URI."""
+    """Return whether ``workspace`` looks like a name missing its @, rather than a path or a URI."""
     return _PLAIN_NAME.fullmatch(workspace) is not None
 
 
@@ -92,10 +92,9 @@ def nearest_workspace(start: Path) -> Path | None:
 
 
 def find_config(given: str | os.PathLike[str] | None) -> Path | None:
-    """Return the file ``given``, else $DRIFTLINE_CONFIG, else the nearest ``driftline.toml`` in a parent folder, else
-    None.
+    """Return the file ``given``, then $DRIFTLINE_CONFIG, then the nearest ``driftline.toml`` here or above, then None.
 
-    Raises UsageError if a named file does not exist.
+    Raises UsageError if an explicitly given file does not exist.
     """
     if named := given or os.environ.get(CONFIG_VARIABLE):
         path = with_home(named).resolve()
@@ -107,9 +106,7 @@ def find_config(given: str | os.PathLike[str] | None) -> Path | None:
 
 
 def location_of(path: Path, table: str = "", row: int | None = None) -> str:
-    """Return the location of a mistake in a configuration file for messages; ``row`` is 0-based, messages count
-    from 1.
-    """
+    """Format the location of an error in a configuration file; ``row`` is 0-based, the result 1-based."""
     if not table:
         return str(path)
     return f"{path}, {table}" if row is None else f"{path}, [[{table}]] number {row + 1}"

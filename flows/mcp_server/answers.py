@@ -1,7 +1,7 @@
-"""Define the answers of the MCP tools: pydantic models, whose schemas clients see, and text for language models.
+"""Define the MCP tools' results: pydantic models, whose schemas clients see, and text for language models.
 
-The text has the essentials in few tokens, and fits into ``max_tokens``: context is trimmed first, then
-the last results are left out. It ends with the number of omitted results, and how to get them.
+The text gives the essentials in few tokens, and fits into ``max_tokens``: context is trimmed first, then the last
+results are omitted. It ends with the number of omitted results and how to get them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from driftline.tasks.search.search import SearchReport
 MAX_SOURCES = 100
 MAX_LINE_CHARACTERS = MAX_SHOWN_CHARACTERS
 BYTES_PER_TOKEN = 4
-"""In UTF-8: a rule of thumb, since the client's tokenizer is unknown."""
+"""UTF-8 bytes per token: a rule of thumb, since the client's tokenizer is unknown."""
 MIN_TOKENS, DEFAULT_TOKENS, MAX_TOKENS = 200, 8_000, 16_000
 MAX_ANSWER_BYTES = MAX_TOKENS * BYTES_PER_TOKEN
-"""Limit of the text of an answer, to save the context of a model."""
+"""Size limit of a result's text, to save the model's context."""
 _CONTEXTS = (2, 1, 0)
-"""Lines of context on each side, tried in turn if the requested number does not fit."""
+"""Lines of context on each side, tried in order if the requested number does not fit."""
 _RESERVED_BYTES = 300
-"""Part of each answer reserved for the note on omitted results."""
+"""Bytes of each result that are reserved for the note on omitted results."""
 
 
 class LinesFound(BaseModel):
-    """A window of lines; ``file`` can be opened. Numbers are 1-based; ``line`` and ``text`` are its best line, which
-    matches at ``column`` inside the definition ``symbol``. ``anchor`` is the position in a document, such as a page or
-    a cell; ``fragment``, after ``#``, opens it. ``url`` is the permanent link to share. Results are sorted by
-    ``score``.
+    """A window of lines; ``file`` is a path to open. Numbers are 1-based; ``line`` and ``text`` are its best line,
+    which matches at ``column`` inside the definition ``symbol``. ``anchor`` is the position in a document, such as a
+    page or a cell; append ``#`` and ``fragment`` to open it. ``url`` is the permalink. Results are sorted by ``score``.
     """
 
     path: str
@@ -66,13 +65,13 @@ class LinesFound(BaseModel):
 
 
 class SearchAnswer(BaseModel):
-    """Windows of lines, best first. ``truncated``: lines were cut or windows omitted to keep the answer short.
+    """Windows of lines, best first. ``truncated``: lines were cut or windows omitted to keep the result short.
 
-    ``found`` counts the windows before that; ``more`` says what is missing and how to get it. ``exact`` counts the
-    matches of an exact search, whether they are in ``results`` or not.
+    ``found`` counts the windows before truncation; ``more`` explains what is missing and how to get it. ``exact``
+    counts all matches of an exact search, including those not in ``results``.
 
-    ``notes`` say why there are no results, or that none is a good match. Without results, ``nearest`` is the nearest
-    line that the filters allow.
+    ``notes`` explain why there are no results, or that no result is a good match. If there are no results, ``nearest``
+    is the nearest line that passes the filters.
     """
 
     query: str
@@ -85,7 +84,7 @@ class SearchAnswer(BaseModel):
     exact: ExactMatches | None = None
 
     def text(self) -> str:
-        """Return the answer as grep prints it, each window below its definition."""
+        """Format the result like grep, with each window below its definition."""
         several = len({window.source for window in self.results}) > 1
         shown = [shown_lines(window, with_source=several) for window in self.results]
         if self.exact is not None:
@@ -99,7 +98,7 @@ class SearchAnswer(BaseModel):
 
 
 class SourceStatus(BaseModel):
-    """One indexed source."""
+    """An indexed source."""
 
     entity: str
     uri: str
@@ -108,7 +107,7 @@ class SourceStatus(BaseModel):
 
 
 class IndexStatus(BaseModel):
-    """The statistics of the workspace; ``sources_left_out`` counts the sources that are not listed."""
+    """Workspace statistics; ``sources_left_out`` counts the sources that are not listed."""
 
     workspace: str
     total_documents: int
@@ -121,10 +120,10 @@ class IndexStatus(BaseModel):
 
 
 class ContextAnswer(BaseModel):
-    """Lines of a document as they were indexed; ``current``: the document has not changed since.
+    """A document's lines as indexed; ``current``: the document has not changed since.
 
-    ``url`` is the permanent link of the requested line; ``more`` says which lines were cut. ``anchors`` are positions
-    in the document, such as pages or cells, each with the first of these lines in it.
+    ``url`` is a permalink to the requested line; ``more`` lists the lines that were cut. ``anchors`` are positions in
+    the document, such as pages or cells, each with its first line here.
     """
 
     path: str
@@ -139,9 +138,9 @@ class ContextAnswer(BaseModel):
     anchors: list[tuple[int, str]] = []
 
     def text(self) -> str:
-        """Return the location, and the numbered lines below the names of their anchors."""
+        """Format the location, and the numbered lines below their anchors' names."""
         location = f"{self.path}:{self.start_line}-{self.end_line}{f'  {self.url}' if self.url else ''}"
-        changed = [] if self.current else ["The document has changed since, or is gone."]
+        changed = [] if self.current else ["The document has since changed or been deleted."]
         names: dict[int, list[str]] = {}
         for number, name in self.anchors:
             names.setdefault(number, []).append(f"[{name}]")
@@ -153,7 +152,7 @@ class ContextAnswer(BaseModel):
 
 
 def shown_lines(window: LinesFound, *, with_source: bool) -> str:
-    """Return a window as text: one line as ``path:line:text``, several below a heading that names their definition."""
+    """Format a window: a single line as ``path:line:text``, several lines below a heading with their definition."""
     source = f"{window.source} " if with_source else ""
     about = [f"{window.kind} {window.symbol}"] if window.symbol else []
     about += [each for each in (window.anchor, window.label) if each]
@@ -167,7 +166,7 @@ def shown_lines(window: LinesFound, *, with_source: bool) -> str:
 
 
 def search_answer(report: SearchReport, max_tokens: int = DEFAULT_TOKENS) -> SearchAnswer:
-    """Return the first results whose text fits into ``max_tokens``, at least one of them."""
+    """Return the first results whose text fits into ``max_tokens``, but at least one."""
     exact = ExactMatches(**report.exact.to_dict()) if report.exact else None
     nearest = _lines_found(report.nearest, list(report.nearest.context)) if report.nearest else None
     notes = list(report.notes)
@@ -211,14 +210,14 @@ def _more(shown: int, found: int, needed: int, max_tokens: int) -> str:
 
 
 def _trimmed(hit: Hit, n_lines: int) -> tuple[list[str], int]:
-    """Return up to ``n_lines`` of context on each side of the best line, and the number of the first one."""
+    """Return the best line with up to ``n_lines`` of context on each side, and the first line's number."""
     best = hit.line - hit.start_line
     first = max(0, best - n_lines)
     return [clipped(line) for line in hit.context[first : best + n_lines + 1]], hit.start_line + first
 
 
 def _cut(window: LinesFound, budget: int) -> LinesFound:
-    """Return a window of only its best line, cut to ``budget`` bytes."""
+    """Reduce a window to its best line, truncated to ``budget`` bytes."""
     text = window.text.encode("utf-8", "replace")[: max(0, budget)].decode("utf-8", "ignore") + CUT
     return window.model_copy(
         update={"text": text, "context": [text], "start_line": window.line, "end_line": window.line}
@@ -271,14 +270,14 @@ def context_answer(excerpt: Excerpt, line: int, max_tokens: int = DEFAULT_TOKENS
 
 
 def _anchors_between(anchors: Sequence[tuple[int, str]], first: int, last: int) -> list[tuple[int, str]]:
-    """Return the anchors of lines ``first`` to ``last``; each lasts until the next one begins."""
+    """Return the anchors of lines ``first`` to ``last``; an anchor applies until the next one."""
     ends = [at - 1 for at, _ in anchors[1:]] + [last]
     inside = zip(anchors, ends, strict=True) if anchors else ()
     return [(max(at, first), name) for (at, name), end in inside if at <= last and end >= first]
 
 
 def _around(lines: Sequence[str], middle: int, budget: int) -> tuple[int, int]:
-    """Return the bounds of as many lines around ``middle``, equally many on each side, as fit into ``budget`` bytes."""
+    """Return the bounds of the lines around ``middle`` that fit into ``budget`` bytes, the same number on each side."""
     sizes = [len(line.encode("utf-8", "surrogatepass")) + len("000000: \n") for line in lines]
     first, last = middle, middle + 1
     budget -= sizes[middle]
@@ -292,12 +291,15 @@ def _around(lines: Sequence[str], middle: int, budget: int) -> tuple[int, int]:
 
 
 MAX_FIELD_CHARACTERS = 4_000
-"""Limit for a value, and for metadata, as JSON."""
+"""Size limit for a value, and for metadata, as JSON."""
 FilterValue = str | int | float | bool | list[str | int | float | bool] | None
 
 
 class MemoryRecord(BaseModel):
-    """An entry. ``cut`` names the fields that were too long: a value becomes the start of its JSON, metadata empty."""
+    """An entry.
+
+    ``cut`` lists fields that were too long: a value is reduced to the start of its JSON, metadata to {}.
+    """
 
     key: str
     value: Any
@@ -310,7 +312,7 @@ class MemoryRecord(BaseModel):
 
 
 class MemoryResult(BaseModel):
-    """An entry that answers the query. Results are sorted by ``score``; ``distance`` is 1 - cosine."""
+    """An entry that matches the query. Results are sorted by ``score``; ``distance`` is 1 - cosine."""
 
     record: MemoryRecord
     score: float
@@ -319,9 +321,9 @@ class MemoryResult(BaseModel):
 
 
 class MemoryAnswer(BaseModel):
-    """Entries, best first. ``truncated``: fields were cut or entries omitted to keep the answer short.
+    """Entries, best first. ``truncated``: fields were cut or entries omitted to keep the result short.
 
-    ``found`` counts the entries before that; ``more`` says what is missing and how to get it.
+    ``found`` counts the entries before truncation; ``more`` explains what is missing and how to get it.
     """
 
     query: str
@@ -331,13 +333,13 @@ class MemoryAnswer(BaseModel):
     more: str | None = None
 
     def text(self) -> str:
-        """Return one line for an entry: its owner, its key and its value."""
+        """Format each entry as one line: its owner, key and value."""
         shown = (f"{each.record.entity} {each.record.key}: {_as_json(each.record.value)}" for each in self.results)
         return "\n".join([*shown, *filter(None, [self.more])]) or "No results."
 
 
 def memory_answer(query: str, hits: Iterable[MemoryHit[MemoryEntry]], max_bytes: int) -> MemoryAnswer:
-    """Return the first ``hits`` of ``query``, as many as fit into ``max_bytes`` of JSON, at least one."""
+    """Return the first ``hits`` of ``query`` that fit into ``max_bytes`` of JSON, but at least one."""
     results: list[MemoryResult] = []
     budget, every = max_bytes - _RESERVED_BYTES, [*hits]
     for hit in every:

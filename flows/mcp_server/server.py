@@ -1,7 +1,7 @@
-"""Serve the MCP tools of a workspace over standard input and output, or over HTTP.
+"""Serve a workspace's MCP tools over standard input and output, or over HTTP.
 
-HTTP is served on loopback, and requests are stateless: the tools only read, so there are neither sessions nor open
-streams. A connection whose request does not arrive in time is closed, and the number of connections is bounded.
+HTTP is served on loopback, and requests are stateless: the tools are read-only, so there are neither sessions nor open
+streams. Connections whose request does not arrive in time are closed, and the number of connections is limited.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from driftline.storage.workspace.workspace import Workspace
 _GRACE_SECONDS = 3
 """Grace period for requests in flight at shutdown."""
 UNCHECKED = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-"""The SDK need not check Host and Origin: the guards of both servers do."""
+"""The SDK need not check Host and Origin: both servers' guards do."""
 _METHOD_NOT_ALLOWED = 405
 
 
 def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
-    """Listen for ``tools``; port 0 chooses a free port.
+    """Listen for ``tools``; port 0 selects a free port.
 
-    Raises UsageError for an address that is in use, or that other machines can reach: there is no authentication.
+    Raises UsageError if the address is in use or reachable from other machines: there is no authentication.
     """
     fix = "Use 127.0.0.1 or localhost; 'driftline web' serves /mcp to other machines, with tokens."
     listener = listen(host, port, what="The MCP server", only_loopback=fix)
@@ -62,9 +62,9 @@ def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
 
 @dataclass(frozen=True, slots=True)
 class WholePosts:
-    """Passes requests to ``app`` once they have arrived completely, and refuses all but POST.
+    """Buffers requests and passes them to ``app`` when complete; rejects all methods but POST.
 
-    Without sessions, a GET would open a stream that stays empty until the client leaves.
+    There are no sessions, so a GET would open a stream that stays empty until the client disconnects.
     """
 
     app: ASGIApp
@@ -82,7 +82,7 @@ class WholePosts:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return  # the client has left, or the body is too large, which the guard answers
+                return  # the client disconnected, or the body is too large and the guard responds
             body += message.get("body", b"")
             more = message.get("more_body", False)
         whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
@@ -94,11 +94,11 @@ class WholePosts:
 
 
 _INSTRUCTIONS = (
-    "Search indexed repositories and documents by meaning with search_lines; read around a hit with read_context, "
-    "giving it the hit's path, line and source. If you know a text or a name, use grep_lines, find_definitions and "
-    "find_uses."
+    "Search indexed repositories and documents semantically with search_lines; read around a hit with read_context, "
+    "passing the hit's path, line and source. If you know an exact string or a name, use grep_lines, find_definitions "
+    "and find_uses."
 )
-_MEMORY_INSTRUCTIONS = " Look up what was stored in memory with search_memory."
+_MEMORY_INSTRUCTIONS = " Search stored memory entries with search_memory."
 
 
 def make_server(
@@ -107,26 +107,26 @@ def make_server(
     within: Boundary | None = None,
     newest: Callable[[], Workspace] | None = None,
 ) -> MCPServer[Any]:
-    """Return the server for the workspace that ``newest`` opens for each call, and for the store that ``memory`` opens.
+    """Return the server for the workspace that ``newest`` opens for each call, and the store that ``memory`` opens.
 
-    If ``within`` is set, it serves only lines in that boundary; the caller binds ``memory``. All reads happen in this
-    process.
+    If ``within`` is set, it serves only lines inside that boundary; the caller binds ``memory``. All reads happen in
+    this process.
     """
     lines = LineTools(newest or workspace.reread, lambda: within)
-    # The store stays open: it is the only one, and closes itself when the process ends.
+    # The store stays open: it is the only one, and closes itself when the process exits.
     search = (lambda *query, **options: memory().search_memory(*query, **options)) if memory is not None else None
     return server_of({"": WorkspaceTools(lines, MemoryTools(search) if search is not None else None)})
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceTools:
-    """The tools of a workspace; the tools of its memory are None if it has no memory."""
+    """A workspace's tools; its memory tools are None if it has no memory."""
 
     lines: LineTools
     memory: MemoryTools | None = None
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        """Return the tools, in the order in which clients list them."""
+        """Return the tools, in the order that clients list them."""
         lines = self.lines
         tools: list[Callable[..., Any]] = [lines.search_lines, lines.grep_lines, lines.find_definitions]
         tools += [lines.find_uses, lines.read_context, lines.index_status]
@@ -136,7 +136,7 @@ class WorkspaceTools:
 
 
 def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
-    """Return the server of ``workspaces``, keyed by name. With several, tools take a name (default: the first)."""
+    """Return the server for ``workspaces``, keyed by name. With several, tools accept a name (default: the first)."""
     has_memory = any(each.memory for each in workspaces.values())
     instructions = _INSTRUCTIONS + (_MEMORY_INSTRUCTIONS if has_memory else "")
     offered: dict[str, dict[str, Callable[..., Any]]] = {}
@@ -144,7 +144,7 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
         for name, tool in each.by_name().items():
             offered.setdefault(name, {})[workspace] = tool
     if len(workspaces) > 1:
-        instructions += f" Each call asks one workspace: {', '.join(workspaces)}. If it has no answer, ask another."
+        instructions += f" Each call searches one workspace: {', '.join(workspaces)}. If it finds nothing, try another."
     tools = [_of_workspace(each) if len(workspaces) > 1 else next(iter(each.values())) for each in offered.values()]
     server: MCPServer[Any] = MCPServer(
         "driftline",
@@ -159,7 +159,7 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
 
     @server.resource(SOURCES_URI, name="sources", mime_type="application/json")
     def sources() -> str:
-        """The indexed sources, with their documents and lines."""
+        """The indexed sources, with their number of documents and lines."""
         try:
             found = {name: each.lines.index_status() for name, each in workspaces.items()}
             if len(found) == 1:
@@ -170,21 +170,21 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
 
     @server.prompt(name="find")
     def find(question: Annotated[str, Field(description="What you want to know about the code.")]) -> str:
-        """Answer a question from the indexed code and documents, with the lines that prove it."""
+        """Answer a question from the indexed code and documents, citing the lines that support the answer."""
         return _FIND.format(question=question)
 
     return server
 
 
 def _of_workspace(tools: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a tool that calls one of ``tools``: the argument ``workspace`` names which."""
+    """Return a tool that calls one of ``tools``, selected by the argument ``workspace``."""
     names = tuple(tools)
 
     @wraps(tools[names[0]])
     def call(*args: Any, workspace: str | None = None, **kwargs: Any) -> Any:
         return tools[names[0] if workspace is None else workspace](*args, **kwargs)
 
-    about = Field(description=f"The workspace to ask; default: {names[0]}.")
+    about = Field(description=f"The workspace to search; default: {names[0]}.")
     annotation: Any = Annotated[Literal[names] | None, about]
     own = inspect.signature(tools[names[0]], eval_str=True)
     added = inspect.Parameter("workspace", inspect.Parameter.KEYWORD_ONLY, default=names[0], annotation=annotation)
@@ -204,7 +204,7 @@ _READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_h
 
 
 def _strict(tool: Tool) -> Tool:
-    """Make ``tool`` refuse unknown arguments: the SDK would drop them, even filters."""
+    """Make ``tool`` reject unknown arguments: the SDK would drop them, even filters."""
     known = [*tool.fn_metadata.arg_model.model_fields]
 
     def check(given: Any) -> Any:
@@ -217,7 +217,7 @@ def _strict(tool: Tool) -> Tool:
     arguments = create_model(name, __base__=tool.fn_metadata.arg_model, __validators__=checks)
     arguments.model_config["extra"] = "forbid"
     arguments.model_rebuild(force=True)
-    # Clients put the schemas into the context of a model: titles repeat names, and null is as good as absent.
+    # Clients put the schemas into a model's context: titles only repeat names, and null means the same as absent.
     output = _without_titles(tool.fn_metadata.output_schema)
     metadata = tool.fn_metadata.model_copy(update={"arg_model": arguments, "output_schema": output})
     parameters = _without_nulls(_without_titles(arguments.model_json_schema(by_alias=True)))
@@ -226,7 +226,7 @@ def _strict(tool: Tool) -> Tool:
 
 
 class _StrictTool(Tool):
-    """Names wrong arguments on one line; the SDK would print the error from pydantic."""
+    """Reports invalid arguments on one line; the SDK would print pydantic's error."""
 
     async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
         try:
@@ -248,7 +248,7 @@ def _without_titles(schema: Any) -> Any:
 
 
 def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove null from the schema of arguments: clients omit an optional argument instead."""
+    """Remove null from argument schemas: clients omit optional arguments instead."""
     properties = {}
     for name, about in schema.get("properties", {}).items():
         options = [each for each in about.get("anyOf", ()) if each != {"type": "null"}]
@@ -258,8 +258,8 @@ def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve_stdio(server: MCPServer[Any]) -> None:
-    """Serve one client over standard input and output until it closes them. An interrupt ends the process."""
-    # KeyboardInterrupt does not reach the thread in which the SDK reads, and there is nothing to finish.
+    """Serve one client over standard input and output until it closes them. An interrupt kills the process."""
+    # The SDK's reader thread never sees KeyboardInterrupt, and there is nothing to clean up.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         server.run("stdio")
@@ -268,9 +268,9 @@ def serve_stdio(server: MCPServer[Any]) -> None:
 
 
 def serve_http(tools: MCPServer[Any], host: str, port: int, on_ready: Callable[[str], None]) -> None:
-    """Serve over streamable HTTP until interrupted. Port 0 chooses a free port; ``on_ready`` receives the URL.
+    """Serve over streamable HTTP until interrupted. Port 0 selects a free port; ``on_ready`` receives the URL.
 
-    Raises UsageError for an address that is in use, or that other machines can reach: there is no authentication.
+    Raises UsageError if the address is in use or reachable from other machines: there is no authentication.
     """
     server = http_server(tools, host, port)
     on_ready(server.url)

@@ -1,6 +1,6 @@
-"""Define the MCP tools. They only read, their answers are bounded, and failures are protocol errors (``is_error``).
+"""Define the MCP tools. They are read-only, their results are bounded, and failures are protocol errors (``is_error``).
 
-Clients see the docstrings of the tools and the descriptions of their parameters.
+Clients see the tools' docstrings and parameter descriptions.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ Name = Annotated[
     str, Field(min_length=1, max_length=500, description="A name, such as parse or Parser.parse. Case-sensitive.")
 ]
 MaxTokens = Annotated[
-    int, Field(ge=MIN_TOKENS, le=MAX_TOKENS, description="Upper bound on the answer, in tokens of four bytes.")
+    int, Field(ge=MIN_TOKENS, le=MAX_TOKENS, description="Maximum size of the result, in tokens of four bytes.")
 ]
 _NOT_EXACT = frozenset(("kinds", "symbols"))
 _EXACT_OPTIONS = (*(name for name in FILTERS if name not in _NOT_EXACT), "top_k", "n_lines", "files", "count")
 
 
 def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
-    """Return the options of a request as parameters of a tool, within the limits for servers."""
+    """Return a request's options as tool parameters, within the limits for servers."""
     return [_parameter(row) for row in options.values()]
 
 
@@ -82,7 +82,7 @@ def _parameter(row: Option) -> inspect.Parameter:
 
 
 def protocol_errors(tool: Callable[_P, BaseModel]) -> Callable[_P, CallToolResult]:
-    """Decorate ``tool`` so that errors of Driftline become protocol errors, which tell the client what to do."""
+    """Decorate ``tool`` so that Driftline errors become protocol errors, which tell the client what to do."""
 
     @functools.wraps(tool)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> CallToolResult:
@@ -94,17 +94,17 @@ def protocol_errors(tool: Callable[_P, BaseModel]) -> Callable[_P, CallToolResul
             if is_panic(error):
                 raise ToolError(str(native_crash_error(str(error)[:300], ""))) from error
             if isinstance(error, Exception):
-                traceback.print_exc()  # a defect: the client learns only that the tool failed
+                traceback.print_exc()  # a bug: the client learns only that the tool failed
             raise
 
-    own = inspect.signature(tool, eval_str=True)  # of a method without its object
+    own = inspect.signature(tool, eval_str=True)  # a bound method's signature, without self
     told: Any = Annotated[CallToolResult, own.return_annotation]
     vars(call)["__signature__"] = own.replace(return_annotation=told)
     return call
 
 
 def _as_result(answer: BaseModel) -> CallToolResult:
-    """Return an answer as the text that a model reads, and as the object that a program reads."""
+    """Return a result as text for models and as a structured object for programs."""
     text = (
         answer.text() if isinstance(answer, SearchAnswer | ContextAnswer | MemoryAnswer) else answer.model_dump_json()
     )
@@ -113,28 +113,28 @@ def _as_result(answer: BaseModel) -> CallToolResult:
 
 
 def exact_parameters(*names: str) -> list[inspect.Parameter]:
-    """Return the parameters of exact searches, and the options ``names``. By default, lines have no context."""
+    """Return the parameters of exact searches and the options ``names``. By default, lines have no context."""
     options = options_in("mcp", *_EXACT_OPTIONS, *names)
     return parameters(options | {"n_lines": replace(options["n_lines"], default=0)})
 
 
 @dataclass(frozen=True, slots=True)
 class LineTools:
-    """Tools over the lines of a workspace, which ``newest`` opens for each call.
+    """Tools over a workspace's lines; ``newest`` opens the workspace for each call.
 
-    They see everything in the ``boundary`` of the call, or everything if it is None.
+    They see everything inside the call's ``boundary``, or everything if that is None.
     """
 
     newest: Callable[[], Workspace]
     boundary: Callable[[], Boundary | None] = lambda: None
     run: Callable[..., Any] = call
-    """Runs a read of the index, in this process or in another one."""
+    """Runs a read of the index, in this or another process."""
 
     @spread("given", parameters(options_in("mcp")))
     def search_lines(
         self, query: Query, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]
     ) -> SearchAnswer:
-        """Find the lines of the indexed documents that answer a query, best first, with the lines around them."""
+        """Find the indexed lines that match a query best, with the lines around them."""
         request = SearchRequest.of(query, without_empty(given))
         return answers.search_answer(find(self.newest(), request, within=self.boundary(), run=self.run), max_tokens)
 
@@ -146,7 +146,7 @@ class LineTools:
             Field(
                 min_length=1,
                 max_length=MAX_PATTERN_CHARACTERS,
-                description="A regular expression in RE2's syntax.",
+                description="A regular expression in RE2 syntax.",
             ),
         ],
         literal: Annotated[bool, Field(description="Match the pattern as literal text.")] = False,
@@ -154,28 +154,28 @@ class LineTools:
         *,
         given: dict[str, Any],
     ) -> SearchAnswer:
-        """Find every line of the indexed documents that matches a pattern, source code first.
+        """Find every indexed line that matches a pattern, source code first.
 
-        ``exact`` says how many lines match, and whether the count is complete.
+        ``exact`` gives the number of matching lines, and whether the count is complete.
         """
         try:
             return self._exactly("", {**given, "fixed" if literal else "regex": (pattern,)}, max_tokens)
         except UsageError as error:
-            error.fix = error.fix.replace("`fixed`", "`literal`")  # as this tool calls it
+            error.fix = error.fix.replace("`fixed`", "`literal`")  # this tool's name for the option
             raise
 
     @spread("given", exact_parameters())
     def find_definitions(
         self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]
     ) -> SearchAnswer:
-        """Find the definitions of a name. They are found by name, not by type."""
+        """Find the definitions of a name. Matches by name, not by type."""
         return self._exactly(field_term("def", name), given, max_tokens)
 
     @spread("given", exact_parameters())
     def find_uses(self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> SearchAnswer:
         """Find the uses of a name: lines that contain it as a word but do not define it, nearest to a definition first.
 
-        They are found by name, not by type.
+        Matches by name, not by type.
         """
         return self._exactly(field_term("uses", name), given, max_tokens)
 
@@ -187,16 +187,18 @@ class LineTools:
         return answers.search_answer(report, max_tokens)
 
     def index_status(self) -> IndexStatus:
-        """Show the content of the index: sources, documents, lines, and the model that embedded them."""
+        """Show what is indexed: sources, numbers of documents and lines, and the embedding model."""
         return answers.index_status(self.run(Workspace.stats, self.newest(), self.boundary()))
 
     def read_context(
         self,
-        path: Annotated[str, Field(min_length=1, description="The path of a search result.")],
-        line: Annotated[int, Field(ge=1, description="The line to read around, counted from 1.")],
-        n_lines: Annotated[int, Field(ge=0, le=MAX_EXCERPT_LINES // 2, description="Lines on each side.")] = 20,
+        path: Annotated[str, Field(min_length=1, description="A search result's path.")],
+        line: Annotated[int, Field(ge=1, description="The line to read around, 1-based.")],
+        n_lines: Annotated[
+            int, Field(ge=0, le=MAX_EXCERPT_LINES // 2, description="Lines of context on each side.")
+        ] = 20,
         source: Annotated[
-            str | None, Field(description="The source of the result, if several sources have the path.")
+            str | None, Field(description="The result's source, if several sources have the path.")
         ] = None,
         max_tokens: MaxTokens = DEFAULT_TOKENS,
     ) -> ContextAnswer:
@@ -208,7 +210,7 @@ class LineTools:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTools:
-    """The tool over a memory store, which ``search`` searches as ``MemoryStore.search_memory`` does."""
+    """The memory tool; ``search`` is called like ``MemoryStore.search_memory``."""
 
     search: Callable[..., MemoryHits[MemoryEntry]]
 
@@ -225,13 +227,15 @@ class MemoryTools:
             Field(description="Search at or below this entity, such as org:acme/project:alpha; default: the root."),
         ] = None,
         max_distance: Annotated[
-            float | None, Field(ge=0, le=2, description="Leave out entries farther from the query: 1 - cosine, 0 to 2.")
+            float | None,
+            Field(ge=0, le=2, description="Drop entries farther from the query than this (1 - cosine, 0 to 2)."),
         ] = None,
         mode: Annotated[
-            Mode, Field(description="Rank by words and meaning, by meaning alone, or by words alone.")
+            Mode,
+            Field(description="Rank by words and embeddings (hybrid), embeddings only (vector) or words only (text)."),
         ] = "hybrid",
         max_tokens: MaxTokens = DEFAULT_TOKENS,
     ) -> MemoryAnswer:
-        """Find the entries of the memory store that answer a query, best first."""
+        """Find the memory entries that match a query best."""
         hits = self.search(query, top_k=top_k, filter=filter, scope=entity, max_distance=max_distance, mode=mode)
         return memory_answer(query, hits, max_tokens * BYTES_PER_TOKEN)

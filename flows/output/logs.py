@@ -1,4 +1,4 @@
-"""Set up the logs of the command line: Driftline's own warnings as text or, on request, all its records as JSON."""
+"""Set up command-line logging: Driftline's own warnings as text or, on request, all its records as JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _OWN = "driftline"
 
 
 class OwnWarnings(logging.Handler):
-    """Print warnings of ``driftline`` loggers to standard error, and drop those of libraries.
+    """Print warnings from ``driftline`` loggers to standard error, and drop library warnings.
 
-    Libraries log a traceback for each failure that they retry. A permanent failure is reported as an error.
+    Libraries log a traceback for every failure that they retry. Permanent failures are reported as errors.
     """
 
     def __init__(self) -> None:
@@ -31,9 +31,9 @@ class OwnWarnings(logging.Handler):
 
 
 class JsonLines(logging.Handler):
-    """Print each record of ``driftline`` loggers to standard error as a line of JSON.
+    """Print each record from ``driftline`` loggers to standard error as a JSON line.
 
-    A line is ``{time, level, logger, message, ...}``; ``extra={"fields": {...}}`` of a record adds further keys.
+    A line is ``{time, level, logger, message, ...}``; a record's ``extra={"fields": {...}}`` adds more keys.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class JsonLines(logging.Handler):
 
 
 def wants_json(requested: bool, environ: Mapping[str, str]) -> bool:
-    """Return whether to log as JSON: by ``--log-json`` (``requested``) or DRIFTLINE_LOG=json. Raises UsageError."""
+    """Return whether ``--log-json`` (``requested``) or DRIFTLINE_LOG=json selects JSON logs. Raises UsageError."""
     value = environ.get(LOG_VARIABLE, "")
     if value not in ("", "text", "json"):
         raise UsageError(f"{LOG_VARIABLE} cannot be {value!r}", fix="Set it to json or text.")
@@ -63,14 +63,14 @@ def wants_json(requested: bool, environ: Mapping[str, str]) -> bool:
 
 
 def quiet_libraries() -> None:
-    """Install ``OwnWarnings``, unless the program has configured logging already."""
+    """Install ``OwnWarnings`` unless the program already configured logging."""
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(OwnWarnings())
 
 
 @contextmanager
 def log_levels() -> Iterator[None]:
-    """Let ``log_more`` change which records ``OwnWarnings`` prints until the context closes."""
+    """Let ``log_more`` change which records ``OwnWarnings`` prints until the context exits."""
     own = logging.getLogger(_OWN)
     handlers = [h for h in logging.getLogger().handlers if isinstance(h, OwnWarnings)]
     before, levels = own.level, [handler.level for handler in handlers]
@@ -83,7 +83,7 @@ def log_levels() -> Iterator[None]:
 
 
 def log_more(level: int) -> None:
-    """Print the records of ``driftline`` loggers from ``level`` up."""
+    """Print records from ``driftline`` loggers at ``level`` and above."""
     logging.getLogger(_OWN).setLevel(level)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, OwnWarnings | JsonLines):
@@ -92,7 +92,7 @@ def log_more(level: int) -> None:
 
 @contextmanager
 def json_lines() -> Iterator[None]:
-    """Log as JSON, from level info up, instead of with ``OwnWarnings``, while the context is open."""
+    """Log JSON at level info and above instead of using ``OwnWarnings`` until the context exits."""
     root, own, handler = logging.getLogger(), logging.getLogger(_OWN), JsonLines()
     before, level = [h for h in root.handlers if isinstance(h, OwnWarnings)], own.level
     for other in before:

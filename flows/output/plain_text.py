@@ -1,7 +1,7 @@
-"""Print plain text to terminals: names, lines and messages are untrusted, and must not control a terminal.
+"""Print plain text to terminals: names, lines and messages are untrusted, and must not control the terminal.
 
-All output of commands passes through here, or is JSON, which escapes its strings. Search results are printed without
-Rich, which takes longer to load than a search through a server.
+All command output passes through here, or is JSON, which escapes its strings. Search results are printed without Rich,
+because importing it takes longer than a search through a server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from driftline.storage.lines.outline import location_of
 
 _CONTROLS = (*range(9), *range(10, 32), *range(127, 160))
 _BIDIRECTIONAL = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""Characters that change the order in which text is displayed."""
+"""Characters that change the display order of text."""
 _ESCAPED = {code: f"\\x{code:02x}" for code in _CONTROLS} | {code: f"\\u{code:04x}" for code in _BIDIRECTIONAL}
 
 
@@ -34,9 +34,9 @@ COLORS: tuple[str, ...] = get_args(Color)
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """The output of the command line: ``quiet`` omits progress and reports; colours are on or off.
+    """The output settings of the command line: ``quiet`` omits progress and reports; colours are on or off.
 
-    ``verbose`` counts the ``-v`` given: 1 logs the progress of runs, 2 logs everything.
+    ``verbose`` is the number of ``-v`` options: 1 logs the progress of runs, 2 logs everything.
     """
 
     quiet: bool = False
@@ -48,18 +48,18 @@ _CURRENT = [Appearance()]
 
 
 def appearance() -> Appearance:
-    """Return the output options of this command line."""
+    """Return the current output settings."""
     return _CURRENT[0]
 
 
 def show_as(**changes: Any) -> None:
-    """Change the appearance of everything that this command line prints from now on."""
+    """Change the settings of all further output."""
     _CURRENT[0] = replace(_CURRENT[0], **changes)
 
 
 @contextmanager
 def own_appearance() -> Iterator[None]:
-    """Use the default appearance in a block, and restore it afterwards."""
+    """Use the default appearance inside the context, and restore it on exit."""
     _CURRENT[0] = Appearance()
     try:
         yield
@@ -78,13 +78,13 @@ def say(text: str) -> None:
 
 
 def say_done(text: str) -> None:
-    """Print one line about what was done, unless the command is quiet."""
+    """Print one line about completed work, unless the command is quiet."""
     if not _CURRENT[0].quiet:
         say(text)
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """Print a JSON object on one line, with non-ASCII characters escaped, so that every terminal can print it."""
+    """Print a JSON object on one line, with non-ASCII characters escaped, so that any terminal can display it."""
     emit(json.dumps(result) + "\n")
 
 
@@ -108,7 +108,7 @@ def warn(text: str, stream: TextIO | None = None) -> None:
 
 
 def log_line(line: str, stream: TextIO | None = None) -> None:
-    """Print ``line`` on standard error: a full disk or a closed pipe ends the messages, not the command."""
+    """Print ``line`` on standard error. A full disk or a closed pipe stops the messages, not the command."""
     stream = stream or sys.stderr
     try:
         print(line, file=stream, flush=True)
@@ -123,16 +123,16 @@ def print_traceback() -> None:
 
 
 _STYLES = {"location": "1;36", "dim": "2", "definition": "32", "changed": "33", "best": "1;33"}
-"""The attributes of each part, as ECMA-48 numbers them (Select Graphic Rendition)."""
+"""The ECMA-48 attributes of each part (Select Graphic Rendition)."""
 
 
 def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = None) -> None:
     """Print each hit as ``path:line`` and its lines, numbered from 1; a colon marks the best line, as in grep.
 
-    A hit in a document has the anchor in place of the line: ``report.pdf:p12``.
+    For hits in documents, the anchor replaces the line number: ``report.pdf:p12``.
 
     ``folders`` maps local sources to their folders; with it, terminals that support links show ``path:line`` as a link
-    to the file or, if that is missing, to the permanent link of the line.
+    to the file or, if that is missing, to the line's permalink.
     """
     results: Sequence[Mapping[str, Any]] = result["results"]
     with_source = len({hit["source"] for hit in results}) > 1
@@ -154,7 +154,7 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
 
 
 _SHOWN_WEAK = 3
-"""Number of hits to show, each with only its best line, if nothing answers a query well."""
+"""How many hits to show, each with only its best line, if nothing matches the query well."""
 
 
 def _no_good_match(count: int) -> str:
@@ -164,11 +164,11 @@ def _no_good_match(count: int) -> str:
 
 
 _SHOWN_VALUES = 12
-"""Number of values of each facet to show."""
+"""How many values to show per facet."""
 
 
 def _facets(result: Mapping[str, Any]) -> str:
-    """Return the counts of files, one line for each facet."""
+    """Format the file counts, one line per facet."""
     text = ""
     for name, values in result.get("facets", {}).get("files", {}).items():
         shown = [f"{printable(value)} {count:,}" for value, count in [*values.items()][:_SHOWN_VALUES]]
@@ -178,7 +178,7 @@ def _facets(result: Mapping[str, Any]) -> str:
 
 
 def _exact_line(hit: Mapping[str, Any], folder: str | None, with_source: bool, styled: bool) -> str:
-    """Return a line as grep prints it, with the lines around it, if there are any."""
+    """Format a line in grep's format, with its context lines, if any."""
     source = f"{printable(hit['source'])}:" if with_source else ""
     text = ""
     for number, line in enumerate(hit["context"], start=hit["start_line"]):
@@ -192,7 +192,7 @@ def _exact_line(hit: Mapping[str, Any], folder: str | None, with_source: bool, s
 
 
 def all_weak(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether no result is likely to be right."""
+    """Return whether no result is likely to be relevant."""
     return all(hit.get("label") == "weak" for hit in results)
 
 
@@ -223,7 +223,7 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
 
 
 def _opened(hit: Mapping[str, Any], folder: str | None) -> str | None:
-    """Return the URL that opens a hit: the file in the local ``folder`` at its anchor, else its permanent link."""
+    """Return the URL that opens a hit: the file in the local ``folder`` at its anchor, or otherwise its permalink."""
     if folder is None or hit["path"] == "-":
         return hit.get("url")
     fragment = hit.get("fragment")
@@ -231,7 +231,7 @@ def _opened(hit: Mapping[str, Any], folder: str | None) -> str | None:
 
 
 def _linked(text: str, url: str | None, styled: bool) -> str:
-    """Return ``text`` as a terminal hyperlink (OSC 8); terminals without support print the text only."""
+    """Return ``text`` as a terminal hyperlink (OSC 8); terminals that do not support it print only the text."""
     return f"\x1b]8;;{printable(url)}\x1b\\{text}\x1b]8;;\x1b\\" if styled and url is not None else text
 
 
@@ -250,9 +250,10 @@ def _styled(text: str, style: str, styled: bool) -> str:
 
 
 def wants_styles(stream: TextIO | None = None) -> bool:
-    """Return whether ``stream`` gets colours: by ``--color``, the usual variables, or because it is a terminal.
+    """Return whether to use colours on ``stream``, according to ``--color``, the usual variables, and whether it is a
+    terminal.
 
-    The default is standard output.
+    ``stream`` defaults to standard output.
     """
     if _CURRENT[0].color != "auto":
         return _CURRENT[0].color == "always"

@@ -1,6 +1,6 @@
-"""Show the progress of a run: a live bar on a terminal, plain or JSON lines elsewhere, or nothing.
+"""Show a run's progress: a live bar on a terminal, plain or JSON lines elsewhere, or nothing.
 
-A run consists of stages, which an interface may show one by one; Prefect shows them as tasks in its graph.
+A run consists of stages, which an interface may show individually; Prefect shows them as tasks in its graph.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ QUIET_INTERVAL_SECONDS = 5.0
 
 
 class Progress(Protocol):
-    """Receives the progress of a run. Calls are cheap and come from one thread at a time."""
+    """Receives a run's progress. Calls are cheap and come from one thread at a time."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Begin a phase of ``total`` documents, if the number is known."""
+        """Start a phase of ``total`` documents; None if the number is unknown."""
         ...
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
-        """Add to the documents processed and the lines embedded in this phase."""
+        """Add to the number of documents processed and lines embedded in this phase."""
         ...
 
     def message(self, text: str) -> None:
@@ -59,9 +59,9 @@ class WarningsOnly(NullProgress):
 
 
 class EarlyProgress:
-    """Reports progress from many threads, and the counts of running tasks.
+    """Reports progress from many threads, including the counts of running tasks.
 
-    A phase never shows more documents than its total, although a cluster may run a task twice.
+    A phase never shows more documents than its total, even if a cluster runs a task twice.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -75,7 +75,7 @@ class EarlyProgress:
             self._progress.phase(name, total)
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:
-        """Add what a finished task has not reported yet, or the progress of a running one."""
+        """Add what a finished task has not yet reported, or a running task's progress."""
         with self._lock:
             if self._left is not None:
                 documents = min(documents, self._left)
@@ -89,7 +89,7 @@ class EarlyProgress:
 
 
 def pace(documents: int, total: int | None, lines: int, seconds: float) -> str:
-    """Return the lines, their rate and, once it can be estimated, the time left.
+    """Format the number of lines, their rate and, once it can be estimated, the remaining time.
 
     >>> pace(250, 1_000, 8_000, 2.0)
     '8,000 lines, 4,000 lines/s, 6 s left'
@@ -138,7 +138,7 @@ class QuietProgress:
         warn(text, self._stream)
 
     def __enter__(self) -> Self:
-        """Start to report at intervals, even while nothing advances, as in a long scan."""
+        """Start reporting at intervals, even while nothing advances, such as during a long scan."""
         self._beat = threading.Thread(target=self._keep_reporting, daemon=True)
         self._beat.start()
         return self
@@ -191,7 +191,7 @@ class LogProgress:
 
 
 class RichProgress:
-    """A live bar on standard error, removed when the context closes."""
+    """A live bar on standard error, removed when the context exits."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -249,9 +249,9 @@ class RichProgress:
 
 
 def open_progress() -> AbstractContextManager[Progress]:
-    """Return the progress for standard error: JSON lines if logs are JSON, a bar on a terminal, else plain lines.
+    """Return the progress for standard error: JSON lines if logs are JSON, a bar on a terminal, otherwise plain lines.
 
-    A quiet command shows warnings only, and a verbose one logs each phase.
+    A quiet command shows only warnings, and a verbose command logs each phase.
     """
     if writes_json() or appearance().verbose:
         return nullcontext(LogProgress())
@@ -265,10 +265,10 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step of a run, carried out by ``work``. ``said`` formats the counts of its result; a ``repeatable`` stage may
-    be retried.
+    """A step of a run, executed by ``work``. ``said`` formats the counts in its result; ``repeatable`` stages may be
+    retried.
 
-    It follows the stages in ``after`` that have begun; if none has, it is the first stage of its run.
+    It follows the stages in ``after`` that have started; if there are none, it is the first stage of its run.
     """
 
     name: str
@@ -279,7 +279,7 @@ class Stage:
 
 
 class StageRunner(Protocol):
-    """Run a stage, and return the result of its work."""
+    """Run a stage, and return its result."""
 
     def __call__(self, stage: Stage) -> Any: ...
 
@@ -295,7 +295,7 @@ def run_stage(
     repeatable: bool = False,
     after: Iterable[str] = (),
 ) -> _Result:
-    """Run ``work`` as a stage, and return its result or raise its error."""
+    """Run ``work`` as a stage, and return its result. Propagates its errors."""
     runner = _RUNNER.get()
     if runner is None:
         return work()

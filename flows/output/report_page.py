@@ -1,4 +1,4 @@
-"""Render ``driftline report``, one HTML file with SVG plots that loads and runs nothing."""
+"""Render ``driftline report``, a self-contained HTML file with SVG plots and no scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ TEMPLATE = "report.html.j2"
 def render(
     stats: WorkspaceStats, runs: Sequence[RunRecord], now: datetime, prices: Mapping[str, float] | None = None
 ) -> str:
-    """Return the page; ``runs`` are newest first. ``prices`` are per 1,000 requests of a kind, in any currency."""
+    """Return the page; ``runs`` are newest first.
+
+    ``prices`` maps request types to the price of 1,000 requests, in any currency.
+    """
     _, cost = History(runs).requests(prices or {})
     tiles = {
         "documents": f"{stats.total_documents:,}",
@@ -35,7 +38,7 @@ def render(
     }
     if cost is not None:
         tiles["cost of requests"] = f"{cost:,.4f}"
-    # Names of sources and workspaces are untrusted, so the template escapes everything except the plots, which are SVG.
+    # Source and workspace names are untrusted, so the template escapes everything except the plots, which are SVG.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("driftline.flows.output").joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
@@ -48,13 +51,13 @@ def render(
 
 
 def plots_of(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the plots of ``runs``, newest first, as SVG."""
+    """Return the plots of ``runs`` (newest first) as SVG."""
     history = History(list(reversed(runs)))
     return [plot for plot in _plots(history, history.requests({})[0]) if plot]
 
 
 def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
-    """Yield the plots as SVG; "" for plots without a point."""
+    """Yield the plots as SVG; "" for plots with no points."""
 
     def per_run(kind: str, figure: str, name: str, scale: float = 1.0) -> Series:
         return history.of_runs(kind, name, lambda run: to_row(run)[figure] * scale)
@@ -74,12 +77,12 @@ def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
     searches = history.of_runs("search", "median of an hour", lambda run: run.seconds * 1000.0)
     hit_rates = history.of_runs("search", "mean of an hour", lambda run: run.report.get("hit_rate"))
     yield line_plot("Search time with a filter", [searches], unit="ms", even_one=True)
-    yield line_plot("Hit rate of filters: share of the lines that they allow", [hit_rates], even_one=True)
+    yield line_plot("Hit rate of filters: fraction of lines that pass", [hit_rates], even_one=True)
     yield line_plot("Search time, p50", history.measured("p50_seconds", 1000.0), unit="ms")
 
 
 def run_row(run: RunRecord) -> dict[str, Any]:
-    """Return a row for the table of runs: ``what`` lists the nonzero figures of a run of its kind."""
+    """Return a row for the runs table: ``what`` lists the run's nonzero statistics."""
     row = to_row(run)
     started = str(row["started"])[:19].replace("T", " ")
     return {**{name: row[name] for name in OF_EVERY_RUN}, "started": started, "what": in_words(row)}
@@ -91,19 +94,19 @@ _COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2")
 MAX_SERIES = len(_COLOURS)
 _TICKS = 4
 HALF_HOUR_SECONDS = 1_800
-"""Time that a plot shows on each side of a single moment."""
+"""How much time a plot shows on each side of a single point."""
 _LEAST = 1000 * sys.float_info.min
-"""The smallest top of an axis; ticks of a lower one would lose precision and round to 0."""
+"""The smallest axis maximum; ticks of a smaller one would lose precision and round to 0."""
 
 
 def line_plot(
     title: str, series: Sequence[Series], *, unit: str = "", steps: bool = False, even_one: bool = False
 ) -> str:
-    """Draw an ``<svg>`` of ``series`` over time, with the y axis starting at 0. Returns "" for fewer than two moments,
-    unless ``even_one`` is set.
+    """Draw an ``<svg>`` of ``series`` over time, with the y axis starting at 0. Returns "" for fewer than two points in
+    time, unless ``even_one`` is set.
 
-    Draws the finite points of the first ``MAX_SERIES`` series that have any. ``steps`` holds each value until the next
-    point. The tooltip of a point shows its value.
+    Draws the finite points of the first ``MAX_SERIES`` series that have any. With ``steps``, each value is held until
+    the next point. A point's tooltip shows its value.
     """
     finite = [Series(line.name, [point for point in line.points if math.isfinite(point[1])]) for line in series]
     drawn = [line for line in finite if line.points][:MAX_SERIES]
@@ -167,7 +170,7 @@ def bar_plot(title: str, values: Sequence[tuple[str, float]]) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number in short form: 1,234 or 12.5M or 0.034, and nan or inf as such."""
+    """Format a number in short form: 1,234 or 12.5M or 0.034; nan and inf are printed as such."""
     if not math.isfinite(value):
         return str(value)
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -177,7 +180,7 @@ def number(value: float) -> str:
 
 
 def _tick(highest: float) -> float:
-    """Return a round distance between ticks, so that ``_TICKS`` of them cover ``highest``."""
+    """Return a round tick spacing such that ``_TICKS`` ticks reach ``highest``."""
     if highest < _LEAST:
         return 1.0 / _TICKS
     power = 10.0 ** math.floor(math.log10(highest / _TICKS))

@@ -1,4 +1,4 @@
-"""Print the reports of commands as text for people.
+"""Print the commands' reports as human-readable text.
 
 File names and lines are untrusted: their control characters are printed in escaped form.
 """
@@ -27,13 +27,13 @@ _MAX_FINDINGS = 100
 _MAX_SHORTENED = 3
 _UNFOLDED = 1000  # columns, if no terminal limits the width
 _COUNTS_WIDTH = 24
-"""Columns for the documents and lines of a source."""
+"""Columns for a source's document and line counts."""
 _MIN_TABLE_WIDTH = 60
-"""In a terminal with fewer columns, wider tables are printed as records."""
+"""In terminals with fewer columns, wider tables are printed as records."""
 
 
 def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | None = None) -> None:
-    """Print the report of an index run, a paragraph for each source; ``prices`` are per 1,000 requests of a kind."""
+    """Print an index run's report, one paragraph per source; ``prices`` maps request types to the price of 1,000."""
     lines: list[Text | Table] = []
     failed = result.get("failed", ())
     for source in result["sources"]:
@@ -44,17 +44,17 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
         lines.append(Text(f"  lines: {embedded}, {source['lines_total']:,} in the index"))
         reasons = Counter(str(skip["reason"]) for skip in source["skipped"])
         if not dry_run and any(source[state] for state in _STATES):
-            del reasons["excluded"]  # requested exclusions need no hint, unless no document is left
+            del reasons["excluded"]  # requested exclusions need no hint, unless no documents are left
         if reasons:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
             lines.append(Text(f"  not indexed: {listed}", style="yellow"))
         lines += _about_documents(source)
-        files = source.get("shortened", ())
+        files = source.get("truncated", ())
         if files:
             characters = sum(file["characters"] for file in files)
             named = ", ".join(printable(file["path"]) for file in files[:_MAX_SHORTENED])
             more = ", …" if len(files) > _MAX_SHORTENED else ""
-            left_out = f"  lines too long: {characters:,} characters of {len(files):,} documents are not indexed"
+            left_out = f"  overlong lines: {characters:,} characters in {len(files):,} documents are not indexed"
             lines.append(Text(f"{left_out}: {named}{more}", style="yellow"))
     lines += [Text(f"failed: {printable(failure['message'])}", style="red") for failure in failed]
     if result["requests"]:
@@ -66,7 +66,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
 
 
 def _about_documents(source: Result) -> Iterator[Text]:
-    """Return hints about files that are skipped or indexed incompletely, and the fix for each."""
+    """Return hints about files that are skipped or incompletely indexed, each with the fix."""
     unopened = sum(skip["reason"] == "archive" for skip in source["skipped"])
     if unopened:
         yield Text(f"  archives: {unopened:,}; --archives indexes the files inside", style="yellow")
@@ -78,22 +78,22 @@ def _about_documents(source: Result) -> Iterator[Text]:
         huge = [file for file in large if file["bytes"] > MAX_TEXT_BYTES]
         large = [file for file in large if file["bytes"] <= MAX_TEXT_BYTES]
         if huge:
-            most = f"no option takes files above {MAX_TEXT_BYTES // 2**20} MiB: split them"
+            most = f"no option accepts files above {MAX_TEXT_BYTES // 2**20} MiB: split them"
             yield Text(f"  too large: {_named(huge)}; {most}", style="yellow")
         for option, is_own in (("--max-document-bytes", True), ("--max-file-bytes", False)):
             files = [file for file in large if has_own_limit(file["path"]) == is_own]
             if files:
-                yield Text(f"  too large: {_named(files)}; {option} {_most(files)} takes them", style="yellow")
-    if files := source.get("in_part", ()):
+                yield Text(f"  too large: {_named(files)}; {option} {_most(files)} accepts them", style="yellow")
+    if files := source.get("partially_indexed", ()):
         takes = f"--max-document-bytes {_most(files)} takes all lines"
         yield Text(f"  first and last lines only: {_named(files)}; {takes}", style="yellow")
     if source.get("redacted"):
         counts = ", ".join(f"{count:,} {rule}" for rule, count in source["redacted"].items())
         yield Text(f"  credentials replaced: {counts}", style="yellow")
-    if source.get("needing_extra"):
+    if source.get("missing_extra"):
         from driftline.tasks.extraction.extractor import EXTRA
 
-        lacking = f"{source['needing_extra']:,} files need the extra '{EXTRA}'"
+        lacking = f"{source['missing_extra']:,} files require the extra '{EXTRA}'"
         yield Text(f"  documents: {lacking}. Run: {install_command(EXTRA)}", style="yellow")
 
 
@@ -106,14 +106,14 @@ def _most(files: Sequence[Result]) -> int:
 
 
 def requests_text(requests: Mapping[str, int], prices: Mapping[str, float]) -> str:
-    """Return ``12 LIST, 3 GET: about 0.0001``; the cost is omitted without a price."""
+    """Format ``12 LIST, 3 GET: about 0.0001``; the cost is omitted if there are no prices."""
     counts = ", ".join(f"{count:,} {kind.upper()}" for kind, count in requests.items())
     cost = price(requests, prices)
     return counts if cost is None else f"{counts}: about {cost:.4g}"
 
 
 def print_explanation(figures: Result) -> None:
-    """Print how a search was executed; comes before its hits."""
+    """Print how a search was executed, before its hits."""
     matching = f"{figures['matches']:,} of {figures['lines']:,} lines match the filter ({figures['hit_rate']:.1%})"
     if figures["mode"] == "hybrid":
         compared = f"{figures['examined']:,} lines compared by block ({figures['strategy']})"
@@ -122,7 +122,7 @@ def print_explanation(figures: Result) -> None:
         compared = f"{figures['examined']:,} vectors compared ({index}, {figures['strategy']})"
     chosen = f"{figures['blocks']:,} blocks, {figures['candidates']:,} lines ranked"
     if figures["blocks_without_definitions"]:
-        chosen += f" ({figures['blocks_without_definitions']:,} blocks without definitions: index --full adds them)"
+        chosen += f" ({figures['blocks_without_definitions']:,} blocks with no definitions: index --full adds them)"
     times = ", ".join(f"{phase} {seconds * 1000:.1f} ms" for phase, seconds in figures["seconds"].items())
     _print([Text(f"{figures['mode']}: {matching}; {compared}; {chosen}; {times}", "dim"), Text()])
 
@@ -189,7 +189,7 @@ def print_tokens(result: Result) -> None:
 
 
 def print_runs(result: Result) -> None:
-    """Print the runs of a workspace, newest first, each with its nonzero figures."""
+    """Print a workspace's runs, newest first, each with its nonzero statistics."""
     from driftline.flows.output.run_history import in_words  # loads storage
 
     lines: list[Text | Table] = []
@@ -203,7 +203,7 @@ def print_runs(result: Result) -> None:
 
 
 def print_compact(result: Result) -> None:
-    """Print the figures of each tenant before and after a compaction."""
+    """Print each tenant's statistics before and after a compaction."""
     lines: list[Text | Table] = []
     for part in result["tenants"]:
         folded = sum(source["deltas"] for source in part["folded"])
@@ -222,7 +222,7 @@ def print_compact(result: Result) -> None:
 
 
 def print_cleanup(result: Result) -> None:
-    """Print the orphans that a cleanup listed, the foreign files, and how many it deleted."""
+    """Print the orphans and unrecognized files that a cleanup found, and how many it deleted."""
     lines: list[Text | Table] = []
     for orphan in result["orphans"]:
         facts = f"{orphan['size_bytes']:,} bytes, {orphan['age_seconds'] / 3600:,.1f} h old, {orphan['reason']}"
@@ -238,7 +238,7 @@ def print_cleanup(result: Result) -> None:
 
 
 def print_verify(result: Result) -> None:
-    """Print each finding, and how much was checked."""
+    """Print the findings, and how much was checked."""
     lines: list[Text | Table] = [
         Text(f"{finding['kind']}: {printable(finding['entity'])} {printable(finding['path'])}  {finding['detail']}")
         for finding in result["findings"][:_MAX_FINDINGS]
@@ -246,7 +246,7 @@ def print_verify(result: Result) -> None:
     more = len(result["findings"]) - len(lines)
     if more > 0:
         lines.append(Text(f"... and {more:,} more (--json shows all)"))
-    repaired = f", {result['mended']:,} repaired" if result["mended"] else ""
+    repaired = f", {result['repaired']:,} repaired" if result["repaired"] else ""
     checked = f"{result['documents']:,} documents, {result['lines']:,} lines and "
     checked += f"{result['memory_entries']:,} memory entries checked"
     lines.append(Text(f"{checked}, findings: {len(result['findings']):,}{repaired}", "dim"))
@@ -254,7 +254,7 @@ def print_verify(result: Result) -> None:
 
 
 def _sources(sources: Sequence[Result]) -> list[Text | Table]:
-    """Return a table of the sources, or two lines for each if the terminal would wrap their names."""
+    """Return a table of the sources, or two lines per source if the terminal would wrap their names."""
     if not sources:
         return []
     longest = max(len(source["entity"]) + len(source["uri"]) for source in sources)
@@ -283,7 +283,7 @@ _WARNINGS = ("yellow", "red")
 
 
 def _print_done(parts: Iterable[Text | Table]) -> None:
-    """Print the report of a run, or only its warnings and failures if the command is quiet."""
+    """Print a run's report, or only its warnings and failures if the command is quiet."""
     warned = (part for part in parts if isinstance(part, Text) and part.style in _WARNINGS)
     _print(warned if appearance().quiet else parts)
 
@@ -306,7 +306,7 @@ def _width(table: Table) -> int:
 
 
 def _records(table: Table) -> Iterator[Text]:
-    """Yield each row of a table as lines of name and value, for a terminal too narrow for its columns."""
+    """Yield each table row as lines of name and value, for terminals too narrow for the columns."""
     names = [str(column.header) for column in table.columns]
     indent = max(map(len, names)) + 2
     for row in zip(*(column.cells for column in table.columns), strict=True):
@@ -324,7 +324,7 @@ def _harmless(part: Text | Table) -> Text | Table:
 
 
 def print_fleets(result: Result, everything: bool = False) -> None:
-    """Print a line for each fleet, and for each repository, or only for changed, missing and failing ones."""
+    """Print one line per fleet and per repository; by default, only changed, missing and failing repositories."""
     lines: list[Text | Table] = []
     to_index = set(result.get("to_index", ()))
     for fleet in result["fleets"]:
@@ -358,9 +358,9 @@ def _about(row: Result) -> str:
     if row["branches"]:
         parts.append(f"{len(row['branches']):,} {'branch' if len(row['branches']) == 1 else 'branches'}")
     if row["skipped_branches"]:
-        parts.append(f"branches that are skipped: {', '.join(row['skipped_branches'])}")
+        parts.append(f"skipped branches: {', '.join(row['skipped_branches'])}")
     if row["pull_requests_problem"]:
-        parts.append(f"pull requests are not listed: {row['pull_requests_problem']}")
+        parts.append(f"cannot list pull requests: {row['pull_requests_problem']}")
     if row["archived"] and row["reason"] != "archived":
         parts.append("archived")
     if row["missed_since"]:

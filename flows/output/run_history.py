@@ -1,4 +1,4 @@
-"""Read the run history of a workspace as figures: rows for ``driftline runs``, series for ``driftline report``."""
+"""Compute statistics from a workspace's run history: rows for ``driftline runs``, series for ``driftline report``."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ _SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a plot: its values over time, oldest first."""
+    """A line in a plot: its values over time, oldest first."""
 
     name: str
     points: Sequence[tuple[datetime, float]]
 
 
 def newest_runs(workspace: Workspace, limit: int, others: Iterable[RunRecord] = ()) -> list[RunRecord]:
-    """Return up to ``limit`` runs of all tenants and ``others``, newest first; a run over several tenants counts once.
+    """Return up to ``limit`` runs of all tenants and ``others``, newest first; a run over several tenants is listed
+    once.
 
     ``others`` must be sorted newest first.
     """
@@ -51,13 +52,13 @@ def _read(run_ids: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -
 
 
 def _parts(run: RunRecord) -> list[dict[str, Any]]:
-    """Return the reports of a run, one for each tenant."""
+    """Return a run's reports, one per tenant."""
     parts: list[dict[str, Any]] = run.report.get("parts", [run.report])
     return parts
 
 
 def to_row(run: RunRecord) -> dict[str, Any]:
-    """Return a run as ``runs --json`` prints it: the fields of every run, then the figures of its kind."""
+    """Return a run's ``runs --json`` object: the fields common to all runs, then those specific to its kind."""
     return {
         "run_id": run.run_id,
         "kind": run.kind,
@@ -70,11 +71,11 @@ def to_row(run: RunRecord) -> dict[str, Any]:
 
 OF_EVERY_RUN = ("run_id", "kind", "started", "seconds", "outcome")
 _SHOWN_COMMIT = 12
-"""Characters of a commit id to show."""
+"""How many characters of a commit id to show."""
 
 
 def in_words(row: Mapping[str, Any]) -> str:
-    """Return the nonzero figures of a row from ``to_row``.
+    """Format the nonzero statistics of a row from ``to_row``.
 
     Examples:
         >>> in_words({"kind": "index", "sources": ["source:a"], "new": 1_200, "changed": 0, "commits": ["5e50c5f"]})
@@ -127,14 +128,14 @@ def _figures(run: RunRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The history of a workspace as series for plots; ``runs`` are oldest first."""
+    """A workspace's history as series for plots; ``runs`` are oldest first."""
 
     runs: Sequence[RunRecord]
 
     def growth(self, name: str) -> Series:
         """Return the sum of ``name`` (``documents_total`` or ``lines_total``) over all sources, after each run.
 
-        A source that was indexed before the first of these runs counts from the beginning, with its first known total.
+        A source that was indexed before the first of these runs is included from the start, with its first known total.
         """
         totals = self._before(name)
         points: list[tuple[datetime, float]] = []
@@ -161,12 +162,12 @@ class History:
         return totals
 
     def of_runs(self, kind: str, name: str, value: Callable[[RunRecord], float | None]) -> Series:
-        """Return a figure of each run of ``kind``, without the runs for which ``value`` returns None."""
+        """Return ``value`` for each run of ``kind``, skipping runs where it is None."""
         points = ((_moment(run), value(run)) for run in self.runs if run.kind == kind)
         return Series(name, [(moment, figure) for moment, figure in points if figure is not None])
 
     def deltas(self) -> list[Series]:
-        """Return the number of deltas of each source; the source with the highest number comes first."""
+        """Return each source's number of deltas, the source with the most deltas first."""
         by_entity: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
         for run in self.runs:
             for source in _finished_sources(run):
@@ -179,7 +180,7 @@ class History:
         return sorted(series, key=lambda line: max(value for _, value in line.points), reverse=True)
 
     def measured(self, name: str, scale: float = 1.0) -> list[Series]:
-        """Return a figure that compactions measure at their end, such as ``recall_at_10``, by tenant."""
+        """Return a metric recorded at the end of each compaction, such as ``recall_at_10``, keyed by tenant."""
         by_tenant: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
         for run in self.runs:
             for part in _parts(run) if run.kind == "compact" else ():
@@ -189,10 +190,9 @@ class History:
         return [Series(tenant, points) for tenant, points in by_tenant.items()]
 
     def requests(self, prices: Mapping[str, float]) -> tuple[list[Series], float | None]:
-        """Return the requests to the store by kind, and their cost at ``prices`` per 1,000, which is None if no kind
-        has a price.
+        """Return the requests to the store by type, and their cost; ``prices`` are per 1,000 requests.
 
-        Runs that recorded no requests are skipped.
+        The cost is None if no type has a price. Runs that recorded no requests are skipped.
         """
         by_kind: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
         for run in self.runs:
@@ -203,7 +203,7 @@ class History:
 
 
 def _finished_sources(run: RunRecord) -> list[Mapping[str, Any]]:
-    """Return the sources that an index run completed; a source that failed has no revision."""
+    """Return the sources that an index run completed; failed sources have no revision."""
     return [source for source in run.report.get("sources", ()) if source.get("revision")] if run.kind == "index" else []
 
 

@@ -1,4 +1,4 @@
-"""Define the reports of runs, and their JSON form in ``driftline index``, ``remove`` and ``compact``."""
+"""Define the run reports, and their JSON format for ``driftline index``, ``remove`` and ``compact``."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from driftline.storage.objects.store_requests import Counts, by_kind
 from driftline.tasks.maintenance.search_quality import Figures
 
 MAX_TOO_LARGE = 10
-"""Maximum number of too large files to name with their sizes."""
+"""Maximum number of oversized files to list with their sizes."""
 
 
 @dataclass(slots=True)
 class SourceReport:
     """One source's part of a run.
 
-    ``skipped`` lists every file that is not indexed as ``(path, reason)``, including those skipped by earlier runs;
-    ``shortened`` lists files of this run with too long lines, as ``(path, characters left out)``; ``too_large`` maps
-    paths to sizes, as does ``in_part`` for files of which only the first and last lines are indexed; ``needing_extra``
-    counts documents whose extractor is not installed; ``redacted`` counts the credentials that this run replaced, by
-    rule. ``revision`` is the ``rev`` of the run's last commit; the manifest at that ``rev`` is the state in which the
-    run ended. ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only the
-    differences between the two; if a full scan replaced such a run, ``full_scan_reason`` says why. ``lines_reused``
-    were copied from other branches, or from the main index. ``branch_cut`` says why this run cut its ``branch``, or did
-    not. ``phases`` are wall-clock seconds of the coordinator; ``worker_phases`` are the seconds of tasks during the
-    phase ``batches``, summed over workers. ``documents_committed`` and ``lines_committed`` count what this run has
-    embedded and committed.
+    ``skipped`` lists every file that is not indexed as ``(path, reason)``, including files skipped by earlier runs;
+    ``truncated`` lists this run's files with overlong lines, as ``(path, characters dropped)``; ``too_large`` maps
+    paths to sizes, as does ``partially_indexed`` for files indexed only with their first and last lines;
+    ``missing_extra`` counts documents whose extractor is not installed; ``redacted`` counts the credentials that this
+    run redacted, by rule. ``revision`` is the ``rev`` of the run's last commit; the manifest at that ``rev`` is the
+    run's final state. ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only the
+    differences from ``base`` to ``commit``; if it fell back to a full scan, ``full_scan_reason`` explains why.
+    ``lines_reused`` counts lines copied from other branches or from the main index. ``branch_cut`` explains why this
+    run took a new snapshot for its ``branch`` or kept the old one. ``phases`` are wall-clock seconds of the
+    coordinator; ``worker_phases`` are task seconds during the phase ``batches``, summed over workers.
+    ``documents_committed`` and ``lines_committed`` count what this run embedded and committed.
     """
 
     entity: str
     uri: str
     states: dict[DocumentState, int] = field(default_factory=lambda: dict.fromkeys(DocumentState, 0))
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    shortened: list[tuple[str, int]] = field(default_factory=list)
+    truncated: list[tuple[str, int]] = field(default_factory=list)
     too_large: dict[str, int] = field(default_factory=dict)
-    in_part: dict[str, int] = field(default_factory=dict)
-    needing_extra: int = 0
+    partially_indexed: dict[str, int] = field(default_factory=dict)
+    missing_extra: int = 0
     redacted: dict[str, int] = field(default_factory=dict)
     lines_embedded: int = 0
     lines_reused: int = 0
@@ -62,7 +62,7 @@ class SourceReport:
         """Return the report as a dictionary.
 
         Returns:
-            The object that ``index --json`` prints for a source.
+            The source's object in ``index --json``.
 
         Examples:
             >>> SourceReport("source:a", "/a").to_dict()["entity"]
@@ -73,10 +73,10 @@ class SourceReport:
             "uri": self.uri,
             **{str(state): count for state, count in self.states.items()},
             "skipped": [{"path": path, "reason": str(reason)} for path, reason in sorted(self.skipped)],
-            "shortened": [{"path": path, "characters": count} for path, count in sorted(self.shortened)],
+            "truncated": [{"path": path, "characters": count} for path, count in sorted(self.truncated)],
             "too_large": [{"path": path, "bytes": size} for path, size in _largest(self.too_large)],
-            "in_part": [{"path": path, "bytes": size} for path, size in _largest(self.in_part)],
-            "needing_extra": self.needing_extra,
+            "partially_indexed": [{"path": path, "bytes": size} for path, size in _largest(self.partially_indexed)],
+            "missing_extra": self.missing_extra,
             "redacted": dict(sorted(self.redacted.items())),
             "lines_embedded": self.lines_embedded,
             "lines_reused": self.lines_reused,
@@ -103,10 +103,10 @@ def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
 class IndexReport:
     """The report of an index run over all its sources.
 
-    ``indexes`` names the search indexes that the run built or extended; ``definitions_embedded`` counts the definitions
-    that a transformer embedded. ``failed`` lists the sources, by URI, whose failure was not raised. ``phases`` are
-    seconds of the run itself; the phases of sources overlap if several run concurrently. ``requests`` counts the
-    requests to object stores in each phase, without the requests that Lance sends.
+    ``indexes`` lists the search indexes that the run built or extended; ``definitions_embedded`` counts the definitions
+    embedded with a transformer. ``failed`` maps URIs to failures that were not raised. ``phases`` are seconds of the
+    run itself; the phases of concurrent sources overlap. ``requests`` counts the object store requests per phase,
+    excluding Lance's own requests.
     """
 
     run_id: str
@@ -123,23 +123,23 @@ class IndexReport:
         """Return a sentence about the work committed so far.
 
         Returns:
-            The sentence, without a full stop.
+            The sentence, with no final period.
 
         Examples:
             >>> IndexReport("01J", "/w", [SourceReport("source:a", "/a", documents_committed=1_200)]).kept()
-            'This run has committed 1,200 documents with 0 lines, which stay'
+            'This run committed 1,200 documents with 0 lines, which are kept'
         """
         documents = sum(source.documents_committed for source in self.sources)
         lines = sum(source.lines_committed for source in self.sources)
         if not documents:
-            return "This run has not committed any document"
-        return f"This run has committed {documents:,} documents with {lines:,} lines, which stay"
+            return "This run did not commit any documents"
+        return f"This run committed {documents:,} documents with {lines:,} lines, which are kept"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary; ``phases`` and ``worker_phases`` are summed over the run and its sources.
 
         Returns:
-            The object that ``index --json`` prints.
+            The ``index --json`` object.
 
         Examples:
             >>> IndexReport("01J", "/w", []).to_dict()["sources"]
@@ -182,7 +182,7 @@ class RemoveReport:
     lines: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``remove --json`` prints."""
+        """Return the ``remove --json`` object."""
         return {"run_id": self.run_id, "entity": self.entity, "documents": self.documents, "lines": self.lines}
 
 
@@ -190,7 +190,7 @@ class RemoveReport:
 class TenantCompaction:
     """One tenant's part of a compaction. ``folded`` counts deltas by source; ``skipped`` holds messages.
 
-    ``measured`` is when the search was last measured, in this compaction or an earlier one.
+    ``measured`` is when search quality was last measured, in this or an earlier compaction.
     """
 
     tenant: str
@@ -203,7 +203,7 @@ class TenantCompaction:
     measured: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``compact --json`` prints."""
+        """Return the tenant's object in ``compact --json``."""
         return {
             "tenant": self.tenant,
             "folded": [{"entity": entity, "deltas": deltas} for entity, deltas in sorted(self.folded.items())],
@@ -226,7 +226,7 @@ class CompactReport:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``compact --json`` prints."""
+        """Return the ``compact --json`` object."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 MAX_JOURNAL_BYTES = 1 << 20
-"""A longer journal is cut to its newer half."""
+"""A larger journal is truncated to its newer half."""
 KIND = "search"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """One search: when it began, its time, and the share of the lines that its filter allowed."""
+    """One search: when it started, how long it took, and the fraction of lines that passed its filter."""
 
     started: datetime
     seconds: float
@@ -38,7 +38,7 @@ class _Entry:
 
 
 def record_search(workspace: Workspace, explanation: Explanation | None, seconds: float) -> None:
-    """Record a search whose filter excluded some lines. A journal that cannot be written is not a failure."""
+    """Record a search whose filter excluded some lines. Failures to write the journal are ignored."""
     if explanation is None or not explanation.lines or explanation.matches == explanation.lines:
         return
     entry = _Entry(started=datetime.now(UTC), seconds=seconds, hit_rate=explanation.matches / explanation.lines)
@@ -57,8 +57,8 @@ def record_search(workspace: Workspace, explanation: Explanation | None, seconds
 
 
 def searches_table(workspace: Workspace) -> pa.Table:
-    """Return the searches of this user, as SQL shows them."""
-    import pyarrow as pa  # with the next, what a search need not load
+    """Return this user's searches as a table for SQL."""
+    import pyarrow as pa  # a search records itself without loading these
 
     from driftline.storage.sql import SEARCHES
 
@@ -69,7 +69,7 @@ def searches_table(workspace: Workspace) -> pa.Table:
 
 
 def searches_by_hour(workspace: Workspace) -> list[RunRecord]:
-    """Return the searches of this user, newest first: one record for each hour, with their median time."""
+    """Return this user's searches, newest first: one record per hour, with the median time."""
     by_hour: dict[datetime, list[_Entry]] = defaultdict(list)
     for entry in _entries(workspace):
         by_hour[entry.started.replace(minute=0, second=0, microsecond=0)].append(entry)
@@ -90,7 +90,7 @@ def _entries(workspace: Workspace) -> list[_Entry]:
 
 
 def _record(entries: list[_Entry]) -> RunRecord:
-    from statistics import mean, median  # a search records itself without them
+    from statistics import mean, median  # a search records itself without loading these
 
     last = max(entry.started for entry in entries)
     return RunRecord(
@@ -104,7 +104,7 @@ def _record(entries: list[_Entry]) -> RunRecord:
 
 
 def _path(workspace: Workspace) -> Path | None:
-    """Return the journal of this user; None for a user without a home, as in some containers."""
+    """Return this user's journal; None if the user has no home folder, like in some containers."""
     try:
         state = user_folder("XDG_STATE_HOME")
     except UsageError:

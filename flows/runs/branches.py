@@ -1,6 +1,6 @@
-"""List, delete and prune the branches of a workspace, and cut branches for index runs (decision 0015).
+"""List, delete and prune a workspace's branches, and snapshot branches for index runs (decision 0015).
 
-Before a run of a branch, ``enter_branch`` finds its cut, cuts it from the main index, or recuts it.
+Before a branch run, ``enter_branch`` finds the branch's snapshot of the main index, or takes a new one.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ DEFAULT_PRUNED_AFTER_DAYS = 14.0
 
 @dataclass(frozen=True, slots=True)
 class BranchReport:
-    """A branch of a source.
+    """A source's branch.
 
-    ``base`` is the commit of the main index from which it was cut, and ``commit`` the commit indexed in it, if git
-    names them. ``documents`` is the number of documents that differ from the current main index, ``lines`` the number
-    of their lines, and ``deleted`` the number of documents that the branch lacks. ``size_bytes`` is the size of data
-    not shared with the main index; ``age_seconds`` count from its last run.
+    ``base`` is the main index's commit at the time of the snapshot, and ``commit`` the commit indexed in the branch;
+    None for sources that are not in git. ``documents`` is the number of documents that differ from the current main
+    index, ``lines`` their number of lines, and ``deleted`` the number of documents missing from the branch.
+    ``size_bytes`` is the size of data not shared with the main index; ``age_seconds`` is the time since its last run.
     """
 
     name: str
@@ -72,9 +72,9 @@ class BranchReport:
     behind: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``branches --json`` prints.
+        """Return the ``branches --json`` object.
 
-        ``behind`` is set if the main index has changed since the cut.
+        ``behind`` is set if the main index changed since the snapshot.
         """
         return {
             "name": self.name,
@@ -147,7 +147,7 @@ def delete_named(
     if not holders and not missing_ok:
         known = sorted({record.name for entity in sources for record in branch_records(workspace, entity)})
         fix = f"It has: {', '.join(known[:20])}." if known else "It has none."
-        raise NotIndexed("The workspace has no branch of this name", name, fix)
+        raise NotIndexed("The workspace has no branch with this name", name, fix)
     run_id = new_ulid()
     for entity in holders:
         delete_branch(workspace, entity, name, run_id, wait_seconds=wait_seconds)
@@ -155,7 +155,7 @@ def delete_named(
 
 
 def delete_branch(workspace: Workspace, entity: Entity, name: str, run_id: str, *, wait_seconds: float = 0.0) -> None:
-    """Delete a branch of a source, if it exists, under its lease. Raises LeaseHeld, StorageError."""
+    """Delete a source's branch, if it exists, under its lease. Raises LeaseHeld, StorageError."""
     path = branch_lease_path(entity, name)
     with acquire(workspace.objects, path, run_id, wait_seconds=wait_seconds) as lease, fenced(lease):
         record = read_branch(workspace, entity, name)
@@ -165,7 +165,7 @@ def delete_branch(workspace: Workspace, entity: Entity, name: str, run_id: str, 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """A branch that was deleted (in a dry run: would be), and why."""
+    """A branch that was deleted (or would be, in a dry run), and why."""
 
     name: str
     entity: str
@@ -180,11 +180,11 @@ def prune_branches(
     dry_run: bool = False,
     skip: Callable[[str], None] = lambda _: None,
 ) -> list[Pruned]:
-    """Delete branches that are merged, deleted on the remote, or old; ``skip`` receives a message about each busy one.
+    """Delete branches that are merged, deleted on the remote, or stale; ``skip`` receives a message per busy branch.
 
-    The work tree of a source, if it is on this disk, shows whether a branch is merged, and names the remote. Only the
-    answer from the remote proves that a branch was deleted. A pull request has no branch on the remote, so the remote
-    proves nothing about it. Branches of fleets follow their hosts, and are never pruned here.
+    A source's working tree, if it is on this disk, shows whether a branch is merged, and provides the remote. Only a
+    listing of the remote proves that a branch was deleted. Pull requests have no branch on the remote, so this does not
+    apply to them. Fleet branches follow their hosts, and are never pruned here.
     """
     if older_than_days < 0:
         raise UsageError("An age cannot be negative", f"{older_than_days:g} d", "Pass 0 or more.")
@@ -199,7 +199,7 @@ def prune_branches(
         if on_remote is not None:
             on_remote |= local_branches(known.uri)
         elif records and known.origin is not None:
-            skip(f"The remote of {entity} did not list its branches, so none counts as deleted.")
+            skip(f"The remote of {entity} did not list its branches, so none is treated as deleted.")
         for record in (each for each in records if (str(entity), each.name) not in followed):
             why = _why_pruned(record, known.uri, on_remote, timedelta(days=older_than_days))
             if why is None:
@@ -221,29 +221,29 @@ def _why_pruned(record: BranchRecord, uri: str, on_remote: frozenset[str] | None
     commit = record.source.commit
     branch = branch_named(record.name)
     if on_remote is not None and record.base is not None and branch is not None and branch not in on_remote:
-        return "gone from the remote"
+        return "deleted on the remote"
     if commit is not None and commit.id != record.base and is_merged(uri, commit.id):
         return "merged"
     return None
 
 
 MAINTENANCE_WAIT_SECONDS = 120.0
-"""Time that a cut waits for a compaction or an index build of the main index."""
+"""How long a snapshot waits for a compaction or an index build of the main index."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """The decision to cut or recut a branch, and its reason."""
+    """Whether to take a new snapshot for a branch, and why."""
 
     cuts: bool
     why: str
 
 
 def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
-    """Return ``plan``, moved to the branch ``name`` of each source. Branches that do not exist are cut.
+    """Return ``plan``, moved to the branch ``name`` of each source. Missing branches are created.
 
-    A dry run cuts nothing: it compares with the main index if there is no branch yet. Raises UsageError, StaleBuild,
-    LeaseHeld, StorageError; with ``keep_going``, only if none of the sources can be indexed.
+    A dry run takes no snapshot: it compares with the main index if there is no branch yet. Raises UsageError,
+    StaleBuild, LeaseHeld, StorageError; with ``keep_going``, only if none of the sources can be indexed.
     """
     parts: list[SourcePlan] = []
     branches: list[Branch] = []
@@ -266,7 +266,7 @@ def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
 
 
 def leave_branch(plan: IndexPlan) -> None:
-    """Delete the cuts that this run has superseded, now that it has copied their lines. Raises StorageError."""
+    """Delete the snapshots that this run superseded, after it copied their lines. Raises StorageError."""
     for part in plan.sources:
         if part.superseded is not None:
             directory = branch_at(part.entity, part.superseded).index_directory
@@ -293,10 +293,10 @@ def _enter(plan: IndexPlan, part: SourcePlan, name: str) -> tuple[BranchRecord |
 def _cut(
     plan: IndexPlan, part: SourcePlan, name: str, known: BranchRecord | None, decision: _Decision, lease: Lease
 ) -> tuple[BranchRecord, SourcePlan]:
-    """Cut a branch under its lease. A fenced-off holder then commits to the old cut, which has no readers."""
+    """Snapshot a branch under its lease. A fenced-off holder then commits to the old snapshot, which has no readers."""
     workspace, entity, request = plan.workspace, part.entity, plan.request
     if read_branch(workspace, entity, name) != known:
-        raise LeaseHeld("Another run has changed this branch in the meantime", name, "Run it again.")
+        raise LeaseHeld("Another run changed this branch concurrently", name, "Run it again.")
     maintenance = lease_path(entity.tenant, "maintenance")
     wait = max(request.wait_seconds, MAINTENANCE_WAIT_SECONDS)
     with acquire(workspace.objects, maintenance, lease.run_id, wait_seconds=wait) as fence:
@@ -310,29 +310,27 @@ def _cut(
 
 
 def _refuse_older(part: SourcePlan, known: BranchRecord, build: int | None, *, by_commit: bool) -> None:
-    """Prevent a build of an earlier state from replacing the index of a later one. Raises StaleBuild."""
+    """Raise StaleBuild if a build of an earlier state would replace the index of a later one."""
     if build is not None and known.build is not None:
         if build < known.build:
-            raise StaleBuild(f"Build {known.build} has indexed this branch, which is newer than {build}", known.name)
+            raise StaleBuild(f"Build {known.build} already indexed this branch, and is newer than {build}", known.name)
         return
     indexed = known.source.commit
     if not by_commit or part.commit is None or indexed is None or part.commit == indexed.id:
         return
     if is_ancestor(part.source.uri, part.commit, indexed.id):
-        raise StaleBuild(
-            f"The branch is indexed at {indexed.id[:12]}, which descends from {part.commit[:12]}", known.name
-        )
+        raise StaleBuild(f"The branch is indexed at {indexed.id[:12]}, a descendant of {part.commit[:12]}", known.name)
 
 
 def _decide(plan: IndexPlan, part: SourcePlan, known: BranchRecord | None) -> _Decision:
-    """Decide to recut a branch unless more documents differ from the current main index than from the branch."""
+    """Decide to take a new snapshot unless more documents differ from the current main index than from the branch."""
     workspace = plan.workspace
     if known is None:
         return _Decision(True, "cut from the main index")
     if known.fingerprint != plan.model.fingerprint:
         return _Decision(True, "recut, because the main index has another model")
     if workspace.manifest(part.entity).recent_rev() == known.main_revision:
-        return _Decision(False, "kept, since the main index is as it was")
+        return _Decision(False, "kept, since the main index has not changed")
     here = workspace.on([branch_at(part.entity, known)])
     kept = _differences(plan, part, here, known)
     anew = _differences(plan, part, workspace, None) if kept else 0
@@ -343,7 +341,7 @@ def _decide(plan: IndexPlan, part: SourcePlan, known: BranchRecord | None) -> _D
 
 
 def _differences(plan: IndexPlan, part: SourcePlan, workspace: Workspace, known: BranchRecord | None) -> int:
-    """Count the documents of the source that differ from the index, using commits if possible, else a listing."""
+    """Count the source's documents that differ from the index, using commits if possible, otherwise a listing."""
     if plan.request.by_commit and part.commit is not None:
         record = known.source if known is not None else workspace.source(part.entity)
         tree = find_work_tree(part.source.uri)

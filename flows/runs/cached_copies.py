@@ -28,16 +28,16 @@ from driftline.storage.workspace.workspace import Workspace
 
 FOLDER_VARIABLE = "DRIFTLINE_CACHE"
 REFRESH_SECONDS = 60
-"""Interval at which a server compares its copy with the bucket."""
+"""How often a server compares its copy with the bucket."""
 STOP_SECONDS = 10
-"""Time that a server waits at shutdown for a refresh of its copy; the next pull continues an interrupted one."""
+"""How long a server waits for a refresh of its copy at shutdown; the next pull continues an interrupted refresh."""
 RECENT_SECONDS = 3600
-"""A copy that was searched more recently than this is kept, because a search may still be reading it."""
+"""Keep copies searched within this time, because a search may still be reading them."""
 _USED = "used"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of all copies: $DRIFTLINE_CACHE, else ``driftline`` in the user's cache folder."""
+    """Return the folder of all copies: $DRIFTLINE_CACHE, or ``driftline`` in the user's cache folder."""
     return cache_folder_of(FOLDER_VARIABLE, "workspaces", environ)
 
 
@@ -49,11 +49,11 @@ def follow(
     warn: Callable[[str], None],
     progress: Progress | None = None,
 ) -> str:
-    """Return the newest version of the workspace ``origin`` to search: a copy, or ``origin`` if none can be kept.
+    """Return the URI to search for the newest version of ``origin``: a copy's, or ``origin`` if there can be no copy.
 
-    All copies together take at most ``max_bytes`` on the disk; the least recently searched ones are evicted. Without a
-    connection, the existing copy is searched. ``warn`` reports failures of the copy, which stop no search. Raises
-    WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
+    All copies together use at most ``max_bytes`` of disk; the least recently searched copies are evicted. If there is
+    no connection, the existing copy is searched. ``warn`` receives failures to update the copy, which never fail a
+    search. Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
     """
     objects = ObjectStore.open(origin, storage_options)
     if objects.is_local:
@@ -81,9 +81,10 @@ def follow(
 
 @dataclass(slots=True)
 class FollowedWorkspace:
-    """The newest copy of ``workspace`` for the searches of a server; only the first search waits for it.
+    """The newest copy of ``workspace`` for a server's searches; only the first search waits for it.
 
-    Searches keep the version that they began with. The next version is ``prepared`` before searches see it.
+    Searches keep the version that they started with. ``prepare`` is called with the next version before searches see
+    it.
     """
 
     workspace: Workspace
@@ -95,17 +96,17 @@ class FollowedWorkspace:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> Workspace:
-        """Return the copy as of the last comparison. Raises the error of ``follow``."""
+        """Return the copy as of the last comparison. Propagates errors from ``follow``."""
         with self._lock:
             if self._copy is None:
                 self._copy, self._failure = self._newest(), None
         if self._failure is not None:
-            raise duplicate(self._failure)  # an exception that is raised repeatedly accumulates tracebacks
+            raise duplicate(self._failure)  # re-raising the same exception would accumulate tracebacks
         return self._copy
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Compare the copy, once there is one, with the bucket every REFRESH_SECONDS, until the end of the block."""
+        """Once there is a copy, compare it with the bucket every REFRESH_SECONDS until the context exits."""
         stop = threading.Event()
         thread = threading.Thread(target=self._follow, args=(stop,), daemon=True)
         thread.start()
@@ -125,12 +126,12 @@ class FollowedWorkspace:
                 self._failure = error
                 self.warn(str(error))
             except Exception as error:  # the thread must survive a single failure
-                self.warn(f"The copy of {self.workspace.objects.uri} could not be refreshed: {error}")
+                self.warn(f"Cannot refresh the copy of {self.workspace.objects.uri}: {error}")
 
     def _newest(self) -> Workspace:
         found = open_copy(self.workspace, max_bytes=self.max_bytes, warn=self.warn)
         if found.objects.is_local:
-            # The link of a copy leads to another version after the next pull.
+            # The copy's link points to another version after the next pull.
             found = Workspace.open(os.path.realpath(found.objects.uri), None, self.workspace.access)
         self.prepare(found)
         return found
@@ -145,9 +146,9 @@ def newest_of(
     warn: Callable[[str], None],
     prepare: Callable[[Workspace], object] = lambda _: None,
 ) -> Iterator[Callable[[], Workspace]]:
-    """Yield a function that opens the newest ``workspace`` for each search of a server.
+    """Yield a function that opens the newest version of ``workspace`` for each of a server's searches.
 
-    With ``cache``, it opens the copy of a workspace in a bucket.
+    With ``cache``, it opens the local copy of a bucket's workspace.
     """
     if not cache or workspace.objects.is_local:
         yield workspace.reread
@@ -158,7 +159,7 @@ def newest_of(
 
 
 def has_copy(workspace: Workspace) -> bool:
-    """Return whether a search has kept a copy of ``workspace``, which is in a bucket."""
+    """Return whether an earlier search left a copy of ``workspace``, which is in a bucket."""
     return WorkspaceCopy(_folder_of(workspace.objects) / "copy").current is not None
 
 
@@ -169,7 +170,7 @@ def _folder_of(objects: ObjectStore) -> Path:
 def open_copy(
     workspace: Workspace, *, max_bytes: int, warn: Callable[[str], None], progress: Progress | None = None
 ) -> Workspace:
-    """Open the copy of ``workspace``, or itself, with its access policy. Raises the errors of ``follow``."""
+    """Open the copy of ``workspace``, or itself, with its access policy. Propagates errors from ``follow``."""
     objects = workspace.objects
     location = follow(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
     return (
@@ -178,11 +179,11 @@ def open_copy(
 
 
 class _DoesNotFit(Exception):
-    """The cache has no room for a copy."""
+    """The cache has no space for a copy."""
 
 
 def _make_room(folder: Path, size_bytes: int, *, max_bytes: int) -> None:
-    """Evict the least recently searched copies, except the one in ``folder``, until ``size_bytes`` more fit."""
+    """Evict the least recently searched copies, except the copy in ``folder``, until ``size_bytes`` more fit."""
     used = {each: _size_bytes(each) for each in cache_folder().iterdir() if each.is_dir()}
     excess = sum(used.values()) + size_bytes - max_bytes
     for other in sorted(used.keys() - {folder}, key=_last_used):
@@ -190,8 +191,8 @@ def _make_room(folder: Path, size_bytes: int, *, max_bytes: int) -> None:
             excess -= used[other]
     if excess > 0:
         raise _DoesNotFit(
-            f"the copy takes {(used[folder] + size_bytes) / 1e9:.1f} GB, {excess / 1e9:.1f} GB more than there is room "
-            f"for in {cache_folder()}. Raise cache_bytes in [search] of driftline.toml, or search without --cache."
+            f"the copy takes {(used[folder] + size_bytes) / 1e9:.1f} GB, {excess / 1e9:.1f} GB more than the space "
+            f"left in {cache_folder()}. Raise cache_bytes in [search] of driftline.toml, or search without --cache."
         )
 
 
@@ -213,7 +214,7 @@ def _last_used(folder: Path) -> float:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Return the bytes that a copy takes on the disk, where its versions share files."""
+    """Return the number of bytes that a copy uses on disk; its versions share files."""
     files: dict[int, int] = {}
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,7 +1,7 @@
 """Run a cleanup: scan, classify, fence, classify again, delete (DESIGN, "Cleanup").
 
 A cleanup deletes an object only if it is an orphan both before and after its writers are fenced off. ``clean_within``
-cleans below one entity: it looks only at blobs of memory, and neither counts, names nor deletes anything outside.
+cleans below one entity: it looks only at memory blobs, and neither counts, reports nor deletes anything outside.
 """
 
 from __future__ import annotations
@@ -61,14 +61,17 @@ class CleanupRequest:
     """List everything, not only tenants whose leases indicate garbage; done automatically once a week."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)
-    """The memory catalog; default: the configured one, else the one in the workspace. Without it, blobs are kept."""
+    """The memory catalog; default: the configured catalog, then the workspace's own.
+
+    If there is none, blobs are kept.
+    """
 
 
 @dataclass(slots=True)
 class CleanupReport:
     """The report of a cleanup.
 
-    ``full`` says whether everything was listed. ``published`` counts the commits that it completed for killed runs,
+    ``full`` is set if everything was listed. ``published`` counts the commits that it completed for killed runs,
     ``versions_removed`` the table versions that only deleted branches needed.
     """
 
@@ -86,7 +89,7 @@ class CleanupReport:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``cleanup --json`` prints."""
+        """Return the ``cleanup --json`` object."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,
@@ -106,9 +109,9 @@ class CleanupReport:
 
 
 def clean_workspace(request: CleanupRequest, progress: Progress | None = None) -> CleanupReport:
-    """Delete the orphans of a workspace; a dry run only reports them.
+    """Delete a workspace's orphans; a dry run only reports them.
 
-    Raises CleanupAborted if anything cannot be listed or read, before anything is deleted. Raises StorageError or
+    Raises CleanupAborted, before deleting anything, if anything cannot be listed or read. Raises StorageError or
     LeaseLost during the deletion; the log and the run history then list the deleted objects. Raises UsageError,
     WorkspaceNotFound.
     """
@@ -145,7 +148,7 @@ class _Cleanup:
             self._catalog.check(self._workspace.config.workspace_id)
         problem = at_hand.problem(self._workspace)
         if problem is not None:
-            self._skip(f"All of the memory is kept, because {problem}. Run: driftline verify")
+            self._skip(f"All memory files are kept, because {problem}. Run: driftline verify")
             self._catalog = None
         elif self._catalog is not None and not self._request.dry_run:
             try:
@@ -169,9 +172,9 @@ class _Cleanup:
         return self._report
 
     def _judge(self, fence: Fence, deletion: Deletion) -> tuple[Orphan, ...]:
-        """Return the orphans to delete, judged again behind ``fence``; a dry run takes no lease.
+        """Return the orphans to delete, classified again behind ``fence``; a dry run takes no lease.
 
-        If a full disk has no space for a lease, orphans that need no lease are deleted first.
+        If the disk is too full for a lease, orphans that need no lease are deleted first.
         """
         objects = self._workspace.objects
         self._traces = read_traces(self._workspace, now=datetime.now(UTC), full=self._request.full)
@@ -202,7 +205,7 @@ class _Cleanup:
             free = within(first.orphans, (), ())
             if not is_disk_full(error) or not free:
                 raise
-            self._skip(f"Deleted {len(free)} objects before taking leases, because none could be written: {error}")
+            self._skip(f"Deleted {len(free)} objects before taking leases, because no lease could be written: {error}")
             deletion.run(free)
             _take(fence, scan, tenants, sources)
         scan = self._scan()
@@ -232,7 +235,7 @@ class _Cleanup:
         try:
             write_traces(self._workspace, self._traces, now=self._now, garbage=left | self._unfinished)
         except StorageError as error:
-            self._skip(f"The next cleanup lists what this one has: {error}")
+            self._skip(f"The next cleanup will list the same objects again: {error}")
 
     def _classified(self, scan: ReferenceScan, now: datetime) -> GarbageReport:
         return find_orphans(
@@ -244,7 +247,7 @@ class _Cleanup:
         )
 
     def _delete(self, deletion: Deletion, fence: Fence) -> None:
-        """Delete the orphans; leases of deleted branches last, because a remaining lease shows that garbage is left."""
+        """Delete the orphans; deleted branches' leases last, because a remaining lease shows that garbage is left."""
         orphans = self._report.orphans
         self._progress.phase("deleting orphans", total=len(orphans))
         tenants = [Entity.of_directory(tenant) for tenant in self._traces.leases]
@@ -268,9 +271,9 @@ class _Cleanup:
             self._record(outcome, tenants)
 
     def _remove_versions_of_branches(self, fence: Fence) -> set[str]:
-        """Remove the old versions of main that only deleted branches needed, with their files.
+        """Remove main's old versions that only deleted branches needed, along with their files.
 
-        Returns the directories of tenants where this failed; the next cleanup or compaction removes them.
+        Returns the tenant directories where this failed; the next cleanup or compaction retries.
         """
         gone = {each.path.partition("/")[0] for each in self._report.orphans if each.reason is Reason.NO_BRANCH}
         kept = set()
@@ -286,7 +289,7 @@ class _Cleanup:
         return kept
 
     def _record(self, outcome: str, tenants: Sequence[Entity]) -> None:
-        """Record the run in each tenant, with the deletions of that tenant only."""
+        """Record the run in each tenant, with only that tenant's deletions."""
         for tenant in tenants:
             own = f"{tenant.directory}/"
             deleted = [_as_dict(orphan) for orphan in self._report.deleted if orphan.path.startswith(own)]
@@ -324,7 +327,7 @@ def _take(fence: Fence, scan: ReferenceScan, tenants: Iterable[Entity], sources:
 def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
     """Return the orphans of ``second`` that are also in ``first``.
 
-    The files of a superseded table are returned only together.
+    A superseded table's files are returned only together.
     """
     first_paths = {orphan.path for orphan in first}
     growing = {
@@ -336,10 +339,9 @@ def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orpha
 
 
 def within(orphans: Iterable[Orphan], tenants: Container[str], sources: Container[str]) -> tuple[Orphan, ...]:
-    """Return the ``orphans`` that are safe to delete behind a fence around these directories of ``tenants`` and
-    ``sources``.
+    """Return the ``orphans`` that are safe to delete behind a fence around these tenant and source directories.
 
-    Drops the table files of other tenants and the staged deltas of other sources.
+    Drops other tenants' table files and other sources' staged deltas.
     """
 
     def is_safe(orphan: Orphan) -> bool:
@@ -371,9 +373,9 @@ def _as_dict(orphan: Orphan) -> dict[str, Any]:
 def clean_within(
     workspace: Workspace, catalog: Catalog, top: Entity, max_age_seconds: float, *, dry_run: bool
 ) -> CleanupReport:
-    """Delete the memory blobs at and below ``top`` that no entry refers to; a dry run only reports them.
+    """Delete unreferenced memory blobs at and below ``top``; a dry run only reports them.
 
-    Raises UsageError, CatalogError, StorageError; the log ``driftline.audit`` has earlier deletions.
+    Raises UsageError, CatalogError, StorageError; the log ``driftline.audit`` then lists earlier deletions.
     """
     if max_age_seconds < 0:
         raise UsageError("An age cannot be negative", f"{max_age_seconds:g} s", "Pass 0 or more.")
@@ -382,7 +384,7 @@ def clean_within(
     named = [(info, parse_name(info.path)) for info in objects.list(top.directory)]
     named = [(info, name) for info, name in named if name.kind is Kind.BLOB]
     now = store_time(objects, [info for info, _ in named], may_write=not dry_run)
-    blobs, retired = catalog.read(blob_references)  # after the listing: a listed blob has its entry by now
+    blobs, retired = catalog.read(blob_references)  # read after the listing: by now, each listed blob has its entry
     references = References(blobs=blobs, retired=retired)
     verdict = find_orphans(named, references, now=now, max_age=timedelta(seconds=max_age_seconds))
     report.scanned, report.orphans = len(named), verdict.orphans

@@ -1,6 +1,6 @@
-"""Run a compaction: fold deltas, then optimise, compact and clean the tables, in that order (DESIGN, "Compaction").
+"""Run a compaction: fold deltas, then optimise, compact and clean tables (DESIGN, "Compaction").
 
-A compaction may stop after any step: the workspace is then consistent, and the next compaction continues.
+A compaction may stop after any step: the workspace stays consistent, and the next compaction continues.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.indexing.commit import RewriteSpec, rewrite_fragments, settle
 from driftline.tasks.maintenance.fence_and_delete import Fence
-from driftline.tasks.maintenance.search_quality import SearchQuality, last_measured, measure_if_due, take_stock
+from driftline.tasks.maintenance.search_quality import SearchQuality, last_measured, measure_if_due, measure_table
 from driftline.tasks.task_context import ModelRef, TaskContext
 
 RECALL_FLOOR = 0.95
-"""Minimum recall@10 against exact search: below it, the compaction fails and keeps old versions."""
+"""Minimum recall@10 relative to exact search: if it is lower, the compaction fails and keeps old versions."""
 COMPACTION_ATTEMPTS = 3
-"""Attempts at a plan that writers may invalidate, before the fragments are left for the next compaction."""
+"""How often to retry a plan that writers invalidate before leaving the fragments to the next compaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
     """The inputs of a compaction: one ``entity`` and its tenant's tables, or all entities above ``max_deltas``.
 
-    By default, ``max_deltas`` is ``DEFAULT_MAX_DELTAS`` for sources, and ``compaction_threshold`` for memory, which
-    itself defaults to the value in the memory's configuration.
+    ``max_deltas`` defaults to ``DEFAULT_MAX_DELTAS`` for sources, and to ``compaction_threshold`` for memory, which
+    itself defaults to the memory configuration's value.
     """
 
     workspace: str
@@ -60,10 +60,10 @@ class CompactRequest:
 
 
 def compact_workspace(request: CompactRequest, progress: Progress | None = None) -> CompactReport:
-    """Make the workspace small and fast to read, without changing its content.
+    """Make the workspace small and fast to read without changing its content.
 
-    Safe during writes and reads. Without ``entity``, it skips and reports sources that other runs have leased; with
-    one, it raises LeaseHeld. Raises BadEntity, RecallTooLow, StorageError, WorkspaceNotFound.
+    Safe during concurrent writes and reads. Without ``entity``, it skips and reports sources that other runs have
+    leased; with ``entity``, it raises LeaseHeld. Raises BadEntity, RecallTooLow, StorageError, WorkspaceNotFound.
     """
     started = time.monotonic()
     Workspace.open(request.workspace, request.storage_options)  # compaction does not create a workspace
@@ -96,7 +96,7 @@ def _named(workspace: Workspace, request: CompactRequest) -> Entity | None:
 
 @dataclass(slots=True)
 class _Compaction:
-    """The compaction of one tenant; fills ``report`` step by step."""
+    """One tenant's compaction; fills in ``report`` step by step."""
 
     request: CompactRequest
     workspace: Workspace
@@ -107,7 +107,7 @@ class _Compaction:
     run_id: str
     report: TenantCompaction
     rebuilt: int = 0
-    """Rows in the vector index segments that this compaction has built."""
+    """Number of rows in the vector index segments built by this compaction."""
     quality: SearchQuality | None = None
 
     def execute(self) -> None:
@@ -115,11 +115,11 @@ class _Compaction:
         outcome = "failed"
         try:
             self.progress.phase(f"measuring {self.tenant}")
-            self.report.before = take_stock(self.workspace, self.tenant)
+            self.report.before = measure_table(self.workspace, self.tenant)
             self._fold()
             self._maintain_tables()
             self._compact_memory()
-            self.report.after = take_stock(self.workspace, self.tenant, self.quality)
+            self.report.after = measure_table(self.workspace, self.tenant, self.quality)
             outcome = "done"
         except DriftlineError as error:
             outcome = error.kind
@@ -153,7 +153,7 @@ class _Compaction:
     # -- memory ------------------------------------------------------------------------------
 
     def _compact_memory(self) -> None:
-        """Compact the memory of the whole tenant; does nothing if the request names a source."""
+        """Compact the whole tenant's memory; does nothing if the request is for one source."""
         if self.named is not None:
             return
         self.progress.phase(f"folding the memory of {self.tenant}")
@@ -183,7 +183,7 @@ class _Compaction:
         self._remove_old_versions(tables)
 
     def _remove_old_versions(self, tables: Sequence[LineTable]) -> None:
-        """Remove old versions while holding every lease of the tenant: their files look like an unfinished write."""
+        """Remove old versions while holding all of the tenant's leases: their files look like an unfinished write."""
         self.progress.phase(f"removing old versions of {self.tenant}")
         older_than = timedelta(seconds=self.request.retention_seconds)
         with Fence(self.workspace, self.run_id, self._skip) as fence:
@@ -222,22 +222,22 @@ class _Compaction:
             yield segment
 
     def _check_recall(self) -> None:
-        """Measure the search if it is due, before old versions are removed. Raises RecallTooLow."""
+        """Measure search quality if it is due, before old versions are removed. Raises RecallTooLow."""
         self.progress.phase(f"measuring {self.tenant}")
         now = datetime.now(UTC)
         self.quality = found = measure_if_due(self.workspace, self.tenant, self.rebuilt, now)
         measured = now if found else last_measured(self.workspace, self.tenant)
         self.report.measured = measured.isoformat() if measured else None
         if found is not None and found.recall < RECALL_FLOOR:
-            self.report.after = take_stock(self.workspace, self.tenant, found)
+            self.report.after = measure_table(self.workspace, self.tenant, found)
             raise RecallTooLow(
                 f"Recall@10 of the vector index is {found.recall:.1%}, below {RECALL_FLOOR:.0%}; old versions are kept",
                 str(self.tenant),
-                "Rebuild the vector index, and report this.",
+                "Rebuild the vector index, and report this as a bug.",
             )
 
     def _lease(self, stack: ExitStack, entity: Entity, purpose: str) -> Lease | None:
-        """Acquire a lease until ``stack`` closes; None if another run holds it and the request names no entity."""
+        """Acquire a lease until ``stack`` closes; None if another run holds it and the request has no entity."""
         wait_seconds = self.request.wait_seconds
         try:
             if purpose == "source":

@@ -1,6 +1,6 @@
 """Run tasks in this process, in local processes, or on an existing Dask cluster.
 
-Every executor takes the same specs and returns the same results. A task may run more than once; one result counts.
+All executors accept the same specs and return the same results. A task may run more than once; only one result is used.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 
 DEFAULT_WORKERS = 2
 IN_FLIGHT_PER_SLOT = 2
-"""Tasks submitted per slot: one runs and one waits. This keeps every worker busy and bounds the memory."""
+"""Tasks submitted per slot: one runs and one waits, which keeps every worker busy and bounds memory."""
 CONNECT_TIMEOUT_SECONDS = 10
 LOCAL_CONNECT_TIMEOUT_SECONDS = 300
-"""Time limit for workers that this process has started, which may be slow on a busy machine."""
+"""Timeout for workers started by this process, which may be slow on a busy machine."""
 STOP_SECONDS = 0.2
-"""Interval at which a thread that waits for tasks checks whether the executor is stopped."""
+"""How often a thread waiting for tasks checks whether the executor was stopped."""
 REPORT_SECONDS = 0.1
-"""Interval at which a task in this process reports its counts."""
+"""How often a task in this process reports its counts."""
 MAX_COUNTS_PER_SECOND = 4
-"""Limit of the counts of running tasks that all workers of a cluster send together. With many workers, tasks finish
+"""Rate limit for the counts that a cluster's workers together send about running tasks. With many workers, tasks finish
 often enough to show progress.
 """
 NO_WORKERS_TIMEOUT_SECONDS = 60
-"""Time that tasks wait for a worker. Dask restarts workers that die, but not workers that die during their start."""
+"""How long tasks wait for a worker. Dask restarts workers that die, but not workers that die during startup."""
 LOCAL_NO_WORKERS_TIMEOUT_SECONDS = 300
-"""The same for workers of this process: if all have died, a busy machine takes minutes to start others."""
+"""The same for workers started by this process: if all died, a busy machine needs minutes to start new ones."""
 
 Spec = TypeVar("Spec")
 Result = TypeVar("Result")
@@ -61,9 +61,9 @@ Task = Callable[[Spec, TaskContext], Result]
 
 
 class Executor(Protocol):
-    """Runs tasks, ``slots`` of them in parallel, in other processes if ``remote``.
+    """Runs ``slots`` tasks in parallel, in other processes if ``remote`` is set.
 
-    If ``has_repeated``, a task ran again after its worker died, and its first attempt may have left files.
+    ``has_repeated`` is set if a task was rerun after its worker died: its first attempt may have left files.
     """
 
     slots: int
@@ -80,29 +80,29 @@ class Executor(Protocol):
         new_workspace: bool = False,
         on_counts: CountsCallback | None = None,
     ) -> None:
-        """Send ``context`` to every worker, and check that the worker reaches the workspace and the sources.
+        """Send ``context`` to every worker, and check that the worker can reach the workspace and the sources.
 
-        ``new_workspace`` skips the check of a workspace that a dry run does not create. ``on_counts`` receives the
+        ``new_workspace`` skips the workspace check in a dry run that does not create it. ``on_counts`` receives the
         counts of running tasks, from any thread. Raises ExecutorError.
         """
         ...
 
     def map(self, task: Task[Spec, Result], specs: Iterable[Spec]) -> Iterator[Result]:
-        """Yield the results of ``task(spec, context)`` as tasks finish, in any order; specs are taken as slots become
-        free.
+        """Yield the results of ``task(spec, context)`` as tasks finish, in any order.
 
-        Several threads may map at once and share the slots. Requests that tasks send to stores count in the caller's
-        context. Raises ExecutorError, any error that a task raises, and KeyboardInterrupt after ``stop``.
+        Specs are consumed as slots become free. Several threads may map concurrently and share the slots. Requests that
+        tasks send to stores are counted in the caller's context. Raises ExecutorError, any error raised by a task, and
+        KeyboardInterrupt after ``stop``.
         """
         ...
 
     def stop(self) -> None:
-        """Make every ``map`` raise KeyboardInterrupt soon. Running tasks are not awaited."""
+        """Make every ``map`` raise KeyboardInterrupt soon, without waiting for running tasks."""
         ...
 
 
 class InlineExecutor(AbstractContextManager["InlineExecutor"]):
-    """Runs tasks in threads of this process: Arrow, the tokenizer and Lance release the interpreter lock."""
+    """Runs tasks in threads of this process: Arrow, the tokenizer and Lance release the GIL."""
 
     remote = False
     has_repeated = False
@@ -127,7 +127,7 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
         context.report_seconds = REPORT_SECONDS
 
     def _report_counts(self, on_counts: CountsCallback, documents: int, lines: int) -> None:
-        """Pass on the counts of a task, or give up the task if the executor is stopped."""
+        """Forward a task's counts, or abort the task if the executor was stopped."""
         if self._stopped.is_set():
             raise KeyboardInterrupt
         on_counts(documents, lines)
@@ -173,7 +173,7 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
 def running_loop() -> Iterator[IOLoop]:
     """Run an event loop for Dask in a thread.
 
-    Dask gives up its own loop if a busy machine does not start it within 10 s.
+    Dask's own loop fails if a busy machine does not start it within 10 s.
     """
     from tornado.ioloop import IOLoop
 
@@ -194,7 +194,7 @@ def running_loop() -> Iterator[IOLoop]:
 
 
 class DaskExecutor(AbstractContextManager["DaskExecutor"]):
-    """Runs tasks on Dask: on local processes that end with the run, or on an existing cluster at ``address``."""
+    """Runs tasks on Dask: in local processes that exit with the run, or on an existing cluster at ``address``."""
 
     remote = True
 
@@ -230,7 +230,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                         threads_per_worker=1,
                         host="127.0.0.1",
                         dashboard_address=None,
-                        # The HTTP server starts anyway; a free port avoids its warning about a used one.
+                        # The HTTP server starts anyway; a free port avoids its warning about a port in use.
                         scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
                         local_directory=scratch,
                         silence_logs=50,
@@ -242,7 +242,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                     self._client = stack.enter_context(Client(self._address, loop=loop, timeout=connect_seconds))
                 except (OSError, ValueError) as error:
                     raise UsageError(
-                        "No Dask scheduler answers", self._address, "Start one, or use --executor local."
+                        "No Dask scheduler responds", self._address, "Start one, or use --executor local."
                     ) from error
             self.slots = sum(self._client.nthreads().values())
             if not self.slots:
@@ -261,14 +261,14 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         from distributed.diagnostics.plugin import WorkerPlugin
 
         class ContextPlugin(WorkerPlugin):
-            """Opens the workspace once in each worker, including workers that start later."""
+            """Opens the workspace once per worker, including workers that start later."""
 
             def __init__(self, context: TaskContext, topic: str, report_seconds: float | None, is_own: bool) -> None:
                 self.context, self.topic, self.report_seconds, self.is_own = context, topic, report_seconds, is_own
 
             def setup(self, worker: Worker) -> None:
                 if self.is_own and threading.current_thread() is threading.main_thread():
-                    # Ctrl-C reaches all processes of the terminal: end without a traceback, also in native code.
+                    # Ctrl-C reaches all processes of the terminal: exit without a traceback, even in native code.
                     signal.signal(signal.SIGINT, signal.SIG_DFL)
                 if self.report_seconds is not None:
                     self.context.on_counts = partial(_send_counts, worker, self.topic)
@@ -280,7 +280,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         plugin = ContextPlugin(context, self._key, report_seconds, self._address is None)
         try:
             self._client.register_plugin(plugin, name=self._key)
-        except Exception as error:  # Dask reraises any exception of a worker, sometimes only as text
+        except Exception as error:  # Dask re-raises any worker exception, sometimes only as text
             raise ExecutorError(
                 f"A worker cannot load Driftline ({error})",
                 self._address or "local",
@@ -325,13 +325,13 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                     raise ExecutorError(
                         "A batch killed several workers in a row",
                         str(error.last_worker),
-                        "Give the workers more memory, or exclude the files of the batch.",
+                        "Give the workers more memory, or exclude the batch's files.",
                     ) from error
                 except NoWorkerError as error:
                     raise ExecutorError(
-                        f"No Dask worker has been available for {error.timeout:.0f} s",
+                        f"No Dask worker was available for {error.timeout:.0f} s",
                         self._address or "local",
-                        "Find out why the workers died (often for lack of memory), then run it again.",
+                        "Find out why the workers died (often because memory ran out), then run it again.",
                     ) from error
                 except (FutureCancelledError, CommClosedError) as error:
                     if self._stopped.is_set():
@@ -339,7 +339,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                     raise ExecutorError(
                         "The connection to the Dask scheduler was lost", self._address or "local", "Run it again."
                     ) from error
-                # Dask would run a finished task again if its worker died while the future is held.
+                # Dask would rerun a finished task if its worker died while the future is held.
                 future.release()
                 for spec in islice(remaining, 1):
                     following = self._submit(task, spec)
@@ -364,7 +364,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self._client.cancel([*self._pending], force=True)
 
     def _receive(self, on_counts: CountsCallback | None, event: tuple[float, dict[str, Any]]) -> None:
-        """Handle an event of a task: note that it has begun, pass on its counts, or log its record in this process."""
+        """Handle a task event: note that the task started, forward its counts, or log its record in this process."""
         match event[1]:
             case {"begun": task}:
                 self.has_repeated |= task in self._begun
@@ -405,7 +405,7 @@ def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> tuple[Resu
 
 
 class _ToCoordinator(logging.Handler):
-    """Send the log records of one task, but not of concurrent runs, to the subscribers of ``topic``."""
+    """Send one task's log records, but not those of concurrent runs, to the subscribers of ``topic``."""
 
     def __init__(self, worker: Worker, topic: str) -> None:
         super().__init__()
@@ -459,12 +459,12 @@ def open_executor(name: str, workers: int | None) -> InlineExecutor | DaskExecut
 
 
 def build_on(executor: Executor, owner: Entity, table: LineTable, specs: Iterable[SegmentSpec]) -> Generator[Segment]:
-    """Build ``specs`` of ``table`` on ``executor``, in any order."""
+    """Build the segments ``specs`` of ``table`` on ``executor``, in any order."""
     yield from executor.map(build, (SegmentTask(owner, table.fingerprint, spec) for spec in specs))
 
 
 class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
-    """Builds the segments of new fragments while the next ones are embedded.
+    """Builds the segments of new fragments while the next documents are embedded.
 
     ``finish`` hands them to the holder of the maintenance lease. Unpublished segments are orphans.
     """
@@ -475,12 +475,12 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
         self._planned: dict[Entity, set[int]] = {}
         self._builds: dict[Entity, list[Future[list[Segment]]]] = {}
         self.have_failed = False
-        """Whether a build has failed, which may have left files."""
+        """Whether a build failed: it may have left files."""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
     def committed(self, owner: Entity, table: LineTable) -> None:
-        """Start to build the segments of lines committed to ``table``, once there are enough of them."""
+        """Start building segments for the lines committed to ``table``, once there are enough of them."""
         if self._scope == "none":
             return
         with self._lock:
@@ -490,14 +490,14 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
                 self._builds.setdefault(owner, []).append(work)
 
     def finish(self, owner: Entity) -> list[Segment]:
-        """Return the segments of a table, once they are built. A failed build is reported and left to the end."""
+        """Wait for and return a table's segments. A failed build is reported and left to the end of the run."""
         built: list[Segment] = []
         for work in self._builds.pop(owner, []):
             try:
                 built += work.result()
             except DriftlineError as error:
                 self.have_failed = True
-                self._progress.message(f"A segment of the search indexes of {owner} is built again: {error}")
+                self._progress.message(f"Rebuilding a search index segment of {owner}: {error}")
         return built
 
     def _build(self, owner: Entity, table: LineTable, specs: list[SegmentSpec]) -> list[Segment]:

@@ -1,7 +1,7 @@
-"""Update the index from fleets: discover their repositories, index changed ones in one run, retire missing ones.
+"""Update the index from fleets: discover repositories, index changed ones in one run, retire missing ones.
 
-A repository that fails is tried again later, and does not stop the others. An unchanged one costs a line in the host's
-listing, or one git request, and no run.
+Failing repositories are retried later, and do not stop the others. An unchanged repository costs a line in the host's
+listing, or one git request, but no run.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.git.commits import branch_named, index_name
 
 CONCURRENT_LOOKUPS = 8
-"""Number of repositories to ask for their commit concurrently: each takes a git process, which mostly waits."""
+"""Number of repositories whose commit is looked up concurrently: each needs a git process, which mostly waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRequest:
-    """The inputs of a sync. ``how`` has the fields of the index run, except for its sources and its workspace.
+    """The inputs of a sync. ``how`` holds the index run's fields, except its sources and workspace.
 
-    ``retry`` tries failing repositories without waiting for their backoff. ``storage_options`` precede those of the
-    configuration. Without ``has_all_fleets``, the workspace may have fleets that the configuration lacks.
+    ``retry`` retries failing repositories without waiting for their backoff. ``storage_options`` override those of the
+    configuration. Unless ``has_all_fleets`` is set, the workspace may have fleets that are not in the configuration.
     """
 
     configuration: Configuration
@@ -94,7 +94,10 @@ class FleetRequest:
 
 @dataclass(slots=True)
 class FleetPart:
-    """One fleet during a sync: what its host lists, and the state of its repositories. ``refused`` are deletions."""
+    """One fleet during a sync: its host's listing, and the state of its repositories.
+
+    ``refused`` lists refused deletions.
+    """
 
     fleet: ConfiguredFleet
     before: FleetRecord
@@ -106,7 +109,7 @@ class FleetPart:
 
     @property
     def settings(self) -> str:
-        """A hash of all settings that determine the indexed files of a repository."""
+        """A hash of all settings that determine which files of a repository are indexed."""
         rules = json.dumps([self.fleet.include, self.fleet.exclude])
         return hashlib.blake2b(rules.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
@@ -121,7 +124,7 @@ class FleetPart:
         return found + list(dict.fromkeys(self.listing.problems))
 
     def refuse(self, what: str, where: str, request: FleetRequest) -> None:
-        """Note that suspiciously many repositories or branches are missing."""
+        """Record that suspiciously many repositories or branches are missing."""
         limit = f"more than the fraction {request.max_delete_fraction:g}; the index keeps them"
         fix = "To remove them, run again with --max-delete-fraction 1."
         self.refused.append(DeletionRefused(f"{what} are missing, {limit}", where, fix))
@@ -135,11 +138,11 @@ class FleetPart:
         return replace(found, commit=repository.commit, rebind=bool(repository.uris))
 
     def source_uri(self, repository: KnownRepository) -> str:
-        """Return the URI that the source has in the workspace, without credentials."""
+        """Return the source's URI in the workspace, which has no credentials."""
         return self.fleet.host.remote(repository.listed).uri
 
     def record(self, now: datetime) -> FleetRecord:
-        """Return the state to keep."""
+        """Return the state to save."""
         is_listed = self.listing.failure is None
         return FleetRecord(
             repositories=self.repositories,
@@ -149,7 +152,7 @@ class FleetPart:
         )
 
     def to_dict(self, now: datetime) -> dict[str, Any]:
-        """Return the fleet and its repositories, as ``fleet sync --json`` prints them."""
+        """Return the fleet and its repositories as in ``fleet sync --json``."""
         rows = [each.to_dict(now) for each in sorted(self.repositories.values(), key=lambda each: each.listed.path)]
         rows += [each.to_dict(now) | {"state": "retired"} for each in self.retired.values()]
         for row in rows:
@@ -178,7 +181,7 @@ def _source(fleet: ConfiguredFleet, repository: KnownRepository) -> SourceReques
 
 
 def sources_of_fleets(configuration: Configuration) -> dict[str, tuple[SourceRequest, ...]]:
-    """Return the repositories that each fleet had at the last sync, as sources, keyed by the name of the fleet.
+    """Return each fleet's repositories as of the last sync, as sources, keyed by fleet name.
 
     Raises CorruptFile, StorageError.
     """
@@ -195,7 +198,7 @@ def sources_of_fleets(configuration: Configuration) -> dict[str, tuple[SourceReq
 
 
 def list_fleets(request: FleetRequest, progress: Progress | None = None) -> dict[str, Any]:
-    """Discover the repositories of each fleet, without asking any of them, and write nothing. Raises UsageError."""
+    """Discover each fleet's repositories without contacting any of them, and write nothing. Raises UsageError."""
     now = datetime.now(UTC)
     known, _ = _known(request)
     parts = _discover(request, known, progress or NullProgress(), now)
@@ -203,7 +206,7 @@ def list_fleets(request: FleetRequest, progress: Progress | None = None) -> dict
 
 
 def fleet_status(request: FleetRequest) -> dict[str, Any]:
-    """Return the state of each fleet after the last sync, without contacting a host. Raises WorkspaceNotFound."""
+    """Return each fleet's state after the last sync, without contacting its host. Raises WorkspaceNotFound."""
     now = datetime.now(UTC)
     workspace = Workspace.open(request.workspace, request.options)
     configured = {fleet.name: fleet for fleet in request.configuration.fleets}
@@ -230,10 +233,10 @@ def sync_fleets(
     *,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> dict[str, Any]:
-    """Discover the repositories of each fleet, index the changed ones in one run, and retire the missing ones.
+    """Discover each fleet's repositories, index the changed ones in one run, and retire the missing ones.
 
-    The report lists failures. Raises UsageError before anything is written, LeaseHeld while another sync runs, and
-    the errors of ``index_sources`` for a run that fails as a whole.
+    The report lists failures. Raises UsageError before anything is written, LeaseHeld while another sync is running,
+    and the errors of ``index_sources`` if a run fails as a whole.
     """
     progress = progress or NullProgress()
     for fleet in request.fleets:
@@ -269,7 +272,7 @@ def sync_fleets(
 
 @dataclass(frozen=True, slots=True)
 class _Sync:
-    """One sync of the fleets ``parts``; ``others`` are the other fleets that the workspace knows."""
+    """A sync of the fleets in ``parts``; ``others`` are the workspace's remaining fleets."""
 
     request: FleetRequest
     parts: Sequence[FleetPart]
@@ -279,7 +282,7 @@ class _Sync:
     now: Callable[[], datetime]
 
     def save(self) -> None:
-        """Keep the state of all fleets."""
+        """Save the state of all fleets."""
         now, workspace = self.now(), Workspace.open(self.request.workspace, self.request.options)
         records = {part.fleet.name: part.record(now) for part in self.parts}
         write_fleets(workspace.objects, {**self.others, **records}, self.lease)
@@ -288,7 +291,7 @@ class _Sync:
 def _run_changed(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> tuple[str | None, list[str]]:
     """Index changed repositories, retire missing ones, and save the state before and after.
 
-    Return the id of the run, and the ids of the runs for branches.
+    Return the run's id, and the ids of the branch runs.
     """
     run_id, of_branches, failure = None, list[str](), None
     try:
@@ -305,7 +308,7 @@ def _run_changed(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository
 
 
 def has_failed(report: Mapping[str, Any]) -> bool:
-    """Return whether a report of ``sync_fleets`` or ``list_fleets`` needs the attention of a person."""
+    """Return whether a report of ``sync_fleets`` or ``list_fleets`` needs attention."""
     fleets = report["fleets"]
     return any(fleet["problems"] for fleet in fleets) or any(
         row["state"] == "failing" for fleet in fleets for row in fleet["repositories"]
@@ -313,7 +316,7 @@ def has_failed(report: Mapping[str, Any]) -> bool:
 
 
 def summary(report: Mapping[str, Any]) -> str:
-    """Return a line about a report of ``sync_fleets``."""
+    """Summarize a report of ``sync_fleets`` in one line."""
     rows = [row for fleet in report["fleets"] for row in fleet["repositories"]]
     retired = sum(row["state"] == "retired" for row in rows)
     branches = f", {len(report['branches']):,} branches changed" if report["branches"] else ""
@@ -336,7 +339,7 @@ def _prepared(request: FleetRequest) -> Workspace:
 
 
 def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
-    """Return the state of all fleets, and the entities of the workspace."""
+    """Return the state of all fleets, and the workspace's entities."""
     try:
         workspace = Workspace.open(request.workspace, request.options)
     except WorkspaceNotFound:
@@ -353,7 +356,7 @@ def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
 def _discover(
     request: FleetRequest, known: Mapping[str, FleetRecord], progress: Progress, now: datetime
 ) -> list[FleetPart]:
-    """Return the listing of each fleet's host. Fleets with the same host and token share a rate limit."""
+    """List each fleet's host. Fleets with the same host and token share a rate limit."""
     parts, limits = [], defaultdict[tuple[str, ...], RateLimit](RateLimit)
     for fleet in request.fleets:
         before, host = known.get(fleet.name, FleetRecord()), fleet.host
@@ -363,7 +366,7 @@ def _discover(
         listing = discover(host, lines, before.pages, limit=limit, environ=_environ(), notify=notify)
         may_be_empty = request.max_delete_fraction >= 1
         if not listing.repositories and before.repositories and listing.is_complete and not may_be_empty:
-            listing.problems.append("the host lists no repository any more; --max-delete-fraction 1 confirms that")
+            listing.problems.append("the host no longer lists any repositories; --max-delete-fraction 1 confirms that")
         after = reconcile(before.repositories, listing, fleet.selection.reasons(), now)
         parts.append(FleetPart(fleet, before, listing, after))
     return parts
@@ -399,7 +402,7 @@ def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: dat
 
 
 def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
-    """Ask each repository for its commit, unless the listing shows that nothing was pushed."""
+    """Look up each repository's commit, unless the listing shows that nothing was pushed."""
     due = [
         (part, identifier)
         for part in parts
@@ -409,7 +412,7 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
             now, is_current=part.is_present(identifier), retry=request.retry, followed=part.fleet.branches
         )
     ]
-    progress.phase(f"asking {len(due):,} repositories for their commits")
+    progress.phase(f"looking up the commits of {len(due):,} repositories")
 
     def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:
         remote, branches = part.fleet.host.remote(each.listed), dict[str, str]()
@@ -432,7 +435,7 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
 def _replace_each(
     due: Sequence[tuple[FleetPart, str]], ask: Callable[[FleetPart, KnownRepository], KnownRepository]
 ) -> None:
-    """Replace the repositories that are ``due``, by their ids, with what ``ask`` returns; it runs concurrently."""
+    """Replace the repositories in ``due``, given by id, with the results of ``ask``, which is called concurrently."""
     with ThreadPoolExecutor(CONCURRENT_LOOKUPS, thread_name_prefix="fleet") as pool:
         asked = pool.map(lambda item: ask(item[0], item[0].repositories[item[1]]), due)
         for (part, identifier), answer in zip(due, asked, strict=True):
@@ -440,7 +443,7 @@ def _replace_each(
 
 
 def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
-    """Ask for the open pull requests of each repository. If the host does not answer, the known ones stay."""
+    """Look up each repository's open pull requests. If the host does not respond, the known ones are kept."""
     due = [
         (part, identifier)
         for part in parts
@@ -490,9 +493,9 @@ def _ask_readers(parts: Iterable[FleetPart], progress: Progress, now: datetime) 
 def _selected(
     part: FleetPart, repository: KnownRepository, branches: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the commits of followed branches, keyed by their names in the index, and why others are skipped.
+    """Return the commits of followed branches, keyed by index branch name, and why other branches are skipped.
 
-    Git allows names that a URI cannot contain, and bots use them, so skipping such branches is not a failure.
+    Git allows branch names that a URI cannot contain, and bots use them, so skipping them is not a failure.
     """
     found, skipped = dict[str, str](), dict[str, str]()
     for branch, commit in branches.items():
@@ -511,7 +514,7 @@ def _selected(
 
 
 def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
-    """Return the repositories whose index is not at their current commit, URI and settings."""
+    """Return the repositories whose index does not match their current commit, URI and settings."""
     found = []
     for identifier, each in part.repositories.items():
         if not part.is_present(identifier) or each.excluded or not each.commit or not each.entity or each.failures:
@@ -523,7 +526,7 @@ def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
 
 
 def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[str, str]:
-    """Return the entity of the repository at each URI. If two fleets list one, the entity already indexed wins."""
+    """Map repository URIs to entities. If two fleets list the same repository, the entity already indexed wins."""
     elsewhere = (each for other in others for each in other.repositories.values())
     found = {each.uri: each for each in elsewhere if each.uri and each.missed_since is None and not each.excluded}
     for part in parts:
@@ -536,9 +539,9 @@ def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[s
 
 
 def _index(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> str | None:
-    """Index the changed repositories in one run, and record the results. Raises the errors of ``index_sources``.
+    """Index the changed repositories in one run, and record the results. Propagates errors from ``index_sources``.
 
-    The state is saved before anything else is written, so that each source of a killed run belongs to a fleet.
+    The state is saved before anything else is written, so that every source of a killed run belongs to a fleet.
     """
     request, now = sync.request, sync.now
     workspace = Workspace.open(request.workspace, request.options)
@@ -571,7 +574,7 @@ def _index(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) ->
 def _run(
     request: FleetRequest, sources: tuple[SourceRequest, ...], progress: Progress, branch: str | None = None
 ) -> tuple[str, dict[str, DriftlineError]]:
-    """Index ``sources``. Return the id of the run, and the failures keyed by URI (without credentials)."""
+    """Index ``sources``. Return the run's id, and the failures keyed by URI (with no credentials)."""
     run = IndexRequest(
         sources=sources,
         branch=branch,
@@ -615,15 +618,15 @@ def _conflict(
 
 
 def _nowhere(uri: str, entity: str) -> str:
-    """Return a placeholder URI for a source whose repository at ``uri`` was replaced by another one."""
+    """Return a placeholder URI for a source whose repository at ``uri`` was replaced by another."""
     digest = hashlib.blake2b(entity.encode(), digest_size=4).hexdigest()
     return f"{uri}@refs/displaced/{digest}"
 
 
 def _displace(parts: Iterable[FleetPart], planned: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return ``(URI, entity)`` of sources whose URI now belongs to another repository, and note their new URI.
+    """Return ``(URI, entity)`` of sources whose URI now belongs to another repository, and record their new URI.
 
-    If two sources had one URI, only the first would get its files.
+    If two sources shared a URI, only the first would get its files.
     """
     found = []
     for part in parts:
@@ -637,7 +640,7 @@ def _displace(parts: Iterable[FleetPart], planned: Mapping[str, Any]) -> list[tu
 
 
 def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) -> bool:
-    """Give the source at ``uri`` a placeholder URI. Return False if another run works on it."""
+    """Give the source at ``uri`` a placeholder URI. Return False if another run is working on it."""
     source = Entity.parse(entity)
     try:
         with acquire_source(workspace, source, new_ulid(), wait_seconds=request.wait_seconds):
@@ -653,7 +656,7 @@ def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) 
 
 
 def _at_branch(part: FleetPart, repository: KnownRepository, name: str) -> SourceRequest:
-    """Return the source at a branch, given its name in the index. Raises UsageError if a URI cannot hold the name."""
+    """Return the source at an index branch. Raises UsageError if a URI cannot contain the branch name."""
     source, known = part.source(repository), repository.branches.get(name, KnownBranch())
     ref = part.fleet.host.pull_ref(known.pull) if known.pull else f"refs/heads/{branch_named(name)}"
     uri = with_ref(source.uri, ref)
@@ -665,7 +668,7 @@ def _due_branches(
 ) -> list[tuple[FleetPart, KnownRepository, str]]:
     """Return the branches of indexed repositories that are gone, or whose index is not at their commit.
 
-    Repositories ``to_index`` count as indexed.
+    Repositories in ``to_index`` are treated as indexed.
     """
     return [
         (part, each, name)
@@ -679,9 +682,9 @@ def _due_branches(
 
 
 def _update_branches(sync: _Sync) -> list[str]:
-    """Delete vanished branches, and index changed ones in one run per name; return the ids of these runs.
+    """Delete missing branches, and index changed ones in one run per name; return the runs' ids.
 
-    The state is saved first, so that each branch of a killed run belongs to a fleet.
+    The state is saved first, so that every branch of a killed run belongs to a fleet.
     """
     by_name: dict[str, dict[str, tuple[FleetPart, str]]] = defaultdict(dict)
     for part, each, name in _due_branches(sync.parts):
@@ -703,7 +706,7 @@ def _update_branches(sync: _Sync) -> list[str]:
         try:
             run_id, failed = _run(sync.request, sources, sync.progress, name)
             run_ids.append(run_id)
-        except DriftlineError as error:  # of each source
+        except DriftlineError as error:  # of any single source
             failed = dict.fromkeys(members, error)
         for uri, (part, identifier) in members.items():
             each, why = part.repositories[identifier], failed.get(uri)
@@ -715,9 +718,9 @@ def _update_branches(sync: _Sync) -> list[str]:
 
 
 def _delete_branches(part: FleetPart, repository: KnownRepository, request: FleetRequest) -> None:
-    """Delete the branches of a repository that are gone, unless they are suspiciously many or in use.
+    """Delete a repository's branches that are gone, unless there are suspiciously many or they are in use.
 
-    Closed pull requests are never suspicious: the host reports each as closed.
+    Closed pull requests are never suspicious, because the host reports each of them as closed.
     """
     gone = [name for name, each in repository.branches.items() if not each.commit]
     if not gone or repository.failures:
@@ -741,7 +744,7 @@ def _delete_branches(part: FleetPart, repository: KnownRepository, request: Flee
 
 
 def _retire(sync: _Sync) -> None:
-    """Remove repositories that are missing for the grace period, unless they still answer or are suspiciously many."""
+    """Remove repositories missing for the grace period, unless they still respond or there are suspiciously many."""
     request, now = sync.request, sync.now()
     for part in sync.parts:
         if not part.listing.is_complete:
@@ -771,18 +774,18 @@ def _is_gone(part: FleetPart, identifier: str) -> bool:
     try:
         listed = part.listing.repositories.values()
         if any(other.path == each.listed.path and other.id != identifier for other in listed):
-            return True  # the repository that has taken this URL would answer
+            return True  # the repository that now has this URL would respond
         commit = current_commit(part.fleet.host.remote(each.listed))
     except (SourceNotFound, AccessDenied):
         return True
     except (StorageError, UsageError) as error:
         if error.what == REDIRECTS:
             return True
-        part.repositories[identifier] = replace(each, reason=f"not listed, and cannot be asked: {error}")
+        part.repositories[identifier] = replace(each, reason=f"not listed, and cannot be reached: {error}")
         return False
     if part.is_present(identifier):
         return not commit
-    part.repositories[identifier] = replace(each, reason="not listed, but it still answers")
+    part.repositories[identifier] = replace(each, reason="not listed, but it still responds")
     return False
 
 
@@ -791,5 +794,5 @@ def _remove(request: FleetRequest, repository: KnownRepository) -> None:
     workspace = Workspace.open(request.workspace, options)
     known = workspace.readable_source(Entity.parse(repository.entity))
     if known is None or known.uri not in repository.uris:
-        return  # removed by hand, or the entity now belongs to another source
+        return  # removed manually, or the entity now belongs to another source
     remove_source(request.workspace, repository.entity, wait_seconds=request.wait_seconds, storage_options=options)

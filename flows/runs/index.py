@@ -1,10 +1,10 @@
-"""Run an index run: plan, map, commit (DESIGN, "Index run"); and remove sources and documents from the index.
+"""Run an index run (DESIGN, "Index run"): plan, map, commit. Also remove sources and documents from the index.
 
 The command line, Python and the Prefect flow share this code; only ``Executor`` and ``Progress`` differ. A few sources
-run concurrently, so that one is embedded while another is listed or commits. If sources select the same files,
-``share_files`` assigns each file to one source, and adds the known sources that the run must update as well. It does so
-only in a workspace on a local disk: in a bucket, one path may name files on several machines. Definitions are embedded
-after the lines (decision 0016).
+run concurrently, so that one is embedded while another is listed or committed. If sources select the same files,
+``share_files`` assigns each file to one source, and adds the known sources that the run must also update. It does so
+only for workspaces on a local disk: in a bucket, one path may refer to files on several machines. Definitions are
+embedded after the lines (decision 0016).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from driftline.tasks.task_context import Stopwatch, TaskContext
 
 
 def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:
-    """Return the transformer of this run: the requested one, else the workspace's, else None.
+    """Return this run's transformer: the requested one, then the workspace's, then None.
 
     Raises MissingExtra or ModelNotFound for a requested transformer that is not installed.
     """
@@ -87,7 +87,7 @@ def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:
 def deepen(plan: IndexPlan, model: DeepModel, executor: Executor, progress: Progress, report: IndexReport) -> None:
     """Embed missing definitions, and remove those of deleted documents.
 
-    After a killed run, the next one does the rest. Raises StorageError, ExecutorError, ModelNotFound.
+    If the run is killed, the next run does the rest. Raises StorageError, ExecutorError, ModelNotFound.
     """
     workspace = plan.workspace
     for entity in (part.entity for part in plan.sources):
@@ -125,10 +125,10 @@ log = logging.getLogger(__name__)
 
 
 def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
-    """Return ``plan`` with the claims of each source, and with the known sources that own files of requested sources.
+    """Return ``plan`` with each source's claims, and with known sources that own files of requested sources.
 
-    Such sources are added as ``joined``, because the request includes their files, unless the plan stays ``alone``.
-    Raises CorruptFile, StorageError.
+    These are added as ``joined``, because the request includes their files, unless ``alone`` is set. Raises
+    CorruptFile, StorageError.
     """
     known = _known(plan)
     if known is None:
@@ -143,7 +143,7 @@ def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
 
 
 def settle_shares(plan: IndexPlan, report: IndexReport, progress: Progress) -> None:
-    """Remove from other sources the documents that the sources of a finished run have taken over.
+    """Remove from other sources the documents that a finished run's sources took over.
 
     Raises LeaseLost, StorageError.
     """
@@ -171,7 +171,7 @@ def settle_shares(plan: IndexPlan, report: IndexReport, progress: Progress) -> N
         try:
             _release(plan, entity, claims, report.run_id)
         except LeaseHeld as error:
-            progress.message(f"{entity} keeps what this run has taken over until its own next run: {error.what}")
+            progress.message(f"{entity} keeps documents that this run took over until its next run: {error.what}")
 
 
 def _remove(plan: IndexPlan, entity: str) -> None:
@@ -182,7 +182,7 @@ def _remove(plan: IndexPlan, entity: str) -> None:
 
 
 def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: str) -> None:
-    """Remove the documents that ``claims`` cover from a source."""
+    """Remove the documents covered by ``claims`` from a source."""
     workspace = plan.workspace
     documents = workspace.manifest(entity).read([claim.prefix for claim in claims], columns=["path"])
     paths = documents["path"].combine_chunks()
@@ -206,7 +206,7 @@ def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
 
 
 def _known(plan: IndexPlan) -> dict[Entity, SourceRecord] | None:
-    """Return the other sources of the plan's tenants, except sources that it replaces; None in a bucket."""
+    """Return the other sources of the plan's tenants, except those that it replaces; None in a bucket."""
     if not plan.workspace.objects.is_local:
         return None
     tenants = {part.entity.tenant for part in plan.sources}
@@ -216,7 +216,7 @@ def _known(plan: IndexPlan) -> dict[Entity, SourceRecord] | None:
 
 
 def _is_gone(record: SourceRecord) -> bool:
-    """Return whether the local folder of a source no longer exists."""
+    """Return whether a source's local folder no longer exists."""
     return "://" not in record.uri and not os.path.isdir(record.uri)
 
 
@@ -250,9 +250,9 @@ def _holds_files_of(entity: Entity, record: SourceRecord, part: SourcePlan, plan
 def run_all(
     plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, builds: SegmentBuilds
 ) -> Iterator[tuple[SourceRun, DriftlineError | None]]:
-    """Run the sources of the plan on one executor; yield each with its failure, in the order in which they finish.
+    """Run the plan's sources on one executor; yield each with its failure, as they finish.
 
-    ``report.sources`` keeps the order of the plan. Any other exception is raised after the running sources have ended.
+    ``report.sources`` keeps the plan's order. Any other exception is raised after the running sources finish.
     """
     if len(plan.sources) == 1:
         run = SourceRun(plan, plan.sources[0], executor, progress, report.run_id, builds)
@@ -274,7 +274,7 @@ def run_all(
     at_once = SOURCES_PER_SLOT * executor.slots
     pool = ThreadPoolExecutor(at_once, thread_name_prefix="source")
     fetches = ThreadPoolExecutor(FETCHES_AHEAD, thread_name_prefix="fetch")
-    # Workers elsewhere have mirrors of their own.
+    # Remote workers have their own mirrors.
     ahead = 0 if executor.remote else FETCHES_AHEAD // min(at_once, len(groups))
     with pool, fetches, more_readers(at_once * max(map(len, groups))):
         running: list[Future[list[Outcome]]] = []
@@ -283,7 +283,7 @@ def run_all(
             running += [pool.submit(contextvars.copy_context().run, execute, group) for group in groups]
             for future in as_completed(running):
                 yield from future.result()
-        except KeyboardInterrupt:  # which only this thread has received
+        except KeyboardInterrupt:  # only this thread received it
             executor.stop()
             raise
         finally:
@@ -313,13 +313,13 @@ def index_sources(
 ) -> IndexReport:
     """Update the index to the current state of the sources.
 
-    Unless the run stays ``alone``, it also updates known sources that hold files of the requested ones. It takes over
-    the files of the sources ``instead_of``, and removes these sources.
+    Unless ``alone`` is set, it also updates known sources that own files of the requested ones. It takes over the files
+    of the sources in ``instead_of`` and removes these sources.
 
-    Raises UsageError, CorruptFile, AccessDenied before it writes anything, and DeletionRefused, LeaseHeld, LeaseLost,
-    StorageError, ExecutorError later. Batches committed before such an error stay, as they do after a
-    KeyboardInterrupt, whose note counts their documents; the next run continues from there. If ``keep_going``, the
-    report lists failed sources instead, unless none can start.
+    Raises UsageError, CorruptFile, AccessDenied before writing anything, and DeletionRefused, LeaseHeld, LeaseLost,
+    StorageError, ExecutorError later. Batches committed before such an error, or before a KeyboardInterrupt, whose note
+    counts their documents, are kept; the next run continues from there. If ``keep_going`` is set, the report lists
+    failed sources instead, unless none can start.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     watch = Stopwatch()
@@ -363,7 +363,7 @@ def index_sources(
 
 
 def _run(plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, watch: Stopwatch) -> None:
-    """Fill ``report``. A failing source does not stop the others; the first failure is raised at the end."""
+    """Fill in ``report``. A failing source does not stop the others; the first failure is raised at the end."""
     with watch.phase("start"), phase("start"):
         executor.start(
             TaskContext(plan.workspace, plan.model),
@@ -387,7 +387,7 @@ def _run_sources(
     stale = set[Entity]()
     for run, error in run_all(plan, executor, progress, report, builds):
         if error is not None and run.joined and isinstance(error, LeaseHeld):
-            progress.message(f"{run.entity} is not updated, because another run works on it.")
+            progress.message(f"{run.entity} is not updated, because another run is working on it.")
         elif error is not None:
             if plan.request.keep_going:
                 report.failed.append((run.report.uri, error))
@@ -427,7 +427,7 @@ def _run_sources(
 def _claim(plan: IndexPlan) -> IndexPlan:
     """Create the workspace if it does not exist, and bind it to its model."""
     folders = [folder for each in plan.sources if (folder := each.source.folder) is not None]
-    workspace = Workspace.prepare(plan.workspace.objects, folders)  # reuses what the plan has read
+    workspace = Workspace.prepare(plan.workspace.objects, folders)  # reuses what the plan already read
     if plan.replaces is None:
         workspace = workspace.bind_model(plan.model.name, plan.model.fingerprint, plan.model.dim)
     return replace(plan, workspace=workspace)
@@ -447,7 +447,7 @@ def _maintain(
                 lease.expect_garbage()
             return maintained
     except LeaseHeld as error:
-        progress.message(f"Skipped the search indexes of {owner}, which another run maintains: {error.what}")
+        progress.message(f"Skipped the search indexes of {owner}, which another run is updating: {error.what}")
         return []
 
 
@@ -471,9 +471,9 @@ def remove_source(
     wait_seconds: float = 0.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RemoveReport:
-    """Delete a source, its documents and its lines from the index; its files stay.
+    """Delete a source, its documents and its lines from the index; its files are kept.
 
-    Raises BadEntity for an unknown source, LeaseHeld while a run works on it, WorkspaceNotFound, StorageError.
+    Raises BadEntity for an unknown source, LeaseHeld while a run is working on it, WorkspaceNotFound, StorageError.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     known = Workspace.open(workspace_uri, storage_options)
@@ -492,7 +492,7 @@ def remove_source(
             committer = Committer(workspace, entity, lease, run_id, workspace.lines(entity), dim)
             committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
             batch = committer.batch
-        for table in workspace.line_tables(entity):  # including those of other models
+        for table in workspace.line_tables(entity):  # including tables of other models
             remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
         for branch in branch_records(workspace, entity):
             delete_branch(workspace, entity, branch.name, run_id, wait_seconds=wait_seconds)
@@ -519,7 +519,7 @@ def remove_documents(
     run_id: str | None = None,
     wait_seconds: float = 0.0,
 ) -> int:
-    """Remove the documents of a source that ``paths`` name, set its record if one is given, and return their number.
+    """Remove a source's documents at ``paths``, set its record if given, and return how many were removed.
 
     Raises LeaseHeld, LeaseLost, StorageError.
     """

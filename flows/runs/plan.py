@@ -1,4 +1,4 @@
-"""Turn a request into a plan: validate all input before anything is written."""
+"""Turn a request into a plan, validating all input before anything is written."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from driftline.tasks.task_context import ModelRef
 log = logging.getLogger(__name__)
 
 PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
-"""Names of sources with only some files of a folder, namely the paths that an action received."""
+"""Names of sources that contain only some files of a folder: the paths passed to an action."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """A source with its own entity and filters, which replace those that the workspace has recorded.
+    """A source with its own entity and filters, which replace those recorded in the workspace.
 
-    ``link``, the kind of its host or a template of links, also replaces the recorded one; None keeps that, and ""
-    removes it. ``commit`` is the commit of a repository, if the caller has asked git for it. If ``rebind``, the entity
-    may move to ``uri``.
+    ``link``, its host's type or a link template, also replaces the recorded value; None keeps it, and "" removes it.
+    ``commit`` is a repository's commit, if the caller already looked it up. If ``rebind`` is set, the entity may move
+    to ``uri``.
     """
 
     uri: str
@@ -67,7 +67,7 @@ class SourceRequest:
 
 
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:
-    """Return the requests for the sources of a configuration file."""
+    """Return the requests for a configuration file's sources."""
     return tuple(
         SourceRequest(source.uri, str(source.entity), source.include, source.exclude, source.link) for source in sources
     )
@@ -77,15 +77,16 @@ def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...
 class IndexRequest:
     """The inputs of an index run; ``storage_options`` apply to the workspace and the sources.
 
-    ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports the failure
-    of a source instead of raising it. ``by_commit`` restricts the scan to the paths that git lists as changed, and
-    ``paths`` restricts it to these files of the only source, for callers that know that nothing else has changed. If
+    ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports source
+    failures instead of raising them. ``by_commit`` restricts the scan to the paths that git lists as changed, and
+    ``paths`` restricts it to these files of the only source, for callers that know that nothing else changed. If
     ``branch`` is set, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
-    embeds definitions with a transformer: True means the workspace's or the default one, a name the transformer of that
-    name. None keeps the workspace's transformer, if any, and False removes it. ``redact`` says which credentials inside
-    text are replaced; None keeps the source's mode, ``known`` for a new source. ``archives`` says whether files inside
-    archives and mail are documents, ``notebook_outputs`` whether the text of a notebook includes its outputs; None
-    keeps the setting of the source, by default False. ``link`` is as in ``SourceRequest``.
+    embeds definitions with a transformer: True selects the workspace's or the default transformer, a name that
+    transformer. None keeps the workspace's transformer, if any, and False removes it. ``redact`` selects which
+    credentials in the text are redacted; None keeps the source's mode (``known`` for a new source). ``archives``
+    determines whether files inside archives and email are documents, ``notebook_outputs`` whether a notebook's text
+    includes its outputs; None keeps the source's setting (False for a new source). ``link`` is the same as in
+    ``SourceRequest``.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -124,7 +125,7 @@ class IndexRequest:
 
 
 def _check_patterns(owner: SourceRequest | IndexRequest) -> None:
-    """Turn lists of patterns into tuples, which records hold. Raises UsageError for anything but text."""
+    """Convert pattern lists to tuples, as in the records. Raises UsageError for anything but strings."""
     for name in ("include", "exclude"):
         patterns = listed(name, getattr(owner, name)) or ()
         if not all(isinstance(each, str) for each in patterns):
@@ -134,11 +135,11 @@ def _check_patterns(owner: SourceRequest | IndexRequest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """A source, its entity, the record to write about it, and the commit that git has checked out.
+    """A source, its entity, its record to write, and the commit that git has checked out.
 
-    It leaves the files of ``claims`` to other sources. A ``joined`` source was not requested, but owns files of a
-    requested source. ``branch_cut`` says why the run cuts a branch, or does not; ``superseded`` is the former record of
-    the branch.
+    Files covered by ``claims`` are left to other sources. ``joined`` is set if the source was not requested, but owns
+    files of a requested source. ``branch_cut`` is the reason why the run takes a new branch snapshot or keeps the old
+    one; ``superseded`` is the branch's previous record.
     """
 
     source: Source
@@ -159,8 +160,8 @@ class SourcePlan:
 class IndexPlan:
     """A validated run. ``replaces`` is the fingerprint that a ``--reembed`` run supersedes.
 
-    ``failures`` lists the sources, by URI, that failed validation and are skipped. The run takes over the files of the
-    sources ``instead_of``, and removes these sources. ``deep`` embeds their definitions.
+    ``failures`` maps the URIs of sources that failed validation, and are skipped, to errors. The run takes over the
+    files of the sources in ``instead_of`` and removes these sources. ``deep`` is the transformer for definitions.
     """
 
     request: IndexRequest
@@ -180,18 +181,22 @@ def make_plan(request: IndexRequest) -> IndexPlan:
     Raises UsageError, CorruptFile, AccessDenied, StorageError.
     """
     if not request.sources:
-        raise UsageError("No source was given", fix="Name at least one folder or bucket.")
+        raise UsageError("No source was given", fix="Specify at least one folder or bucket.")
     sources = [source if isinstance(source, SourceRequest) else SourceRequest(source) for source in request.sources]
     if not all(source.uri for source in sources):
-        raise UsageError("A source is an empty string", fix="Name a folder or a bucket; a dot is the current folder.")
+        raise UsageError(
+            "A source is an empty string", fix="Specify a folder or a bucket; a dot is the current folder."
+        )
     if request.entity and len(request.sources) > 1:
-        raise UsageError("--entity applies to a single source, but several were given", fix="Run once for each source.")
+        raise UsageError("--entity applies to a single source, but several were given", fix="Run once per source.")
     if not 0 <= request.max_delete_fraction <= 1:
         raise UsageError("max_delete_fraction must be between 0 and 1", str(request.max_delete_fraction))
     if request.branch is not None:
         check_name(request.branch)
         if request.reembed or request.rebind:
-            raise UsageError("--branch excludes --reembed and --rebind", fix="Run them on the main index.")
+            raise UsageError(
+                "--branch cannot be combined with --reembed or --rebind", fix="Run them on the main index."
+            )
     if request.redact not in (None, *get_args(Redaction)):
         raise UsageError(
             f"Unknown redaction mode {request.redact!r}", fix=f"Use one of {', '.join(get_args(Redaction))}."
@@ -232,7 +237,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
 
 
 def _workspace_of(request: IndexRequest) -> Workspace:
-    """Return the workspace, or the one that the run would create; creates nothing."""
+    """Return the workspace, or an object for the workspace that the run would create; creates nothing."""
     try:
         return Workspace.open(request.workspace, request.storage_options)
     except WorkspaceNotFound:
@@ -251,7 +256,7 @@ def _is_earlier_version(model: ModelRef, fingerprint: str) -> bool:
 def plan_source(
     given: str | SourceRequest, request: IndexRequest, workspace: Workspace, taken: set[Entity]
 ) -> SourcePlan:
-    """Plan one source; its default entity avoids those ``taken``. Raises the errors of ``make_plan``."""
+    """Plan one source; its default entity avoids those in ``taken``. Raises the same errors as ``make_plan``."""
     if isinstance(given, SourceRequest):
         named, keeps_filters = given, False
     else:
@@ -305,7 +310,7 @@ def plan_source(
 def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecord | None:
     """Return the record of ``entity``, or None.
 
-    A damaged record counts as missing if the last run shows that it belonged to ``uri``.
+    A damaged record is treated as missing if the last run shows that it belonged to ``uri``.
 
     Raises CorruptFile, WorkspaceTooNew.
     """
@@ -315,13 +320,13 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
         for run in RunHistory(workspace.objects, entity.tenant).newest_first():
             for source in run.report.get("sources", ()):
                 if source.get("entity") == str(entity) and source.get("uri") == uri:
-                    log.warning("The damaged record of %s is written again", entity)
+                    log.warning("Rewriting the damaged record of %s", entity)
                     return None
         raise
 
 
 def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) -> tuple[Entity, SourceRecord | None]:
-    """Return the source at ``uri`` that contains the workspace, whatever its name, else the new source ``free``."""
+    """Return the source at ``uri`` that contains the workspace, whatever its name, or else the new source ``free``."""
     if workspace.local_path is not None and workspace.local_path.startswith(uri.rstrip("/") + "/"):
         for entity, known in workspace.readable_sources(Entity(free.parts[:-1])):
             if known.uri == uri and entity not in taken and not PARTIAL.fullmatch(entity.id):
@@ -332,7 +337,7 @@ def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) ->
 def _default_entity(
     name: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """Call the entity ``name``, with a hash suffix if that entity is bound to a URI other than the one in ``record``.
+    """Use the entity ``name``, with a hash suffix if that entity is bound to a URI other than the one in ``record``.
 
     A project that contains the workspace keeps its entity if its folder is renamed.
     """

@@ -1,4 +1,4 @@
-"""Pull the newest version of a workspace to the local disk, where searches need no network (decision 0011).
+"""Pull a workspace's newest version to local disk, so that searches need no network (decision 0011).
 
 Only files that are new since the last pull are fetched. An interrupted pull leaves the copy unchanged, and the next one
 continues with the fetched files.
@@ -32,17 +32,17 @@ from driftline.storage.workspace.records import CopyRecord
 from driftline.storage.workspace.workspace import Workspace
 
 ATTEMPTS = 3
-"""Attempts to copy a snapshot, which a compaction of the original may invalidate, before the pull gives up."""
+"""Attempts to copy a snapshot, which a compaction of the original may invalidate, before the pull fails."""
 THREADS = 4
-"""Number of files to fetch in parallel; each is kept in memory, and may take about 100 MB."""
+"""Number of files to fetch in parallel; each is held in memory, and may be about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """The inputs of a pull: the URI of the original, and the folder of the copy.
+    """The inputs of a pull: the original's URI and the copy's folder.
 
-    ``admit`` is called with the number of bytes that the pull is about to add to the disk, and raises to refuse them.
-    If ``wait``, the pull waits for the pull of another process.
+    ``admit`` is called with the number of bytes that the pull is about to write, and raises an error to reject them. If
+    ``wait`` is set, the pull waits for another process's pull.
     """
 
     origin: str
@@ -54,7 +54,7 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """The result of a pull: the copy has ``files``, of which ``fetched`` are new; these have ``bytes`` in all."""
+    """The result of a pull: the copy's number of ``files``, how many were ``fetched``, and their total ``bytes``."""
 
     origin: str
     copy: str
@@ -65,7 +65,7 @@ class PullReport:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``pull --json`` prints."""
+        """Return the ``pull --json`` object."""
         return {**asdict(self), "seconds": round(self.seconds, 3)}
 
 
@@ -97,10 +97,10 @@ def _pull_newest(
     for attempt in range(ATTEMPTS):
         try:
             return _pull(workspace.reread() if attempt else workspace, copy, admit, progress)
-        except ObjectNotFound as error:  # a compaction has replaced it since the listing
+        except ObjectNotFound as error:  # a compaction replaced it after the listing
             vanished = error
     raise StorageError(
-        f"Files vanished in each of {ATTEMPTS} attempts to copy a version", vanished.where, "Pull again."
+        f"Files disappeared in each of {ATTEMPTS} attempts to copy a version", vanished.where, "Pull again."
     ) from vanished
 
 
@@ -136,9 +136,9 @@ def _is_newest(known: CopyRecord, heads: Sequence[ObjectInfo]) -> bool:
 
 
 def _is_fetched(target: Path, info: ObjectInfo) -> bool:
-    """Return whether an interrupted pull has fetched the file, or it was linked.
+    """Return whether the file was linked, or fetched by an interrupted pull.
 
-    Only files with unique names are trusted without a check.
+    Only files with unique names are trusted without checking.
     """
     try:
         status = target.stat()
@@ -154,7 +154,7 @@ def _fetch(objects: ObjectStore, missing: Sequence[ObjectInfo], folder: Path, pr
     def fetch(info: ObjectInfo) -> None:
         data = objects.get(info.path)
         if len(data) != info.size_bytes:
-            raise ObjectNotFound("The object has changed since it was listed", f"{objects.uri}/{info.path}")
+            raise ObjectNotFound("The object changed since it was listed", f"{objects.uri}/{info.path}")
         target = folder / info.path
         temporary = target.with_name(f".tmp-{target.name}")
         try:
@@ -163,8 +163,8 @@ def _fetch(objects: ObjectStore, missing: Sequence[ObjectInfo], folder: Path, pr
             flush_to_disk(str(temporary))
             temporary.replace(target)
         except OSError as error:
-            fix = "Free some space, then pull again: what was fetched is kept."
-            raise StorageError(f"A file cannot be written ({error.strerror})", str(target), fix) from error
+            fix = "Free some space, then pull again: fetched files are kept."
+            raise StorageError(f"Cannot write a file ({error.strerror})", str(target), fix) from error
 
     with ThreadPoolExecutor(THREADS, "driftline-pull") as pool:
         context = contextvars.copy_context

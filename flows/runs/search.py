@@ -1,7 +1,7 @@
-"""Run a search as every interface does: complete its request, resolve its branch, search, and write the journal.
+"""Run a search for any interface: complete the request, resolve its branch, search, and write the journal.
 
-Omitted fields of the request, and views, come from ``driftline.toml``.
-Functions import the libraries of a search, so that a command can check its arguments without them.
+Omitted request fields, and views, come from ``driftline.toml``. Search libraries are imported inside functions, so that
+a command can check its arguments without them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def resolved(
     workspace: Workspace, request: SearchRequest, within: Boundary | None = None, config: str | None = None
 ) -> tuple[Workspace, SearchRequest]:
-    """Return ``workspace`` on the request's branch, and the request with its named workspace as a condition.
+    """Return ``workspace`` on the request's branch, and the request with its named workspace resolved to a filter.
 
-    The returned request sees nothing outside ``within``, which the request's own boundary may narrow. Raises UsageError
-    for an unknown branch or named workspace.
+    The returned request sees nothing outside ``within``, and may be limited further by the request's own boundary.
+    Raises UsageError for an unknown branch or named workspace.
     """
     from driftline.tasks.search.query_language import asked_by
 
@@ -50,9 +50,9 @@ def find(
     config: str | None = None,
     run: Callable[..., Any] = call,
 ) -> SearchReport:
-    """Search ``within`` a boundary, and record the search in the journal.
+    """Search inside the boundary ``within``, and record the search in the journal.
 
-    ``run`` runs it, in this process or in another one. Raises the errors of ``driftline.search``.
+    ``run`` executes it in this or another process. Raises the same errors as ``driftline.search``.
     """
     from driftline.flows.output.search_journal import record_search
     from driftline.tasks.search.query_language import ask
@@ -68,10 +68,9 @@ DEFAULT_CACHE_BYTES = 10 * 2**30
 
 
 def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchRequest:
-    """Build a request from the ``given`` options; other options come from the file that commands in the current folder
-    use.
+    """Build a request from the ``given`` options, with defaults from the current folder's ``driftline.toml``.
 
-    None means that an option was not given; ``more`` are further fields. Raises UsageError.
+    None means the option was not given; ``more`` holds additional fields. Raises UsageError.
     """
     from driftline.flows.config.locate import search_settings
 
@@ -81,10 +80,9 @@ def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchR
 
 
 def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
-    """Return whether to search copies of buckets (``cache``, else the setting in the file), and their maximum size in
-    bytes.
+    """Return whether to search local copies of buckets, and their maximum size in bytes.
 
-    Raises UsageError for an invalid file.
+    ``cache`` overrides the setting in ``driftline.toml``. Raises UsageError if that file is invalid.
     """
     from driftline.flows.config.locate import search_settings
 
@@ -94,9 +92,9 @@ def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
 
 
 def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, str]:
-    """Return the filter of a named workspace, and the workspace that its file names.
+    """Return a named workspace's filter, and the workspace set in its file.
 
-    The file is ``config``, else the one that a command in the current folder would use. Raises UsageError, which lists
+    The file is ``config``, or the one that a command in the current folder would use. Raises UsageError, which lists
     the existing names.
     """
     from driftline.flows.config.driftline_toml import named_workspace_filter, open_config

@@ -1,7 +1,7 @@
-"""Run small sources together, so that the effort of a run grows with their lines (DESIGN, "Index run").
+"""Run small sources together, so that a run's cost grows with their lines, not their number (DESIGN, "Index run").
 
-Each source has its own lease, staged delta and commit marker, as in a separate run. They share the batch, its
-fragments, and the transaction, which commits all of them or none.
+Each source has its own lease, staged delta and commit marker, just like in a separate run. They share the batch, its
+fragments, and the transaction, which commits all or none of them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, 
 from driftline.tasks.indexing.commit import ChangeSet, GroupCommitFailed, Staged, commit_together, publish_together
 
 GROUP_SOURCES = 32
-"""Maximum number of sources that share a commit. Until then, each holds its lease, which a thread renews."""
+"""Maximum number of sources per shared commit. Until the commit, each source holds a lease, renewed by a thread."""
 SOURCES_PER_SLOT = 2
-"""Number of sources or groups that run concurrently per slot of the executor: their coordinator mostly waits."""
+"""Number of sources or groups that run concurrently per executor slot: their coordinator mostly waits."""
 
 FETCHES_AHEAD = 8
-"""Repositories that all groups fetch ahead of their scans: a small cache must not evict a mirror before it is read."""
+"""How many repositories all groups together prefetch: a small cache must not evict a mirror before it is read."""
 
 Outcome = tuple[SourceRun, DriftlineError | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A source of a group, with its ``lease``, and the batch that it shares."""
+    """A source in a group, with its ``lease`` and the shared batch."""
 
     run: SourceRun
     batch: BatchSpec
@@ -48,16 +48,16 @@ class _Member:
 
 
 def grouped(runs: Sequence[SourceRun], slots: int, *, together: bool) -> list[Sequence[SourceRun]]:
-    """Cut ``runs`` into the groups that may run ``together``, without leaving a slot of the executor idle."""
+    """Split ``runs`` into groups if they may run ``together``, without leaving executor slots idle."""
     at_once = SOURCES_PER_SLOT * slots
     size = min(GROUP_SOURCES, -(-len(runs) // at_once)) if together else 1
     return [runs[start : start + size] for start in range(0, len(runs), size)]
 
 
 class SourceGroup:
-    """Runs sources one after another, but embeds and commits small ones together; ``outcomes`` says how each ended.
+    """Runs sources one after another, but embeds and commits small ones together; ``outcomes`` lists their outcomes.
 
-    Groups that run concurrently share ``committing``, a lock, and ``fetches``, threads in which each group fetches the
+    Concurrent groups share the lock ``committing``, and the thread pool ``fetches``, where each group prefetches its
     next ``ahead`` repositories.
     """
 
@@ -77,7 +77,7 @@ class SourceGroup:
         self._since = 0.0
 
     def execute(self, runs: Sequence[SourceRun], *, may_wait: bool) -> list[Outcome]:
-        """Run the sources. If it ``may_wait``, sources that other runs have leased come last, one at a time."""
+        """Run the sources. If ``may_wait`` is set, sources leased by other runs come last, one at a time."""
         held: list[SourceRun] = []
         marker_token = marker_tokens(runs[0].workspace, [run.entity for run in runs])
         try:
@@ -97,7 +97,7 @@ class SourceGroup:
                     self._finish()
             self._finish()
         except BaseException:
-            with ExitStack() as leases:  # which learn of the failure
+            with ExitStack() as leases:  # leases see the failure on exit
                 for member in self._members:
                     leases.push(member.lease)
                 raise
@@ -105,13 +105,13 @@ class SourceGroup:
         return self.outcomes
 
     def _begin(self, run: SourceRun, marker_token: Callable[[Entity], int]) -> None:
-        """Add a source to the group, or run it alone if it shares nothing. Raises the errors of its run."""
+        """Add a source to the group, or run it on its own if it has nothing to share. Propagates the run's errors."""
         with ExitStack() as stack:
             batch = None
             if run.begin(stack, marker_token):
                 batch = run.shared_batch()
                 if batch is None:
-                    if run.has_much_to_do():
+                    if run.is_large():
                         self._finish()
                     run.complete()
             if batch is not None:
@@ -129,7 +129,7 @@ class SourceGroup:
         return is_old or documents > BATCH_DOCUMENTS // 2 or size_bytes > BATCH_BYTES // 2
 
     def _finish(self) -> None:
-        """Embed and commit the members, and end their runs."""
+        """Embed and commit the members, and finish their runs."""
         tables: dict[str, list[_Member]] = {}
         for member in self._members:
             tables.setdefault(member.run.committer.table.uri, []).append(member)
@@ -207,7 +207,7 @@ class SourceGroup:
         return run_stage(f"commit {title}", commit, lambda _: said, after=(f"embed {title}",))
 
     def _end(self, member: _Member, work: Callable[[], None]) -> None:
-        """Do the last ``work`` of a source, and release its lease, which counts failures: they may leave garbage."""
+        """Do a source's final ``work`` and release its lease, which counts failures, because they may leave garbage."""
         failure: DriftlineError | None = None
         try:
             with member.lease:
@@ -228,7 +228,7 @@ def _title(members: Sequence[_Member]) -> str:
 
 
 def _start_again(run: SourceRun) -> None:
-    """Complete the run of a source whose group was dissolved. This counts as a failure: the group left garbage."""
+    """Complete the run of a source whose group commit failed. This is recorded as a failure: the group left garbage."""
     run.committer.lease.expect_garbage()
     run.complete()
 
@@ -239,7 +239,7 @@ def _record(run: SourceRun, result: BatchResult, changes: ChangeSet) -> None:
 
 
 def run_alone(run: SourceRun) -> DriftlineError | None:
-    """Run a source, and return why it failed, if it did."""
+    """Run a source on its own, and return its error, if any."""
     try:
         run.execute()
     except DriftlineError as error:

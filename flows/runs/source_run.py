@@ -1,4 +1,4 @@
-"""Run the index run of one source: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6)."""
+"""Execute one source's index run: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6)."""
 
 from __future__ import annotations
 
@@ -56,32 +56,35 @@ from driftline.tasks.scanning.walk import Subtree
 from driftline.tasks.task_context import Stopwatch
 
 _STOPS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
-"""Signals that end a run after its current commit."""
+"""Signals that stop a run after its current commit."""
 BATCH_BYTES = 4 * 1024 * 1024
-"""Text per batch: about 100,000 lines, whose vectors take 100 MB."""
+"""Text per batch: about 100,000 lines, with 100 MB of vectors."""
 BATCH_DOCUMENTS = 2_000
 MEMBER_BATCH_BYTES, MEMBER_BATCH_DOCUMENTS = 32 * 1024 * 1024, 20_000
-"""The same for members of archives, because each batch unpacks its archive up to its last member."""
+"""Larger batches for archive members, because each batch unpacks its archive up to its last member."""
 WORTHWHILE_BYTES = 64 * 1024
-"""Minimum of text for a task on a worker; embedding it takes ten times as long as sending the task."""
+"""Minimum text size for a task on a worker; embedding that much takes ten times as long as sending the task."""
 BATCHES_PER_COMMIT = 8
 COMMIT_SECONDS = 15.0
 """A crash loses at most this many batches, or about this many seconds of work."""
 FOLDED_BY_RUNS = 150
-"""A run folds this many deltas itself; a scheduled compaction would have folded them before."""
+"""At this many deltas, a run folds them itself; a scheduled compaction would have folded them before."""
 MAX_FOLD_BYTES = 8 * 1024 * 1024
-"""Maximum size of deltas that a run folds, in a fraction of a second: a manifest of some 100,000 documents."""
+"""Maximum size of deltas that a run folds, which takes a fraction of a second: some 100,000 documents."""
 GUARDED_DELETIONS = 100
-"""This many deletions or fewer are never refused."""
+"""Up to this many deletions are always allowed."""
 
 
 _PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
-"""Reasons that the next run may not find again."""
+"""Temporary reasons, which may not apply in the next run."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The work of a run that holds its lease: the ``changes`` in ``scans``, new and changed documents in order."""
+    """The work of a run that holds its lease:
+
+    ``changes`` lists the new and changed documents of ``scans``, in order.
+    """
 
     committer: Committer
     record: SourceRecord
@@ -96,9 +99,9 @@ class _Work:
 
 
 class SourceRun:
-    """The run of one source; fills ``report`` step by step. ``indexes_lag`` is set once lines have changed.
+    """One source's run; fills in ``report`` step by step. ``indexes_lag`` is set once lines changed.
 
-    Sources that run concurrently share ``committing``, a lock: they commit to the same table, one after another.
+    Concurrent sources share the lock ``committing``: they commit to the same table, one after another.
     """
 
     def __init__(
@@ -152,29 +155,28 @@ class SourceRun:
             self.complete()
 
     def fetch_ahead(self, fetches: ThreadPoolExecutor) -> None:
-        """Let ``fetches`` fetch the commit of a changed repository once, ahead of ``begin``, which reports failures."""
+        """Prefetch a changed repository's commit once in ``fetches``; ``begin`` reports failures."""
         source = self._source.source
         if self._fetched is not None or not isinstance(source, RepositorySource) or source.tree.remote.is_local:
             return
-        with suppress(RuntimeError):  # the run has been interrupted, and has shut ``fetches`` down
+        with suppress(RuntimeError):  # the run was interrupted and shut ``fetches`` down
             self._fetched = fetches.submit(contextvars.copy_context().run, self._fetch, source.tree)
 
     def _fetch(self, tree: CommitTree) -> int | None:
-        """Return the result of ``_unchanged_at``, after fetching the commit if that is None."""
+        """Return the result of ``_unchanged_at``; if it is None, fetch the commit first."""
         unchanged_at = self._unchanged_at()
         if unchanged_at is None:
             tree.mirror.ensure(tree.known_commit)
         return unchanged_at
 
     def begin(self, stack: ExitStack, marker_token: Callable[[Entity], int]) -> bool:
-        """Take the lease without waiting for it, and scan; ``stack`` releases it. Return False at once if the source is
-        unchanged.
+        """Take the lease without waiting, and scan; ``stack`` releases it. Return False if the source is unchanged.
 
-        For a source of a group, ``marker_token`` comes from ``marker_tokens``. Raises LeaseHeld, LeaseLost,
+        For a source in a group, ``marker_token`` comes from ``marker_tokens``. Raises LeaseHeld, LeaseLost,
         StorageError, ExecutorError.
         """
         fetched = self._fetched
-        if fetched is not None and fetched.cancel():  # which fails once it has started
+        if fetched is not None and fetched.cancel():  # cancelling fails once it started
             fetched = None
         unchanged_at = self._unchanged_at() if fetched is None else fetched.result()
         if unchanged_at is not None:
@@ -207,11 +209,11 @@ class SourceRun:
 
     @property
     def committer(self) -> Committer:
-        """The only place that commits to the source, from ``begin`` on."""
+        """From ``begin`` on, the only place that commits to the source."""
         return self._work.committer
 
     def complete(self) -> None:
-        """Embed, commit and delete what ``begin`` has found. Raises the errors of ``execute``."""
+        """Embed, commit and delete the changes found by ``begin``. Raises the same errors as ``execute``."""
         scans, committer = self._work.scans, self._work.committer
         embed, after = partial(self._embed_and_delete, scans, committer), (f"scan {self.entity}",)
         refused = run_stage(f"embed {self.entity}", embed, self._said, after=after)
@@ -220,9 +222,9 @@ class SourceRun:
             raise refused
 
     def end(self, refused: DeletionRefused | None = None, changes: ChangeSet | None = None) -> None:
-        """Record which state the run has reached, and fill in the totals of the report.
+        """Record the state that the run reached, and fill in the report's totals.
 
-        ``changes`` are what the only commit of the run changed, if the caller knows. Raises LeaseLost, StorageError.
+        ``changes`` are the changes of the run's only commit, if the caller knows them. Raises LeaseLost, StorageError.
         """
         workspace, entity, committer, record = self._plan.workspace, self.entity, self.committer, self._work.record
         token, batch = committer.lease.token, committer.batch
@@ -238,8 +240,8 @@ class SourceRun:
 
     # -- together with other sources ---------------------------------------------------------
 
-    def has_much_to_do(self) -> bool:
-        """Return whether the changes that ``begin`` has found are worth separate commits."""
+    def is_large(self) -> bool:
+        """Return whether the changes found by ``begin`` are worth separate commits."""
         changes = self._work.changes
         return len(changes) > BATCH_DOCUMENTS // 4 or (pc.sum(changes["size_bytes"]).as_py() or 0) > BATCH_BYTES // 4
 
@@ -247,29 +249,29 @@ class SourceRun:
         """Return the changes as a batch to commit with other sources; None if ``complete`` must be called instead."""
         changes = self._work.changes
         deleted = sum(len(scan.diff.deleted) for scan in self._work.scans)
-        if not len(changes) or self.has_much_to_do() or deleted > GUARDED_DELETIONS or self._plan.replaces is not None:
+        if not len(changes) or self.is_large() or deleted > GUARDED_DELETIONS or self._plan.replaces is not None:
             return None
-        if any(scan.opened for scan in self._work.scans):  # marked after their members are committed
+        if any(scan.opened for scan in self._work.scans):  # must be marked after their members are committed
             return None
         if self._find_donations(changes):
             return None
         return self._batch(changes, dry_run=False)
 
     def shared_changes(self, result: BatchResult) -> ChangeSet:
-        """Return all changes of the run for one commit, with the ``result`` of ``shared_batch``."""
+        """Return all of the run's changes for one commit, including the ``result`` of ``shared_batch``."""
         retouched = pa.concat_tables([scan.diff.retouched for scan in self._work.scans])
         removed = self._vanished(self._work.scans)["path"].to_pylist()
         rows = pa.concat_tables([_as_manifest(retouched), result.rows])
         return ChangeSet(rows, result.fragments, result.replaced, tuple(removed))
 
     def committed(self, result: BatchResult, changes: ChangeSet) -> None:
-        """Count the changes of a commit together with other sources."""
+        """Count the changes of a commit shared with other sources."""
         retouched = pa.concat_tables([scan.diff.retouched for scan in self._work.scans])
         if len(retouched):
             self._count_retouched(retouched)
         self._count(result)
         self._count_committed(changes, [result])
-        self.indexes_lag |= result.lines > 0  # whose fragments belong to the group
+        self.indexes_lag |= result.lines > 0  # the group owns their fragments
         if changes.removed:
             self._count_deleted(self._vanished(self._work.scans))
 
@@ -288,12 +290,12 @@ class SourceRun:
         return WorkTreeAtCommit.look(source.source.uri, rules) if source.source.is_local else None
 
     def _record_before(self) -> SourceRecord | None:
-        """Return the record of the last run, unless it was of another location."""
+        """Return the last run's record, unless it was for another location."""
         known = self._plan.workspace.readable_source(self._source.entity)
         return known if known is not None and known.same_location(self._source.record) else None
 
     def _reached(self, token: int, batch: int, before: IndexedCommit | None) -> IndexedCommit | None:
-        """Return the commit and the manifest's revision to record at the end of a run with ``batch`` batches."""
+        """Return the commit and manifest revision to record at the end of a run with ``batch`` batches."""
         at = self._work_tree.reached(token) if self._work_tree is not None else None
         if at is None:
             return None
@@ -301,8 +303,10 @@ class SourceRun:
         return replace(at, revision=revision(token, batch) if batch else known)
 
     def _unchanged_at(self) -> int | None:
-        """Return the revision of an index at the commit of the repository, which needs no lease; None if it is not."""
-        if not isinstance(self._source.source, RepositorySource):  # a work tree would cost several processes of git
+        """Return the revision of an index that is at the repository's commit, so that no lease is needed; otherwise
+        None.
+        """
+        if not isinstance(self._source.source, RepositorySource):  # a working tree would need several git processes
             return None
         at = self._inspect_commit()
         known = self._plan.workspace.readable_source(self.entity)
@@ -315,10 +319,10 @@ class SourceRun:
         lease = peek(self._plan.workspace.objects, self._plan.workspace.lease_of(self.entity))
         if not lease.is_free or lease.is_abandoned or not at.is_indexed(known.commit, lease.token):
             return None
-        return revision(lease.token + 1, 0)  # as a run reports that took the lease and found nothing
+        return revision(lease.token + 1, 0)  # the revision of a run that took the lease and found nothing
 
     def _narrow(self, before: SourceRecord | None, token: int | None = None) -> None:
-        """Restrict the scan to the paths of the request, or to paths changed since the commit of the record before."""
+        """Restrict the scan to the request's paths, or to paths changed since the previous record's commit."""
         if self._plan.request.paths is not None and not self._source.joined:
             self._only = self._plan.request.paths
             return
@@ -335,7 +339,7 @@ class SourceRun:
         self.report.base = last.id if last is not None and changes.paths is not None else None
 
     def _is_complete(self, scans: Iterable[ScanResult]) -> bool:
-        """Return whether every scanned file is indexed or permanently skipped, until it changes."""
+        """Return whether every scanned file is indexed, or skipped until it changes."""
         return all(scan.complete for scan in scans) and not any(reason in _PASSING for _, reason in self.report.skipped)
 
     # -- scan --------------------------------------------------------------------------------
@@ -358,7 +362,7 @@ class SourceRun:
             self._count_seconds({"scan": scan.seconds})
             self.report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
             self.report.too_large.update(scan.too_large)
-            self._carriers |= scan.carriers
+            self._carriers |= scan.container_only_paths
             skipped = zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
             self.report.skipped += [each for each in skipped if not self._is_open(*each)]
         return scans
@@ -389,10 +393,10 @@ class SourceRun:
         return refused
 
     def _mark_opened(self, scans: list[ScanResult], committer: Committer) -> None:
-        """Record which archives are completely indexed: the next run opens the others again.
+        """Record which archives are completely indexed: the next run reopens the others.
 
-        Call it last, after all members are committed and vanished ones deleted. An archive is incomplete if it has
-        changed since the scan, or if a member could not be read.
+        Call it last, after all members are committed and missing ones deleted. An archive is incomplete if it changed
+        since the scan, or if a member could not be read.
         """
         passing = {path for path, reason in self.report.skipped if reason in _PASSING}
         incomplete = {container_of(path) for path in passing}
@@ -444,7 +448,7 @@ class SourceRun:
     def _next(
         self, results: Iterator[BatchResult], committer: Committer, pending: list[BatchResult]
     ) -> BatchResult | None:
-        """Return the next result, or None at the end. If the user interrupts the wait, commit the pending results."""
+        """Return the next result, or None at the end. If the wait is interrupted, commit the pending results."""
         try:
             return next(results, None)
         except KeyboardInterrupt:
@@ -468,15 +472,17 @@ class SourceRun:
             yield self._batch(changes[start:], dry_run)
 
     def _batch(self, changes: pa.Table, dry_run: bool) -> BatchSpec:
-        # Copy, because pickling a slice sends the whole table that it was cut from.
+        # Copy, because pickling a slice sends the whole underlying table.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
         donations = only(self._donations, rows["path"].to_pylist()) if self._donations else {}
-        carriers = self._carriers.intersection(rows["path"].to_pylist()) if self._carriers else self._carriers
+        container_only_paths = (
+            self._carriers.intersection(rows["path"].to_pylist()) if self._carriers else self._carriers
+        )
         how = self._scan_spec(()).how
-        return BatchSpec(self._source.source, self.entity, rows, dry_run, donations, how, carriers)
+        return BatchSpec(self._source.source, self.entity, rows, dry_run, donations, how, container_only_paths)
 
     def _find_donations(self, changes: pa.Table) -> Donations:
-        """Find lines that a branch or the main index has already embedded."""
+        """Find lines that a branch or the main index already embedded."""
         if self._plan.request.full or self._plan.replaces is not None or self._plan.new_workspace:
             return {}
         paths, fingerprint = changes["path"].combine_chunks(), self._plan.model.fingerprint
@@ -514,7 +520,7 @@ class SourceRun:
     # -- delete ------------------------------------------------------------------------------
 
     def _delete(self, scans: list[ScanResult], committer: Committer) -> DeletionRefused | None:
-        """Delete the vanished documents; return the refusal if there are suspiciously many."""
+        """Delete missing documents; return the refusal if there are suspiciously many."""
         vanished = self._vanished(scans)
         if not len(vanished):
             return None
@@ -535,7 +541,7 @@ class SourceRun:
         return vanished
 
     def _refusal(self, vanished: pa.Table) -> DeletionRefused | None:
-        documents = self._unasked(vanished.filter(pc.is_null(vanished["reason"])))
+        documents = self._exempt_from_limit(vanished.filter(pc.is_null(vanished["reason"])))
         renamed = (Counter(documents["hash"].to_pylist()) & self._new_hashes).total()
         lost = len(documents) - renamed
         states = self.report.states
@@ -553,8 +559,11 @@ class SourceRun:
             "To delete them, run again with --max-delete-fraction 1.",
         )
 
-    def _unasked(self, vanished: pa.Table) -> pa.Table:
-        """Drop documents that the request excludes or that another source claims: deleting these is never refused."""
+    def _exempt_from_limit(self, vanished: pa.Table) -> pa.Table:
+        """Drop documents that the request excludes or another source claims:
+
+        the deletion limit does not apply to them.
+        """
         paths = vanished["path"].combine_chunks()
         left_out = Matcher(self._source.rules).excluded(paths) | claimed(paths, self._source.claims)
         if not self._source.record.archives:
@@ -567,7 +576,7 @@ class SourceRun:
         for state, count in result.states.items():
             self.report.states[state] += count
         self.report.skipped += result.skipped
-        self.report.shortened += result.shortened
+        self.report.truncated += result.truncated
         self.report.lines_embedded += result.lines
         self.report.lines_reused += result.lines_reused
         self.report.bytes_read += result.bytes_read
@@ -605,19 +614,21 @@ class SourceRun:
             found = [mark for mark in marks if re.search(pattern, mark)]
             return documents.filter(pc.is_in(documents["extractor"], pa.array(found, pa.string())))
 
-        self.report.needing_extra, in_part = len(marked(MISSING_MARK)), marked(ENDS_MARK)
-        self.report.in_part = dict(zip(in_part["path"].to_pylist(), in_part["size_bytes"].to_pylist(), strict=True))
+        self.report.missing_extra, partially_indexed = len(marked(MISSING_MARK)), marked(ENDS_MARK)
+        self.report.partially_indexed = dict(
+            zip(partially_indexed["path"].to_pylist(), partially_indexed["size_bytes"].to_pylist(), strict=True)
+        )
         if self._only is not None and isinstance(self._source.source, RepositorySource):  # the others were not scanned
             seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
             others = self.report.documents_total - sum(self.report.states[state] for state in seen)
             self.report.states[DocumentState.UNCHANGED] = others
 
     def _totals(self) -> tuple[int, int]:
-        """Return the numbers of documents and lines in the manifest."""
+        """Return the number of documents and of lines in the manifest."""
         return totals(self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason"]))
 
     def _count_deltas(self, lease: Lease | None) -> None:
-        """Count the deltas, and fold many small ones under ``lease``, as there may be no scheduled compaction."""
+        """Count the deltas, and fold many small deltas under ``lease``: there may be no scheduled compaction."""
         documents = self._plan.workspace.manifest(self._source.entity)
         log = documents.log()
         deltas = len(log.deltas)
@@ -626,12 +637,12 @@ class SourceRun:
                 lease.check()
                 documents.compact()
                 deltas = 0
-            except (StorageError, CorruptFile, LeaseLost) as error:  # the commits of this run stay
-                self._progress.message(f"The deltas of {self._source.entity} were not folded: {error}")
+            except (StorageError, CorruptFile, LeaseLost) as error:  # this run's commits are kept
+                self._progress.message(f"Cannot fold the deltas of {self._source.entity}: {error}")
         self.report.deltas = deltas
         if deltas > DEFAULT_MAX_DELTAS:
             self._progress.message(
-                f"{self._source.entity} has {deltas:,} deltas, which slow runs. Run: driftline compact"
+                f"{self._source.entity} has {deltas:,} deltas, which slow down runs. Run: driftline compact"
             )
 
     def _dry_run(self) -> None:
@@ -657,11 +668,11 @@ class SourceRun:
 
 @contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Defer a first Ctrl-C or SIGTERM until the block ends, so that its commits are recorded, but not a second one."""
+    """Defer a first Ctrl-C or SIGTERM, but not a second one, until the context exits and its commits are recorded."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # Each has its own handler: a shell starts background jobs with Ctrl-C ignored, but not SIGTERM.
+    # Each signal has its own handler: shells start background jobs with Ctrl-C ignored, but not SIGTERM.
     before = {number: handler for number in _STOPS if callable(handler := signal.getsignal(number))}
     received: list[tuple[int, FrameType | None]] = []
 
@@ -683,12 +694,12 @@ def interrupt_deferred() -> Iterator[None]:
 
 
 def batch_bytes(total: int, executor: Executor) -> int:
-    """Return the maximum size of a batch, for ``total`` bytes of changes: each worker gets a worthwhile share."""
+    """Return the maximum batch size for ``total`` bytes of changes, so that each worker gets a worthwhile share."""
     if not executor.remote or executor.slots == 1:
         return BATCH_BYTES
     return min(BATCH_BYTES, max(WORTHWHILE_BYTES, -(-total // executor.slots)))
 
 
 def _as_manifest(retouched: pa.Table) -> pa.Table:
-    """Return rows of ``diff.CHANGE_SCHEMA`` with unchanged content as manifest rows."""
+    """Convert ``diff.CHANGE_SCHEMA`` rows with unchanged content to manifest rows."""
     return retouched.select(SCHEMA.names).cast(SCHEMA)

@@ -1,4 +1,4 @@
-"""Run a verification (DESIGN, "Verification"): check a workspace, and on request repair the findings by reindexing."""
+"""Run a verification (DESIGN, "Verification"): check a workspace and, on request, repair it by reindexing."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ from driftline.tasks.maintenance.verify_and_repair import (
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """The inputs of a verification. ``repair`` removes inconsistent documents and indexes their sources again."""
+    """The inputs of a verification. ``repair`` removes inconsistent documents and reindexes their sources."""
 
     workspace: str
     repair: bool = False
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)
-    """The memory catalog; default: the configured one, else the one in the workspace."""
+    """The memory catalog; default: the configured catalog, then the workspace's own."""
 
 
 @dataclass(slots=True)
 class VerifyReport:
     """The report of a verification.
 
-    After a repair, ``findings`` are the remaining ones, and ``mended`` counts the repaired ones.
+    After a repair, ``findings`` lists the remaining findings, and ``repaired`` counts the repaired ones.
     """
 
     run_id: str
@@ -65,12 +65,12 @@ class VerifyReport:
     lines: int = 0
     memory_entries: int = 0
     findings: Sequence[Finding] = ()
-    mended: int = 0
+    repaired: int = 0
     skipped: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``verify --json`` prints."""
+        """Return the ``verify --json`` object."""
         return {
             "run_id": self.run_id,
             "workspace": self.workspace,
@@ -78,14 +78,14 @@ class VerifyReport:
             "lines": self.lines,
             "memory_entries": self.memory_entries,
             "findings": [{**asdict(finding), "kind": str(finding.kind)} for finding in self.findings],
-            "mended": self.mended,
+            "repaired": self.repaired,
             "skipped": self.skipped,
             "seconds": round(self.seconds, 3),
         }
 
 
 def verify_workspace(request: VerifyRequest, progress: Progress | None = None) -> VerifyReport:
-    """Check the consistency of a workspace, and repair it if ``request.repair`` is set.
+    """Check a workspace's consistency, and repair it if ``request.repair`` is set.
 
     Writes nothing without ``repair``. Raises WorkspaceNotFound, WorkspaceTooNew, CatalogMismatch, CatalogError,
     StorageError.
@@ -105,26 +105,26 @@ def _restore_config(request: VerifyRequest, progress: Progress) -> None:
         return
     run_id = new_ulid()
     workspace_id = _id_of_memory(Workspace(objects, WorkspaceConfig()), request.catalog_url)
-    progress.message(f"{CONFIG} was lost and is written again")
+    progress.message(f"{CONFIG} was lost and has been rewritten")
     restore_config(objects, run_id, workspace_id)
 
 
 def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
-    """Return the former id of a workspace whose configuration is lost: its memory catalog accepts no other id."""
+    """Return the previous id of a workspace whose configuration is lost: its memory catalog accepts no other id."""
     with suppress(CorruptFile):
         record = recorded(workspace)
         if record is not None:
             return record.workspace_id
     with open_catalog(workspace, catalog_url) as at_hand:
         if at_hand.error is not None:
-            raise at_hand.error  # the catalog may know the id
+            raise at_hand.error  # the catalog may contain the id
         return at_hand.catalog.belongs_to() if at_hand.catalog is not None else None
 
 
 def _verify(
     workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress, *, had_catalog: bool
 ) -> VerifyReport:
-    """Verify a workspace. ``had_catalog``: whether it had recorded a catalog before ``at_hand`` was opened."""
+    """Verify a workspace. ``had_catalog``: whether a catalog was recorded before ``at_hand`` was opened."""
     started, catalog = time.monotonic(), at_hand.catalog
     report = VerifyReport(new_ulid(), workspace.objects.uri)
 
@@ -137,7 +137,7 @@ def _verify(
         if catalog is not None:
             catalog.check(workspace.config.workspace_id)
         if catalog is None and not had_catalog and workspace.objects.head(CATALOG_RECORD) is not None:
-            verification.busy.append("the memory")  # a memory store has created it in the meantime
+            verification.busy.append("the memory")  # a memory store created it concurrently
             return verification
         problem = at_hand.problem(workspace)
         if problem is not None:
@@ -148,7 +148,7 @@ def _verify(
         return verification
 
     if catalog is None and holds_memory(workspace):
-        skip(f"Memory was not checked without its catalog: set {WHERE_CATALOGS_ARE_NAMED}")
+        skip(f"Memory cannot be checked without its catalog: set {WHERE_CATALOGS_ARE_NAMED}")
     verification = check()
     before = len(verification.findings)
     if request.repair and verification.findings:
@@ -159,9 +159,9 @@ def _verify(
             before = max(before, len(verification.findings))
         repair.execute(verification)
         verification = check()
-        report.mended = max(0, before - len(verification.findings))
+        report.repaired = max(0, before - len(verification.findings))
     for name in verification.busy:
-        skip(f"Skipped {name}: another run works on it")
+        skip(f"Skipped {name}: another run is working on it")
     report.documents, report.lines = verification.documents, verification.lines
     report.memory_entries = verification.memory_entries
     report.findings = verification.findings
@@ -196,7 +196,7 @@ class _Repair:
         return count
 
     def execute(self, verification: Verification) -> None:
-        """Remove inconsistent documents and index their sources again; rebuild search and memory indexes."""
+        """Remove inconsistent documents and reindex their sources; rebuild search and memory indexes."""
         self._repair_memory([finding for finding in verification.findings if finding.kind in OF_MEMORY])
         damaged: dict[Entity, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         indexes: dict[str, set[str]] = defaultdict(set)
@@ -235,7 +235,7 @@ class _Repair:
                 self.skip(str(error))
 
     def _drop_branch(self, finding: Finding) -> None:
-        """Delete a damaged branch, which its next run recuts."""
+        """Delete a damaged branch; its next run takes a new snapshot."""
         entity = Entity.parse(finding.entity, self.workspace.config.hierarchy)
         try:
             delete_branch(self.workspace, entity, finding.path, self.run_id)
@@ -251,7 +251,9 @@ class _Repair:
             if finding.kind is FindingKind.BLOB:
                 self.skip(f"Not repaired, because the value is lost: {finding.path!r} of {finding.entity}")
         for name in sorted({finding.entity for finding in findings if finding.kind is FindingKind.MEMORY_VECTORS}):
-            self.skip(f"Not repaired, because the vectors of {name} need a model. Run: driftline memory rebuild {name}")
+            self.skip(
+                f"Not repaired, because the vectors of {name} require a model. Run: driftline memory rebuild {name}"
+            )
         try:
             if self.catalog is not None:
                 repair_memory(self.workspace, self.catalog, findings)
@@ -259,7 +261,7 @@ class _Repair:
             self.skip(str(error))
 
     def _has_recorded_catalog(self) -> bool:
-        """Write a damaged record of the catalog again; return False if the catalog itself is the problem."""
+        """Rewrite a damaged catalog record; return False if the catalog itself is the problem."""
         if self.catalog is None or not record_may_be_damaged(self.workspace, self.catalog):
             return False
         adopt(self.workspace, self.catalog)

@@ -1,4 +1,4 @@
-"""Update the index of a local tree while people work in it: each batch of changes is a run over its paths."""
+"""Update a local tree's index as it is edited: each batch of changes triggers a run over its paths."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from driftline.tasks.scanning.path_patterns import IGNORE_FILES
 log = logging.getLogger(__name__)
 
 QUIET_MILLISECONDS = 50
-"""Changes in faster succession belong to the same batch: an editor writes, renames and deletes to save."""
+"""Changes closer together than this are batched: to save a file, an editor writes, renames and deletes."""
 LONGEST_MILLISECONDS = 1_000
 """Maximum duration of a batch: a file that is written continuously must not delay the others."""
 COMPARE_SECONDS = 600.0
-"""Interval of full comparisons, which find changes that a file system does not report."""
+"""Interval between full comparisons, which find changes that a file system does not report."""
 RETRY_SECONDS = 5.0
 _PAUSE_FACTOR = 10
-"""Without reported changes, the pause until the next comparison is this many times as long as the last comparison."""
+"""If changes are not reported, wait this many times the last comparison's duration before the next comparison."""
 _POLL_MILLISECONDS = 200
 _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 """Files that affect which other files are selected."""
@@ -46,8 +46,8 @@ _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 class Watcher:
     """Watch the only source of ``request``, a local folder.
 
-    ``on_report`` receives the report of each run that changed something, ``on_error`` each error once. A run that
-    failed is repeated for its changes, unless deletions were refused.
+    ``on_report`` receives the report of each run that changed something, ``on_error`` each error once. A failed run is
+    retried with its changes, unless deletions were refused.
     """
 
     request: IndexRequest
@@ -57,11 +57,11 @@ class Watcher:
     def run(self, stop: threading.Event | None = None) -> None:
         """Update the whole index, then run for each batch of changes, until ``stop`` or an interrupt.
 
-        Raises UsageError for a source that is not a local folder, and the errors of the first run.
+        Raises UsageError if the source is not a local folder, and propagates errors from the first run.
         """
         root = self._root()
         batches = self._batches(root, stop or threading.Event())
-        next(batches)  # from now on, no change is missed
+        next(batches)  # from here on, no change is missed
         self._index(None)
         pending, compared, retry_at = set[tuple[Change, str]](), time.monotonic(), 0.0
         is_lost, pause, said = False, 0.0, dict[str, str]()
@@ -77,7 +77,7 @@ class Watcher:
                 paths = None if is_due else self._paths(root, pending)
                 if paths != ():
                     self._index(paths)
-            except DeletionRefused as error:  # everything else is indexed, and a repetition would be refused, too
+            except DeletionRefused as error:  # everything else is indexed, and a retry would be refused again
                 self._say(said, self._with_a_way_on(error))
             except DriftlineError as error:
                 self._say(said, error)
@@ -135,9 +135,9 @@ class Watcher:
             except FileNotFoundError:
                 is_lost = True
             except (OSError, WatchfilesRustInternalError) as error:
-                # The limit of inotify is reached, or a name is not UTF-8; such files are never indexed.
+                # The inotify limit was reached, or a name is not UTF-8; such files are never indexed.
                 if is_lost and not is_reported:
-                    log.warning("the changes in %s are not reported, so everything is compared often: %s", root, error)
+                    log.warning("changes in %s are not reported, so everything is compared frequently: %s", root, error)
                     is_reported = True
                 is_lost = True
                 stop.wait(_POLL_MILLISECONDS / 1000)
@@ -148,7 +148,7 @@ class Watcher:
         return os.path.expanduser((source if isinstance(source, str) else source.uri).removeprefix("file://"))
 
     def _identity(self) -> tuple[int, int] | None:
-        """Return the identity of the folder at the path of the source; None if there is none."""
+        """Return the identity of the folder at the source's path; None if there is none."""
         try:
             status = os.stat(self._named())
         except OSError:
@@ -156,9 +156,7 @@ class Watcher:
         return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
 
     def _wait_for(self, root: str, stop: threading.Event) -> None:
-        self.on_error(
-            SourceNotFound("The watched folder does not exist any more", root, "The index keeps its documents.")
-        )
+        self.on_error(SourceNotFound("The watched folder no longer exists", root, "The index keeps its documents."))
         while self._identity() is None and not stop.wait(_POLL_MILLISECONDS / 1000):
             pass
 
@@ -167,12 +165,12 @@ class Watcher:
         workspace = os.path.realpath(self.request.workspace)
         within = f"{os.sep}.git{os.sep}"
 
-        def is_of_people(_: Change, path: str) -> bool:
+        def is_user_change(_: Change, path: str) -> bool:
             return within not in path and path != workspace and not path.startswith(workspace + os.sep)
 
         return watch(
             root,
-            watch_filter=is_of_people,
+            watch_filter=is_user_change,
             step=QUIET_MILLISECONDS,
             debounce=LONGEST_MILLISECONDS,
             rust_timeout=_POLL_MILLISECONDS,
@@ -187,14 +185,14 @@ class Watcher:
             self.on_report(report)
 
     def _paths(self, root: str, changes: Iterable[tuple[Change, str]]) -> tuple[str, ...] | None:
-        """Return the files that ``changes`` may affect, relative to ``root``; None if these may be all files."""
+        """Return the files that ``changes`` may affect, relative to ``root``; None if any file may be affected."""
         found, gone = set[str](), set[str]()
         for change, path in changes:
             relative = os.path.relpath(path, root).replace(os.sep, "/")
             if relative.rpartition("/")[2] in _STEERING:
                 return None
             # A folder that was moved in or out is reported as a single change, and another folder may now have its
-            # name. So is a folder that has become accessible again.
+            # name. The same applies to a folder that became accessible again.
             found.add(relative)
             if change is Change.deleted:
                 gone.add(f"{relative}/")
@@ -227,7 +225,7 @@ def _has_changed(source: SourceReport) -> bool:
 
 
 def _has_other_names(path: str) -> bool:
-    """Return whether a file has further hard links, which change with it without an event."""
+    """Return whether a file has other hard links, which change with it but without an event."""
     try:
         return os.lstat(path).st_nlink > 1
     except OSError:

@@ -1,4 +1,4 @@
-"""Publish the artifacts of finished flow runs: a report with tables and plots, and the skipped files."""
+"""Publish artifacts for finished flow runs: a report with tables and plots, and the skipped files."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from driftline.storage.workspace.records import RunRecord
 from driftline.storage.workspace.workspace import Workspace
 
 MAX_ROWS = 1_000
-"""Rows per table artifact; the run history in the workspace holds all of them."""
+"""Maximum rows per table artifact; the workspace's run history has all of them."""
 HISTORY_RUNS = 20
 
 
 def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
-    """Publish the report of an index run, with plots of earlier runs, and a table of the skipped files with reasons.
+    """Publish an index run's report, with plots of earlier runs, and a table of skipped files with reasons.
 
-    The report is published only if the run has changed something, and the table only if it lists files that the
-    previous run did not skip. Return whether the run has changed something.
+    The report is published only if the run changed something, and the table only if it lists files that the previous
+    run did not skip. Returns whether the run changed something.
     """
     sources, runs = result["sources"], _runs(request)
     skipped = [{"source": source["entity"], **file} for source in sources for file in source["skipped"]]
@@ -58,7 +58,7 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
 
 
 def has_effect(result: Mapping[str, Any]) -> bool:
-    """Return whether an index run has changed the index, or has failed.
+    """Return whether an index run changed the index or failed.
 
     Examples:
         >>> unchanged = {"new": 0, "changed": 0, "deleted": 0, "lines_embedded": 0}
@@ -70,7 +70,7 @@ def has_effect(result: Mapping[str, Any]) -> bool:
 
 
 def _runs(request: IndexRequest) -> list[RunRecord]:
-    """Return the last runs, newest first; none if the store fails, since the run itself is complete."""
+    """Return recent runs, newest first; none if the store fails, because the run itself is complete."""
     try:
         return newest_runs(Workspace.open(request.workspace, request.storage_options), HISTORY_RUNS)
     except DriftlineError as error:
@@ -92,7 +92,7 @@ def _skipped_before(runs: Iterable[RunRecord], run_id: str) -> list[dict[str, An
 
 
 def show_fleets(result: dict[str, Any]) -> None:
-    """Publish the changes and failures of a sync of fleets, if there are any."""
+    """Publish a fleet sync's changes and failures, if any."""
     indexed, rows = set(result["to_index"]), list[dict[str, Any]]()
     for fleet in result["fleets"]:
         for row in fleet["repositories"]:
@@ -103,9 +103,9 @@ def show_fleets(result: dict[str, Any]) -> None:
 
 
 def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the link of a run on the page of the web server that $DRIFTLINE_SERVER names.
+    """Return the link to a run's page on the web server at $DRIFTLINE_SERVER.
 
-    Returns None if the variable has no usable URL.
+    Returns None if the variable does not contain a usable URL.
     """
     try:
         parts = urlsplit(environ.get(SERVER_VARIABLE, ""))
@@ -118,19 +118,19 @@ def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | N
 
 
 def _prices() -> Mapping[str, float]:
-    """Return the prices in the configuration file that the worker finds.
+    """Return the prices in the worker's configuration file.
 
-    The result is empty if it is invalid, so that the run succeeds.
+    Returns nothing if the file is invalid, so that the run still succeeds.
     """
     try:
         return prices_for()
     except DriftlineError as error:
-        get_run_logger().warning("The report has no prices of requests: %s", error)
+        get_run_logger().warning("The report has no request prices: %s", error)
         return {}
 
 
 def _counts(sources: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table of the documents and lines of each source."""
+    """Format each source's document and line counts as a table."""
     names = ("new", "changed", "deleted", "unchanged", "skipped", "lines_embedded", "lines_total")
     rows = {}
     for each in sources:
@@ -140,14 +140,14 @@ def _counts(sources: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _seconds(kind: str, result: Mapping[str, Any]) -> str:
-    """Return a table of the seconds of each phase, in the run and in each of its sources."""
+    """Format the seconds of each phase, in the run and in each of its sources, as a table."""
     names, sources = [*result[kind]], result["sources"]
     parts = {"all": result[kind], **{each["entity"]: each[kind] for each in sources}}
     return _markdown(names, {of: [round(part.get(name, 0.0), 2) for name in names] for of, part in parts.items()})
 
 
 def show_compaction(result: dict[str, Any]) -> None:
-    """Publish the figures of each tenant that a compaction has changed, before and after it."""
+    """Publish the statistics of each tenant that a compaction changed, before and after it."""
     moments = ("before", "after")
     changed = [part for part in result["tenants"] if part["folded"] or part["versions_removed"]]
     rows = [{"tenant": part["tenant"], "when": when, **part[when]} for part in changed for when in moments]
@@ -156,13 +156,13 @@ def show_compaction(result: dict[str, Any]) -> None:
 
 
 def show_cleanup(result: dict[str, Any]) -> None:
-    """Publish the orphans of a cleanup, if there are any, and whether it deleted them."""
+    """Publish the orphans that a cleanup found, if any, and whether it deleted them."""
     verb = "orphaned, none deleted" if result["dry_run"] else f"orphaned, {result['deleted_count']:,} deleted"
     _table("driftline-cleanup", result["orphans"], f"{verb}; {result['scanned_count']:,} objects")
 
 
 def show_verification(result: dict[str, Any]) -> None:
-    """Publish the findings of a verification, if there are any."""
+    """Publish a verification's findings, if any."""
     figures = f"{result['documents']:,} documents, {result['lines']:,} lines"
     _table("driftline-verify", result["findings"], f"found in {figures}")
 
@@ -181,7 +181,7 @@ def _plots(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _image(title: str, series: Sequence[Series]) -> str:
-    # An image inherits no text colour; this grey is legible on dark and on light pages.
+    # Images do not inherit the text colour; this grey is legible on dark and light pages.
     svg = line_plot(title, series).replace("currentColor", "#8a8f98")
     return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}" if svg else ""
 
@@ -194,7 +194,7 @@ def _table(key: str, rows: Sequence[dict[str, Any]], what: str) -> None:
 
 
 def _markdown(columns: Sequence[str], rows: Mapping[str, Sequence[float]]) -> str:
-    """Return a markdown table of figures, with a row for each entry of ``rows`` and a column for each name."""
+    """Return a Markdown table of numbers, with a row per entry of ``rows`` and a column per name."""
 
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

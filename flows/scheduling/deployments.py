@@ -1,8 +1,8 @@
-"""Build, register and serve the Prefect deployments of a workspace.
+"""Build, register and serve a workspace's Prefect deployments.
 
 ``deployments_of`` fills ``deployments/prefect.yaml`` from ``driftline.toml``, without side effects. ``register`` sends
-them to a Prefect server, with their automations, and is idempotent. ``serve`` runs them on this machine, with a Prefect
-server if there is none.
+them and their automations to a Prefect server, and is idempotent. ``serve`` runs them on this machine, and starts a
+Prefect server if there is none.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
 from driftline.storage.errors import ExecutorError, UsageError
 
 WORKSPACE_PLACEHOLDER = "{{ $DRIFTLINE_WORKSPACE }}"
-"""Marks the workspace in the file; Prefect's own command replaces it from the environment."""
+"""Placeholder for the workspace in the file; Prefect's own command fills it in from the environment."""
 INDEX, FLEET = "index", "fleet"
 WITH_EXECUTOR = (INDEX, FLEET, "compact")
 WITH_CATALOG = ("cleanup", "verify")
 ANCHOR = "2026-01-01T00:00:00+00:00"
-"""Start of all intervals, fixed so that registering again does not shift the schedule."""
+"""Start of all intervals, fixed so that re-registering does not shift the schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployments:
-    """Deployments and automations, each a dictionary as in the file.
+    """Deployments and automations, each a dictionary in the format of ``prefect.yaml``.
 
-    ``notify`` are blocks of the server, as ``TYPE/NAME``, that report failed runs of the deployments.
+    ``notify`` lists the server's blocks, as ``TYPE/NAME``, that report failed runs of the deployments.
     """
 
     deployments: tuple[dict[str, Any], ...]
@@ -67,10 +67,10 @@ class Deployments:
 
 
 def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXECUTOR, prefix: str = "") -> Deployments:
-    """Return a deployment for each source and each fleet, and the maintenance deployments of the workspace.
+    """Return a deployment per source and per fleet, plus the workspace's maintenance deployments.
 
-    ``executor`` is where index and compact run their tasks. ``prefix`` precedes every name, so that several workspaces
-    can share a server. Raises UsageError if the configuration has neither a source nor a fleet.
+    ``executor`` is the executor for index and compact. ``prefix`` is prepended to every name, so that several
+    workspaces can share a server. Raises UsageError if the configuration has neither a source nor a fleet.
     """
     if not configuration.sources and not configuration.fleets:
         fix = "Add a [[sources]] or a [[fleet]] table."
@@ -101,7 +101,7 @@ def deployment_name(entity: Entity) -> str:
 
 
 def fleet_deployments(configuration: Configuration) -> dict[str, str]:
-    """Return the deployment name of each fleet, such as ``github.com:acme``, keyed by the name of the fleet."""
+    """Map fleet names to deployment names, such as ``github.com:acme``."""
     found: dict[str, str] = {}
     for fleet in configuration.fleets:
         name = ":".join(encode_id(part) for part in fleet.name.split("/") if part)
@@ -137,7 +137,7 @@ def _scheduled(deployment: dict[str, Any], schedule: ConfiguredSchedule | None) 
 
 
 def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[str, Any]:
-    """Return the parameters that the configuration sets; Prefect's form shows defaults for the others."""
+    """Return the parameters set in the configuration; Prefect's form shows defaults for the rest."""
     given = {
         "sources": [source.uri],
         "entity": str(source.entity),
@@ -153,7 +153,7 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
 
 
 def _memory_parameters(entrypoint: str, configuration: Configuration) -> dict[str, Any]:
-    """Return the memory settings of the file, which workers on other hosts cannot read."""
+    """Return the file's memory settings, because workers on other hosts cannot read the file."""
     url = configuration.memory.get("catalog", {}).get("url")
     threshold = configuration.memory.get("index", {}).get("compaction_threshold")
     flow = entrypoint.rpartition(":")[2]
@@ -177,10 +177,10 @@ _TRIGGER: TypeAdapter[DeploymentTriggerTypes] = TypeAdapter(DeploymentTriggerTyp
 
 
 def register(deployments: Deployments, *, pool: str) -> tuple[list[str], list[str]]:
-    """Register ``deployments`` for the workers of the work pool ``pool``, which is created if it does not exist.
+    """Register ``deployments`` for the work pool ``pool``, which is created if it does not exist.
 
     Returns ``(registered, paused)`` names; deployments that the workspace no longer has are paused. Raises UsageError
-    if no server answers, or if a name belongs to another workspace.
+    if no server responds, or if a name belongs to another workspace.
     """
     with connected() as client:
         check_names(client, deployments)
@@ -189,7 +189,7 @@ def register(deployments: Deployments, *, pool: str) -> tuple[list[str], list[st
             template = ProcessWorker.get_default_base_job_template()
             client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
         except ObjectAlreadyExists:
-            pass  # keep the worker type that the team has chosen
+            pass  # keep the worker type that the team chose
         names = []
         for spec in deployments.deployments:
             deployment = to_prefect(spec, pool=pool)
@@ -213,18 +213,18 @@ def server_url() -> str:
 
 @contextmanager
 def connected() -> Iterator[SyncPrefectClient]:
-    """Yield a client of the configured server. Raises UsageError if it does not answer."""
+    """Yield a client of the configured server. Raises UsageError if the server does not respond."""
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
         if error is not None:
             raise UsageError(
-                f"No Prefect server answers ({error})", str(client.api_url), "Start it, or correct PREFECT_API_URL."
+                f"No Prefect server responds ({error})", str(client.api_url), "Start it, or correct PREFECT_API_URL."
             ) from error
         yield client
 
 
 def to_prefect(spec: dict[str, Any], *, pool: str | None) -> RunnerDeployment:
-    """Return a deployment in ``prefect.yaml`` as Prefect's object, for workers of ``pool`` or for ``serve``."""
+    """Convert a ``prefect.yaml`` deployment to Prefect's object, for workers of ``pool`` or for ``serve``."""
     return RunnerDeployment.from_flow(
         load_flow_from_entrypoint(spec["entrypoint"]),
         spec["name"],
@@ -244,7 +244,7 @@ def to_prefect(spec: dict[str, Any], *, pool: str | None) -> RunnerDeployment:
 
 
 def check_names(client: SyncPrefectClient, deployments: Deployments) -> None:
-    """Check that no name belongs to another workspace on the server. Raises UsageError."""
+    """Raise UsageError if a name belongs to another workspace on the server."""
     for spec in deployments.deployments:
         flow: Flow[..., Any] = load_flow_from_entrypoint(spec["entrypoint"])
         try:
@@ -268,14 +268,14 @@ _PAYLOAD = f'{{"text": {{{{ {_LINES} | join("\\n") | tojson }}}} }}'
 
 
 def notifications(client: SyncPrefectClient, deployments: Deployments) -> list[dict[str, Any]]:
-    """Return the actions that report a failed run. Raises UsageError if the server lacks one of the blocks."""
+    """Return the actions that report a failed run. Raises UsageError if the server does not have one of the blocks."""
     found = []
     for name in deployments.notify:
         kind, _, block = name.partition("/")
         try:
             document = client.read_block_document_by_name(block, kind)
         except ObjectNotFound as error:
-            fix = "Create it on the page Blocks of the Prefect UI; 'prefect block ls' lists them."
+            fix = "Create it on the Blocks page of the Prefect UI; 'prefect block ls' lists them."
             raise UsageError("The Prefect server has no such block", name, fix) from error
         action: dict[str, Any] = {"block_document_id": document.id}
         if kind == WEBHOOK:
@@ -286,7 +286,7 @@ def notifications(client: SyncPrefectClient, deployments: Deployments) -> list[d
 
 
 def _on_failure(deployments: Deployments, actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the automation that takes ``actions`` when a run of the deployments fails or crashes."""
+    """Return the automation that executes ``actions`` when a run of the deployments fails or crashes."""
     workspace = deployments.deployments[0]["parameters"]["workspace"]
     related = [
         {"prefect.resource.role": "flow", "prefect.resource.name": ["driftline-*"]},
@@ -317,7 +317,7 @@ def register_automations(
 ) -> None:
     """Create or update the automations, and delete duplicates by name.
 
-    ``actions`` report failed runs; without any, failures are not reported.
+    ``actions`` report failed runs; if empty, failures are not reported.
     """
     on_failure = _on_failure(deployments, actions)
     if not actions:
@@ -359,17 +359,17 @@ def _pause_others(client: SyncPrefectClient, deployments: Deployments, names: se
 
 
 START_SECONDS = 900
-"""Time limit for the start of a server as long as its process runs. On an idle machine, the start takes ten seconds."""
+"""Startup timeout for a server whose process is running. On an idle machine, startup takes ten seconds."""
 STOP_SECONDS = 20
 
 
 def serve(deployments: Deployments, *, workspace: str, port: int, limit: int, announce: Callable[[str], None]) -> bool:
     """Run at most ``limit`` flow runs concurrently until the process is stopped.
 
-    Returns False at once if another process on this machine serves the workspace. Without a configured server, it uses
-    the one at ``port`` of this machine, and starts one there, with its data in PREFECT_HOME, if none answers.
-    ``announce`` receives a line when a server starts, and one once the deployments are ready. Raises UsageError if a
-    configured server does not answer, ExecutorError if a server does not start.
+    Returns False immediately if another process on this machine already serves the workspace. If no server is
+    configured, it uses the server at this machine's ``port``, starting one there with its data in PREFECT_HOME if
+    necessary. ``announce`` receives a line when a server starts, and another once the deployments are ready. Raises
+    UsageError if a configured server does not respond, ExecutorError if a server does not start.
     """
     url = PREFECT_API_URL.value()
     own = f"http://127.0.0.1:{port}/api"
@@ -392,7 +392,7 @@ def serve(deployments: Deployments, *, workspace: str, port: int, limit: int, an
 
 @contextmanager
 def _server(configured: str | None, own: str, announce: Callable[[str], None]) -> Iterator[str]:
-    """Yield the address of the server to use; a server that this function starts stops when the context closes."""
+    """Yield the address of the server to use; a server started here is stopped when the context exits."""
     if configured is not None:
         yield configured
     elif _answers(own):
@@ -409,10 +409,10 @@ def _started(url: str) -> Iterator[None]:
     host, _, port = url.removeprefix("http://").removesuffix("/api").partition(":")
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", port]
     log = get_current_settings().home / "driftline-server.log"
-    # The web page calls the API at the default port unless configured otherwise.
+    # The web UI calls the API at the default port unless configured otherwise.
     environment = {"PREFECT_UI_API_URL": url, **os.environ}
     with log.open("wb") as output:
-        # A new session keeps Ctrl-C from the server: the deployments still report to it while they stop.
+        # A new session shields the server from Ctrl-C: the deployments still report to it while they stop.
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )

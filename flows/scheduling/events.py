@@ -1,11 +1,11 @@
-"""Emit the event that requests a compaction: a source or a memory has more deltas than its threshold."""
+"""Emit the event that requests a compaction when a source or memory has more deltas than its threshold."""
 
 from __future__ import annotations
 
 import os
 
 DELTAS_EVENT = "driftline.deltas.threshold"
-"""A trigger in prefect.yaml starts the compaction."""
+"""The event's name; a trigger in prefect.yaml starts the compaction."""
 SERVER_VARIABLE = "PREFECT_API_URL"
 
 
@@ -17,7 +17,7 @@ def ask_for_source(workspace: str, entity: str, deltas: int) -> None:
 def ask_for_memory(workspace: str, tenant: str, deltas: int) -> None:
     """Request a compaction because the memory of ``tenant`` exceeds its threshold.
 
-    Does nothing without $PREFECT_API_URL: importing Prefect takes a second, and would start a server.
+    Does nothing if $PREFECT_API_URL is not set: importing Prefect takes a second, and would start a server.
     """
     if os.environ.get(SERVER_VARIABLE):
         _emit(workspace, f"driftline.memory.{tenant}", tenant, {"entity": "", "memory": tenant, "deltas": deltas})

@@ -1,4 +1,4 @@
-"""Share progress, logs, retries on storage errors, and leases of dead runs between all Prefect flows."""
+"""Common code of the Prefect flows: progress, logs, retries on storage errors, and releasing leases of dead runs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from driftline.tasks.indexing.commit import finish_staged
 
 UPDATE_SECONDS = 1.0
 MAX_SHARE = 0.01
-"""Maximum share of the time to spend on progress updates, at most one a second."""
+"""Maximum fraction of time spent on progress updates, which are limited to one per second."""
 RETRIES = 3
 FIRST_DELAY_SECONDS = 10
-"""Storage errors are retried after 10, 20 and 40 s, in addition to the retries of the store's client."""
+"""Storage errors are retried after 10, 20 and 40 s, in addition to the store client's own retries."""
 
 STAGE_RETRIES = 1
 """Retries of a repeatable stage, before the whole run is retried."""
@@ -47,10 +47,10 @@ RunLog = Logger | LoggerAdapter[Any]
 
 
 class PrefectProgress(AbstractContextManager["PrefectProgress"]):
-    """Writes phases to the log of the flow run and, once there are any, counts to its progress artifact.
+    """Writes phases to the flow run's log and, once there are any, counts to its progress artifact.
 
-    A separate thread updates the artifact, so that a slow or unreachable server does not delay the run. If ``quiet``,
-    no phases are logged before there is something to show.
+    A separate thread updates the artifact, so that a slow or unreachable server does not delay the run. If ``quiet`` is
+    set, no phases are logged before there is something to show.
     """
 
     def __init__(self, log: RunLog, *, quiet: bool = False) -> None:
@@ -62,7 +62,7 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
         self._documents = self._lines = 0
         self._shown = ""
         self._ended = threading.Event()
-        # Prefect keeps the address of its server in the context.
+        # Prefect stores its server's address in the context.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._update_until_ended,), daemon=True)
         self._thread.start()
@@ -81,7 +81,7 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
         self._log.warning("%s", text)
 
     def finish(self, description: str, *, has_changed: bool = True) -> None:
-        """Show 100 % and ``description``, unless the run has neither shown nor changed anything."""
+        """Show 100 % and ``description``, unless the run neither showed nor changed anything."""
         self._end()
         if has_changed or self._artifact is not None:
             self._show(100.0, description)
@@ -102,7 +102,9 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
             try:
                 self._show(percent, description)
                 self._shown = description
-            except Exception as error:  # the client raises many types if the server is away; the run continues
+            except (
+                Exception
+            ) as error:  # the client raises many types of errors if the server is down; the run continues
                 self._log.debug("The progress artifact was not updated: %s", error)
             pause = max(UPDATE_SECONDS, (time.monotonic() - started) / MAX_SHARE)
 
@@ -117,7 +119,7 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
 
 
 class _ToRunLog(logging.Handler):
-    """Forward records of all threads to the log of one flow run."""
+    """Forward records from all threads to one flow run's log."""
 
     def __init__(self, log: RunLog) -> None:
         super().__init__(logging.INFO)
@@ -129,7 +131,7 @@ class _ToRunLog(logging.Handler):
 
 @contextmanager
 def flow_progress(*, quiet: bool = False) -> Iterator[PrefectProgress]:
-    """Yield the progress of the current flow run; its log receives the records of Driftline here and on workers.
+    """Yield the current flow run's progress; its log receives Driftline's records from here and from workers.
 
     A ``quiet`` run logs no phases until it changes something, and its stages do not become tasks.
     """
@@ -149,7 +151,7 @@ def flow_progress(*, quiet: bool = False) -> Iterator[PrefectProgress]:
 
 
 def is_storage_error(_task: object, _run: object, state: State[Any]) -> bool:
-    """Return whether a task failed with a StorageError, which a retry may overcome."""
+    """Return whether a task failed with a StorageError, which a retry may fix."""
     try:
         state.result()
     except StorageError:
@@ -168,22 +170,22 @@ def is_storage_error(_task: object, _run: object, state: State[Any]) -> bool:
     persist_result=False,
 )
 def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run ``work``, with retries on StorageError. Each attempt continues after the batches already committed."""
+    """Run ``work``, retrying on StorageError. Each attempt continues after the batches already committed."""
     return work()
 
 
 class TaskStages:
-    """Runs the stages of one flow run as tasks, which the run's graph and timeline show, with their counts.
+    """Runs a flow run's stages as tasks, so that its graph and timeline show them with their counts.
 
-    An edge of the graph leads to a stage from each stage that it comes after, or from the task that runs it. Prefect
-    draws edges only for inputs, so these tasks are passed as inputs; nothing waits for them.
+    The graph has an edge to a stage from each stage that it follows, or from the task that runs it. Prefect draws edges
+    only for inputs, so these tasks are passed as inputs; nothing waits for them.
     """
 
     def __init__(self) -> None:
         self._runs: dict[str, UUID] = {}
 
     def __call__(self, stage: Stage) -> Any:
-        """Run ``stage``, and return the result of its work or raise its error."""
+        """Run ``stage``, and return its result. Propagates its errors."""
         outer = TaskRunContext.get()
         before = [self._runs[name] for name in stage.after if name in self._runs]
         before = before or ([outer.task_run.id] if outer is not None else [])
@@ -203,7 +205,7 @@ class TaskStages:
 
 
 def _short(name: str) -> str:
-    """Return a short name of a stage, with only the last id of each source: timelines cut long names.
+    """Shorten a stage's name to the last id of each source: timelines truncate long names.
 
     Examples:
         >>> _short("scan org:acme/project:shop/source:web"), _short("scan")
@@ -231,9 +233,9 @@ _repeated_stage = task(
 
 
 def options_of(options: dict[str, str] | None) -> dict[str, str] | None:
-    """Return the storage options of a flow run with their references resolved; the server sees only the references.
+    """Return a flow run's storage options with references resolved; the server sees only the references.
 
-    Raises UsageError for a secret in plain text and for an unresolved reference.
+    Raises UsageError for plain-text secrets and for unresolved references.
     """
     if options is None:
         return None
@@ -242,7 +244,7 @@ def options_of(options: dict[str, str] | None) -> dict[str, str] | None:
 
 
 def catalog_of(url: str | None) -> str | None:
-    """Return the URL of the memory catalog of a flow run with its references resolved. Raises UsageError."""
+    """Return a flow run's memory catalog URL with references resolved. Raises UsageError."""
     if url is None:
         return None
     check_catalog(url, "catalog_url")
@@ -250,10 +252,10 @@ def catalog_of(url: str | None) -> str | None:
 
 
 def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Settle the staged files of dead processes, and release their leases, after a crashed or cancelled run.
+    """After a crashed or cancelled run, settle the staged files of dead processes and release their leases.
 
-    Only leases whose holder is provably dead are released: live holders release theirs, and those of other hosts
-    expire.
+    Only leases whose holder is provably dead are released: live holders release their own leases, and those of other
+    hosts expire.
     """
     parameters = flow_run.parameters
     workspace, options = parameters["workspace"], options_of(parameters.get("storage_options"))

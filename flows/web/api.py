@@ -1,7 +1,7 @@
 """Define the HTTP API: the parameters of requests, with their limits, and the answers to them.
 
-``Reader`` answers as plain data, for pages as well; ``Api`` has the routes of programs. The home page gets the size and
-age of the index; the page of the index gets its figures, growth, runs, and skipped documents with reasons.
+``Reader`` answers as plain data, for pages as well; ``Api`` has the routes of programs. The home page gets the index's
+size and age; the index page gets statistics, growth, runs, and skipped documents with reasons.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 200
 MAX_RECENT_RUNS = 10
-"""Number of runs in which the home page looks for the last one that indexed something."""
+"""How many runs the home page searches for the last run that indexed something."""
 MAX_SKIPPED_PATHS = 20
-"""Number of paths to show for each reason."""
+"""How many paths to show per reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Documents that have no lines for the same ``reason``; ``paths`` are the first ones."""
+    """Documents with no lines for the same ``reason``; ``paths`` lists the first few."""
 
     reason: str
     count: int
@@ -82,7 +82,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class IndexView:
-    """The index within a boundary; ``runs`` are newest first."""
+    """The index inside a boundary; ``runs`` are newest first."""
 
     stats: WorkspaceStats
     skipped: tuple[Skipped, ...]
@@ -90,7 +90,7 @@ class IndexView:
 
 
 def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexView:
-    """Read what the index page shows ``within`` a boundary. Raises StorageError, CorruptFile."""
+    """Read the index page's data inside the boundary ``within``. Raises StorageError, CorruptFile."""
     runs = newest_runs(workspace, MAX_RUNS)
     return IndexView(
         stats=workspace.stats(within),
@@ -101,7 +101,7 @@ def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexVie
 
 @dataclass(frozen=True, slots=True)
 class HomeView:
-    """The content of the index within a boundary, with its sources, and the start of its last complete run."""
+    """The index's sources and totals inside a boundary, and the start of its last complete run."""
 
     documents: int
     lines: int
@@ -110,7 +110,7 @@ class HomeView:
 
 
 def home_view(workspace: Workspace, within: Boundary | None = None) -> HomeView:
-    """Read what the home page shows. Raises StorageError, CorruptFile."""
+    """Read the home page's data. Raises StorageError, CorruptFile."""
     stats = workspace.stats(within)
     runs = (run for run in newest_runs(workspace, MAX_RECENT_RUNS) if (run.kind, run.outcome) == ("index", "done"))
     last = next((run for run in runs if within is None or any(_within((run,), within))), None)
@@ -121,12 +121,12 @@ def home_view(workspace: Workspace, within: Boundary | None = None) -> HomeView:
 MAX_SQL_ROWS = 1_000
 SQL_SECONDS = 10.0
 SQL_BYTES = 2**28
-"""Memory limit for the query of a page."""
+"""Memory limit for a query from the SQL page."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlView:
-    """The first rows of a query. ``numbers`` names the columns of numbers; ``has_more`` says that more rows exist."""
+    """The first rows of a query. ``numbers`` lists the numeric columns; ``has_more`` is set if there are more rows."""
 
     columns: tuple[str, ...]
     numbers: tuple[bool, ...]
@@ -135,7 +135,7 @@ class SqlView:
 
 
 def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) -> SqlView:
-    """Run one SELECT ``within`` a boundary. Raises the errors of ``storage.sql.query``."""
+    """Run one SELECT inside the boundary ``within``. Propagates errors from ``storage.sql.query``."""
     from driftline.storage.sql import query  # loads DuckDB
 
     with query(workspace, text, within=within, max_seconds=SQL_SECONDS, max_bytes=SQL_BYTES) as result:
@@ -161,9 +161,9 @@ def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
 
 
 def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
-    """Reduce the records of index runs to the sources ``within`` a boundary.
+    """Reduce index run records to the sources inside the boundary ``within``.
 
-    Time and cost of a run cover all of its sources, so they are removed.
+    A run's time and cost cover all of its sources, so they are removed.
     """
     for run in runs:
         sources = [
@@ -177,7 +177,7 @@ def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
 
 MAX_QUERY_CHARACTERS = 2_000
 MAX_EXCERPT_LINES = 500
-"""Maximum number of lines on each side of the requested line."""
+"""Maximum number of context lines on each side of the requested line."""
 MAX_NAME_CHARACTERS = 4_096
 MAX_LINE_NUMBER = 2**31 - 1
 MAX_DOCUMENTS = 1_000
@@ -189,14 +189,14 @@ HOME_SECONDS = 10.0
 FOLDERS_SECONDS = 60.0
 LISTING_SECONDS = 10.0
 MAX_ENTRIES = 1_000
-"""Maximum number of folders and documents of a folder to show."""
+"""Maximum number of entries to show for a folder."""
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
 _ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
 
 
 def _like(pattern: str) -> WithJsonSchema:
-    """Return a schema with the usual ``pattern`` of names; only the lookup decides whether a name is valid."""
+    """Return a schema with the usual ``pattern`` of names; whether a name is valid is decided only by its lookup."""
     return WithJsonSchema({"type": "string", "pattern": pattern})
 
 
@@ -208,10 +208,10 @@ _Absent: TypeAlias = SkipJsonSchema[None]
 _CursorText = Annotated[str, Field(min_length=1, max_length=MAX_CURSOR_CHARACTERS)]
 
 Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="The text to search for.")]
-SourceName = Annotated[_Source, Query(description="The source that has the document.")]
-DocumentPath = Annotated[_Name, Query(description="The path of the document in its source.")]
-Line = Annotated[int, Query(ge=1, le=MAX_LINE_NUMBER, description="The line to read around, counted from 1.")]
-ExcerptLines = Annotated[int, Query(ge=0, le=MAX_EXCERPT_LINES, description="Lines on each side.")]
+SourceName = Annotated[_Source, Query(description="The document's source.")]
+DocumentPath = Annotated[_Name, Query(description="The document's path in its source.")]
+Line = Annotated[int, Query(ge=1, le=MAX_LINE_NUMBER, description="The line to read around, 1-based.")]
+ExcerptLines = Annotated[int, Query(ge=0, le=MAX_EXCERPT_LINES, description="Lines of context on each side.")]
 BranchName = Annotated[
     Annotated[str, Field(min_length=1, max_length=MAX_BRANCH_CHARACTERS), _like(OPTIONS["branch"].pattern or "")]
     | SkipJsonSchema[None],
@@ -220,18 +220,18 @@ BranchName = Annotated[
 DocumentLimit = Annotated[int, Query(ge=1, le=MAX_DOCUMENTS, description="Maximum number of documents.")]
 Cursor = Annotated[
     _CursorText | SkipJsonSchema[None],
-    Query(description="Start of the page, from the link 'next'."),
+    Query(description="Start of the page, from the 'next' link."),
 ]
-EntityName = Annotated[_Entity | SkipJsonSchema[None], Query(description="Limit to this entity and those below it.")]
+EntityName = Annotated[_Entity | SkipJsonSchema[None], Query(description="Limit to this entity and its descendants.")]
 
 
 def encode_cursor(*parts: int | str) -> str:
-    """Return ``parts`` as opaque text."""
+    """Encode ``parts`` as an opaque string."""
     return urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str, *kinds: type[int] | type[str]) -> tuple[Any, ...]:
-    """Return the parts that ``encode_cursor`` encoded. Raises NotIndexed unless they have these ``kinds``."""
+    """Decode the parts of ``encode_cursor``. Raises NotIndexed unless they have these ``kinds``."""
     try:
         parts = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except ValueError:
@@ -242,17 +242,17 @@ def decode_cursor(cursor: str, *kinds: type[int] | type[str]) -> tuple[Any, ...]
 
 
 def no_such_page() -> NotIndexed:
-    """Return the error for a cursor that leads nowhere."""
-    return NotIndexed("There is no page at this cursor", "cursor", "Follow the link 'next' of an answer.")
+    """Return the error for an invalid cursor."""
+    return NotIndexed("There is no page at this cursor", "cursor", "Follow the 'next' link of a response.")
 
 
 def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
-    """Return the options of a request as parameters of a route, within the limits for servers."""
+    """Return a request's options as route parameters, within the limits for servers."""
     return [_parameter(row) for row in options.values()]
 
 
 def given_by(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given values of parameters, keyed by the names of their options."""
+    """Return the parameter values that were given, keyed by option name."""
     names = {row.parameter: name for name, row in OPTIONS.items()}
     return without_empty({names[parameter]: value for parameter, value in parameters.items()})
 
@@ -270,7 +270,7 @@ def _parameter(row: Option) -> inspect.Parameter:
 
 
 def _type_of(row: Option) -> Any:
-    """Return the type of one value, with its limits; patterns for names are only in the schema."""
+    """Return the type of one value, with its limits; name patterns are only in the schema."""
     if row.choices and not row.is_list:
         return Literal[row.choices]
     if row.type is str:
@@ -283,16 +283,16 @@ def _type_of(row: Option) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Answers from the workspace that ``newest`` opens for each request, so that an answer does not mix versions.
+    """Reads from the workspace that ``newest`` opens for each request, so that a response does not mix versions.
 
-    Every method respects the access of the request, and raises AccessDenied if there is none.
+    Every method enforces the request's access, and raises AccessDenied if there is none.
     """
 
     newest: Callable[[], Workspace]
     memory: Callable[[], Memory] | None = None
-    """Returns the location of the memory, on the first request for it."""
+    """Returns the memory's location; called on the first memory request."""
     run: Callable[..., Any] = call
-    """Runs a read of the index, in this process or in another one (search_processes.py)."""
+    """Runs a read of the index, in this or another process (search_processes.py)."""
     _branches: SharedCache[Boundary | None, tuple[str, ...]] = field(
         default_factory=lambda: SharedCache(TTLCache(1_000, BRANCHES_SECONDS)), compare=False
     )
@@ -307,43 +307,46 @@ class Reader:
     )
 
     def warm(self) -> None:
-        """Load data for the first request. Raises the errors of a search."""
+        """Load data for the first request. Raises the same errors as a search."""
         self.run(warm, self.newest())
 
     def prepare(self) -> None:
-        """Load data for later requests. Raises the errors of a search."""
+        """Load data for later requests. Raises the same errors as a search."""
         self.run(prepare, self.newest())
 
     def search(self, request: SearchRequest) -> SearchReport:
-        """Search, and record the search in the journal. Raises the errors of ``driftline.search``."""
+        """Search, and record the search in the journal. Raises the same errors as ``driftline.search``."""
         return find(self.newest(), request, within=granted("search").within, run=self.run)
 
     def similar(self, text: str, limit: int, branch: str | None) -> tuple[Hit, ...]:
-        """Return lines nearest in meaning to the unparsed ``text``. Raises the errors of ``driftline.search``."""
+        """Return the lines semantically closest to the unparsed ``text``.
+
+        Raises the same errors as ``driftline.search``.
+        """
         within = granted("search").within
         request = SearchRequest(text, top_k=limit, n_lines=0, mode="vector", within=within)
         report: SearchReport = self.run(answer, self._on(branch, within), request)
         return report.results
 
     def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:
-        """Return lines of an indexed document. Raises the errors of ``read_excerpt``."""
+        """Return lines of an indexed document. Propagates errors from ``read_excerpt``."""
         within = granted("search").within
         workspace = self._on(branch, within)
         found = asdict(self.run(read_excerpt, workspace, path, line, n_lines=n_lines, source=source, within=within))
         return {**found, "lines": list(found["lines"])}
 
     def status(self) -> dict[str, Any]:
-        """Return the object that ``driftline status --json`` prints."""
+        """Return the ``driftline status --json`` object."""
         within = granted("search").within
         return asdict(self.run(Workspace.stats, self.newest(), within))
 
     def sources(self) -> dict[str, Any]:
-        """Return the object that ``driftline sources --json`` prints."""
+        """Return the ``driftline sources --json`` object."""
         stats = self.run(Workspace.stats, self.newest(), granted("search").within)
         return {"workspace": stats.workspace, "sources": list(stats.sources)}
 
     def branches(self) -> dict[str, Any]:
-        """Return the object that ``driftline branches --json`` prints."""
+        """Return the ``driftline branches --json`` object."""
         within, workspace = granted("search").within, self.newest()
         found = [branch.to_dict() for branch in self.run(list_branches, workspace, within)]
         return {"workspace": workspace.objects.uri, "branches": found}
@@ -359,7 +362,7 @@ class Reader:
         return page
 
     def folder(self, source: str, path: str, branch: str | None = None) -> Folder:
-        """Return the content of a folder; at most LISTING_SECONDS old. Raises NotIndexed, BadEntity."""
+        """Return a folder's content; at most LISTING_SECONDS old. Raises NotIndexed, BadEntity."""
         within = granted("search").within
 
         def read() -> Folder:
@@ -370,7 +373,7 @@ class Reader:
         return self._listings.get_or_compute((within, branch, source, path), read)
 
     def branch_names(self) -> tuple[str, ...]:
-        """Return the sorted names of the branches of all sources; at most BRANCHES_SECONDS old."""
+        """Return the sorted branch names of all sources; at most BRANCHES_SECONDS old."""
         within = granted("search").within
 
         def read() -> tuple[str, ...]:
@@ -381,15 +384,15 @@ class Reader:
         return self._branches.get_or_compute(within, read)
 
     def record_of(self, source: str) -> SourceRecord | None:
-        """Return the record of a source, if it may be seen."""
+        """Return a source's record; None if it is not visible."""
         within, workspace = granted("search").within, self.newest()
         entity = Entity.parse(source, workspace.config.hierarchy)
         return workspace.readable_source(entity) if is_allowed(entity, within) else None
 
     def folder_of(self, source: str) -> str:
-        """Return the source's folder inside its repository, "" if it is the whole repository.
+        """Return the source's folder inside its repository; "" if it is the whole repository.
 
-        The answer may be up to FOLDERS_SECONDS old.
+        The result is at most FOLDERS_SECONDS old.
         """
 
         def read() -> str:
@@ -399,25 +402,25 @@ class Reader:
         return self._folders.get_or_compute((granted("search").within, source), read)
 
     def home(self) -> HomeView:
-        """Return what the home page shows; at most HOME_SECONDS old."""
+        """Return the home page's data; at most HOME_SECONDS old."""
         within = granted("search").within
         return self._homes.get_or_compute(within, lambda: self.run(home_view, self.newest(), within))
 
     def index(self) -> IndexView:
-        """Return the figures, runs and skipped documents of the index."""
+        """Return the index's statistics, runs and skipped documents."""
         within = granted("search").within
         view: IndexView = self.run(index_view, self.newest(), within)
         return view
 
     def sql(self, text: str) -> SqlView:
-        """Return the rows of one SELECT, which may also read the memory."""
+        """Run one SELECT, which may also read memory, and return its rows."""
         within = granted("search").within
         granted("memory")
         view: SqlView = self.run(sql_view, self.newest(), text, within)
         return view
 
     def search_memory(self, query: str, entity: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the object of ``driftline memory search --json``. Raises NotIndexed without memory."""
+        """Return the ``driftline memory search --json`` object. Raises NotIndexed if there is no memory."""
         within = granted("memory").within
         from driftline.flows.memory_backend import hits_to_dict  # its libraries take half a second to load
         from driftline.flows.served_memory import no_memory, search_memory
@@ -443,9 +446,9 @@ class Api:
 
     @spread("given", parameters(options_in("http")))
     def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
-        """Find the lines that answer a query, best first, as ``driftline search --json`` prints them.
+        """Find the lines that match a query best, as in ``driftline search --json``.
 
-        The link 'next' of the answer leads to the next page.
+        The response's 'next' link points to the next page.
         """
         begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
         search = SearchRequest.of(q, given_by(given))
@@ -467,26 +470,26 @@ class Api:
     def documents(
         self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
     ) -> Response:
-        """List the documents, sorted by source and path. The link 'next' of the answer leads to the next page."""
+        """List the documents, sorted by source and path. The response's 'next' link points to the next page."""
         after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
         page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
         return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
 
     @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
     def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
-        """Find memory entries that answer a query, as ``driftline memory search --json`` prints them."""
+        """Find the memory entries that match a query best, as in ``driftline memory search --json``."""
         return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
 
     def status(self) -> Response:
-        """Show the content of the workspace, as ``driftline status --json`` prints it."""
+        """Show workspace statistics, as in ``driftline status --json``."""
         return JsonAnswer(self.reader.status())
 
     def sources(self) -> Response:
-        """List the sources of the workspace, as ``driftline sources --json`` prints them."""
+        """List the workspace's sources, as in ``driftline sources --json``."""
         return JsonAnswer(self.reader.sources())
 
     def branches(self) -> Response:
-        """List the branches of the sources, as ``driftline branches --json`` prints them."""
+        """List the sources' branches, as in ``driftline branches --json``."""
         return JsonAnswer(self.reader.branches())
 
     def ready(self) -> Response:
@@ -496,7 +499,7 @@ class Api:
 
 
 def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Response:
-    """Return ``content`` with a link to the page that begins at ``cursor`` (RFC 8288)."""
+    """Return ``content`` with a link to the page that starts at ``cursor`` (RFC 8288)."""
     answer = JsonAnswer(content)
     if cursor is not None:
         following = request.url.include_query_params(cursor=cursor)

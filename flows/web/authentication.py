@@ -1,7 +1,6 @@
-"""Authenticate requests by a token of the workspace or by the user that a trusted proxy names; on loopback, optionally
-not at all.
+"""Authenticate requests by a workspace token or the user name from a trusted proxy; optional on loopback.
 
-The resulting ``Access`` follows the request to all code that answers it.
+The resulting ``Access`` is available to all code that handles the request.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from driftline.storage.workspace.tokens import SCOPES, Scope, TokenRecord, token
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Access to everything ``within`` a boundary, for the given ``scopes``.
+    """Access to everything inside the boundary ``within``, for the given ``scopes``.
 
-    ``token_id`` identifies the token that was used, ``user`` the user that a proxy named. At most one is set.
+    ``token_id`` identifies the token that was used, ``user`` the user reported by a proxy. At most one is set.
     """
 
     within: Boundary | None = None
@@ -45,18 +44,20 @@ def grant(access: Access) -> None:
 
 
 def granted(scope: Scope) -> Access:
-    """Return the access of the current request. Raises AccessDenied if none was granted, or if it lacks ``scope``."""
+    """Return the current request's access. Raises AccessDenied if there is none or it does not include ``scope``."""
     access = _CURRENT.get(None)
     if access is None or scope not in access.scopes:
-        raise AccessDenied(f"The token has no scope {scope!r}", "", "Create another: driftline token create --scope")
+        raise AccessDenied(
+            f"The token does not have the scope {scope!r}", "", "Create another: driftline token create --scope"
+        )
     return access
 
 
 COOKIE = "driftline_token"
 REFRESH_SECONDS = 5.0
-"""Maximum time that a revoked token is still accepted."""
+"""How long a revoked token may still be accepted."""
 STALE_SECONDS = 60.0
-"""How long known tokens are accepted while tokens cannot be read; after that, everyone is refused."""
+"""How long known tokens are accepted while tokens cannot be read; after that, all requests are rejected."""
 MAX_TOKEN_CHARACTERS = 200
 
 log = logging.getLogger(__name__)
@@ -103,20 +104,20 @@ class KnownTokens(Known[TokenRecord]):
         super().__init__(lambda: {record.hash: record for record in read()}, "tokens")
 
     def find(self, token: str) -> TokenRecord | None:
-        """Return the record of a token, if it is known and valid."""
+        """Return a token's record; None if it is unknown or invalid."""
         record = self._known.get(token_hash(token))
         return record if record is not None and record.is_valid(datetime.now(UTC)) else None
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedProxy:
-    """A proxy at one of ``addresses`` that authenticates its users, and names each in the ``header``."""
+    """A proxy at one of ``addresses`` that authenticates users, and sends their name in ``header``."""
 
     header: str
     addresses: Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
     def user_of(self, client: str, headers: Headers) -> str:
-        """Return the user that the proxy names; "" if it names none or several, or did not send the request."""
+        """Return the user name sent by the proxy; "" unless it sent the request with exactly one name."""
         try:
             address = ipaddress.ip_address(client)
         except ValueError:
@@ -150,7 +151,7 @@ class FollowedFleet:
         return name[len(before) : len(name) - len(after)]
 
 
-class KnownReaders(Known[Readable]):
+class FollowedReaders(Known[Readable]):
     """What the hosts of ``fleets``, by name, let their users read."""
 
     __slots__ = ("_fleets", "_now")
@@ -178,14 +179,14 @@ class KnownReaders(Known[Readable]):
 class AccessRules:
     """The boundaries of users that a proxy names: for everyone, for each user, for each group, and by ``readers``.
 
-    The proxy sends the groups of a user in the ``groups_header``, separated by commas.
+    The proxy sends a user's groups in ``groups_header``, separated by commas.
     """
 
     everyone: Boundary = NOTHING
     users: Mapping[str, Boundary] = field(default_factory=dict)
     groups: Mapping[str, Boundary] = field(default_factory=dict)
     groups_header: str = ""
-    readers: KnownReaders | None = None
+    readers: FollowedReaders | None = None
 
     def boundary_of(self, user: str, headers: Headers) -> Boundary:
         """Return the union of what ``user`` and the groups in ``headers`` may see; unknown names add nothing."""
@@ -198,9 +199,9 @@ class AccessRules:
 
 @dataclass(frozen=True, slots=True)
 class Authentication:
-    """Determines the access of a request; it never extends beyond ``within``.
+    """Determines a request's access, which never extends beyond ``within``.
 
-    Without ``tokens`` and ``proxy``, everyone has access. Without ``rules``, each user that the proxy names sees all.
+    Without ``tokens`` and ``proxy``, everyone has access. Without ``rules``, proxy-authenticated users see everything.
     """
 
     tokens: KnownTokens | None = None
@@ -219,7 +220,7 @@ class Authentication:
         return self.tokens is None and self.proxy is None
 
     def access_of(self, client: str, headers: Headers) -> Access | None:
-        """Return the access of a request from the address ``client``; None if it has none."""
+        """Return the access of a request from the address ``client``; None if it is denied."""
         if self.is_open:
             return Access(self.within)
         user = self.proxy.user_of(client, headers) if self.proxy is not None else ""
@@ -257,8 +258,8 @@ def bearer(headers: Headers) -> str:
 
 
 def cookie(headers: Headers) -> str:
-    """Return the token in the cookie that the sign-in page sets, or ''."""
-    # Not with http.cookies: before Python 3.11.10 it needs quadratic time for quoted values.
+    """Return the token in the cookie set by the sign-in page, or ''."""
+    # Not http.cookies: before Python 3.11.10, it takes quadratic time for quoted values.
     for line in headers.getlist("cookie"):
         for each in line.split(";"):
             name, _, value = each.partition("=")

@@ -1,7 +1,7 @@
-"""Guard every request: check its host, origin and access, limit its rate, and set the headers of answers.
+"""Guard every request: check its host, origin and access, limit its rate, and set response headers.
 
-The rate limit is a token bucket for each client, for a bounded number of clients. Routes that wait for disks and
-buckets run in threads, with a limit on the time that a client waits.
+The rate limit is a token bucket per client, for a bounded number of clients. Routes that wait for disks and buckets run
+in threads, with a timeout for the client.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ MAX_CLIENTS = 10_000
 
 @dataclass(slots=True)
 class RateLimit:
-    """Allows each client ``per_second`` requests on average, and ``burst`` at once. For one event loop."""
+    """Allows each client ``per_second`` requests on average, and bursts of ``burst`` requests. For one event loop."""
 
     per_second: float
     burst: int
     clock: Callable[[], float] = time.monotonic
     _left: LRUCache[str, tuple[float, float]] = field(default_factory=lambda: LRUCache(MAX_CLIENTS))
-    """The remaining requests of each client, and the time of the count."""
+    """Each client's remaining requests, and when they were counted."""
 
     def seconds_to_wait(self, client: str) -> int:
-        """Return 0 and count the request if ``client`` may send it now; else the whole seconds until it may."""
+        """Return 0 and count the request if ``client`` may send it now; otherwise the seconds until it may."""
         now = self.clock()
         left, then = self._left.get(client, (float(self.burst), now))
         left = min(float(self.burst), left + (now - then) * self.per_second)
@@ -56,23 +56,22 @@ class RateLimit:
 
 
 ANSWER_SECONDS = 60.0
-"""Time that a client waits for an answer. The thread is left to end by itself: its work has no side effects."""
+"""How long a client waits for a response. The thread is left to finish: its work has no side effects."""
 
 
 SEARCHES_AT_ONCE = max(4, 2 * (os.cpu_count() or 1))
-"""Concurrent searches. More would compete for the interpreter and for memory, so further ones wait."""
+"""Maximum concurrent searches. More would compete for the GIL and memory, so they wait."""
 
 
-@functools.lru_cache(16)  # a limiter belongs to an event loop
+@functools.lru_cache(16)  # limiters belong to an event loop
 def _turns(_: object) -> anyio.CapacityLimiter:
     return anyio.CapacityLimiter(SEARCHES_AT_ONCE)
 
 
 def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Callable[..., Awaitable[Response]]:
-    """Return ``route`` as a coroutine with the same parameters; if it ``searches``, the number of concurrent searches
-    is limited.
+    """Return ``route`` as a coroutine with the same parameters, which runs it in a thread.
 
-    Raises StorageError after ANSWER_SECONDS.
+    If ``searches`` is set, the number of concurrent searches is limited. Raises StorageError after ANSWER_SECONDS.
     """
 
     @functools.wraps(route)
@@ -80,7 +79,7 @@ def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Call
         with anyio.move_on_after(ANSWER_SECONDS):
             turn = _turns(asyncio.get_running_loop()) if searches else None
             return await run_sync(partial(route, *args, **kwargs), abandon_on_cancel=True, limiter=turn)
-        raise StorageError(f"The answer took more than {ANSWER_SECONDS:.0f} s", "", "Narrow the request, or ask again.")
+        raise StorageError(f"The request took longer than {ANSWER_SECONDS:.0f} s", "", "Narrow the request, or retry.")
 
     vars(call)["__signature__"] = inspect.signature(route, eval_str=True)  # without ``self``
     return call
@@ -89,10 +88,10 @@ def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Call
 NO_CONTENT = 204
 UNAUTHORIZED, TOO_MANY = 401, 429
 MAX_HOOK_BYTES = 8 << 20
-"""Maximum size of the body of a webhook; a push of thousands of commits lists all of their files."""
+"""Maximum size of a webhook's body; a push of thousands of commits lists all of their files."""
 SIGN_IN, MCP, API, HOOKS = "/sign-in", "/mcp", "/api/v1/", "/hooks/"
 _FOR_ALL = ("/healthz", "/readyz", SIGN_IN, "/static/", HOOKS)
-"""Routes without a token: they show nothing of the workspace. Webhooks have signatures."""
+"""Routes that need no token: they reveal nothing about the workspace. Webhooks are signed."""
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -114,12 +113,12 @@ _FOR_SCRIPTS = {"Access-Control-Expose-Headers": "ETag, Link, Retry-After, X-Req
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Pass authorized requests to ``app`` that name one of ``addresses`` (host:port), and not from a foreign page."""
+    """Pass authorized requests for one of ``addresses`` (host:port) to ``app``, rejecting cross-origin pages."""
 
     app: ASGIApp
     addresses: Collection[str]
     origins: Collection[str] = ()
-    """Further origins by which browsers know this server, such as behind a proxy."""
+    """More origins under which browsers reach this server, such as behind a proxy."""
     cors_origins: Collection[str] = ()
     """Origins of other servers whose scripts may read the API."""
     authentication: Authentication = field(default_factory=Authentication)
@@ -146,7 +145,9 @@ class Guard:
             await send(message)
 
         async def send_answer(message: Message) -> None:
-            if is_answered or not body.is_too_large:  # an error answer would be about a client that seems to have left
+            if (
+                is_answered or not body.is_too_large
+            ):  # an error response would be about a client that seems to have disconnected
                 await send_guarded(message)
 
         refused = await self._refused(scope)
@@ -186,7 +187,7 @@ class Guard:
         return self._limited(allowed, client) or _without_scope(allowed, path)
 
     def _is_for_another_page(self, scope: Scope) -> bool:
-        """Return whether a script of a page at one of ``cors_origins`` calls the API."""
+        """Return whether a script on a page at one of ``cors_origins`` calls the API."""
         if not self.cors_origins or not scope["path"].startswith(API) or scope["method"] not in _OF_SCRIPTS:
             return False
         return Headers(scope=scope).getlist("origin") in [[origin] for origin in self.cors_origins]
@@ -205,7 +206,7 @@ class Guard:
 
 
 def is_page(path: str) -> bool:
-    """Return whether ``path`` is a page for people."""
+    """Return whether ``path`` is a web page rather than an API route."""
     return path in ("/", "/index", "/sql") or path.startswith("/d/")
 
 
@@ -214,22 +215,22 @@ def _limit(scope: Scope) -> int:
 
 
 def _as_get_without_cookies(scope: Scope) -> Scope:
-    """Return ``scope`` for the routes: they answer HEAD like GET, and the server sends only the headers.
+    """Return ``scope`` for the routes: they handle HEAD like GET, and the server sends only the headers.
 
-    Only the guard reads cookies. FastAPI would parse all of them for each request, with the standard library.
+    Only the guard reads cookies. FastAPI would parse all of them on every request, with the standard library.
     """
     headers = [(name, value) for name, value in scope["headers"] if name != b"cookie"]
     return {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"], "headers": headers}
 
 
 def _unauthorized(scope: Scope) -> Response:
-    """Return the sign-in page for people, an error for programs."""
+    """Return the sign-in page for browsers, an error for programs."""
     if is_page(scope["path"]) and scope["method"] in ("GET", "HEAD"):
         query = scope["query_string"].decode("latin-1")
         back = scope["path"] + (f"?{query}" if query else "")
         return RedirectResponse(f"{SIGN_IN}?{urlencode({'next': back})}", 303)
     response = problem(
-        UNAUTHORIZED, "access_denied", "A valid token is needed", fix="Send: Authorization: Bearer TOKEN"
+        UNAUTHORIZED, "access_denied", "A valid token is required", fix="Send: Authorization: Bearer TOKEN"
     )
     response.headers["WWW-Authenticate"] = "Bearer"
     return response
@@ -246,7 +247,7 @@ def _without_scope(allowed: Access, path: str) -> Response | None:
     if needed in allowed.scopes:
         return None
     if allowed.user:
-        fix = "Ask the operator of the server for access to an entity."
-        return problem(FORBIDDEN, "access_denied", "This user may see nothing here", fix=fix)
-    fix = f"Ask for another one: driftline token create --scope {needed}"
-    return problem(FORBIDDEN, "access_denied", f"The token has no scope {needed!r}", fix=fix)
+        fix = "Ask the server's operator for access to an entity."
+        return problem(FORBIDDEN, "access_denied", "This user has no access to anything here", fix=fix)
+    fix = f"Ask for another: driftline token create --scope {needed}"
+    return problem(FORBIDDEN, "access_denied", f"The token does not have the scope {needed!r}", fix=fix)

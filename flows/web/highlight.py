@@ -1,4 +1,4 @@
-"""Render lines as HTML: escaped, coloured by Pygments, with exact matches and the words of the query marked."""
+"""Render lines as HTML: escaped, coloured by Pygments, with exact matches and query words marked."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from driftline.storage.lines.tokenizer import keywords, terms_of
 
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
-"""Longer text is shown without colours."""
+"""Longer text is not coloured."""
 MAX_KEPT_CHARACTERS = 8_000
-"""Maximum length of a text whose tokens are cached."""
+"""Maximum length of text whose tokens are cached."""
 KEPT_CHARACTERS = 1_000_000
-"""Maximum total length of the texts whose tokens are cached; tokens take some 25 bytes per character of text."""
+"""Maximum total length of text whose tokens are cached; tokens take some 25 bytes per character."""
 _PART = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|[^\W_]+")
-"""A word of a text: ``parse_HTTPRequests`` has parse, HTTP, Requests."""
+"""A word inside an identifier: ``parse_HTTPRequests`` has parse, HTTP, Requests."""
 
 _UNCOLOURED = frozenset([Name, Punctuation, Whitespace])
-"""More than half of all tokens: without elements for them, a page is smaller."""
+"""More than half of all tokens: giving them no elements makes pages smaller."""
 _Token = tuple[Any, str]
-"""A type of Pygments, and text."""
+"""A Pygments token type, and text."""
 Spans = Sequence[tuple[int, int]]
 """Start and end of each match in a line, in ascending order."""
 
 
 def colour_styles() -> str:
-    """Return the style sheet of the colours, light and dark."""
+    """Return the style sheet for the colours, light and dark."""
     light = HtmlFormatter(style="xcode").get_style_defs(".code")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".code")
     quiet = ".code .sd { color: var(--dim); }"  # prose must not stand out more than code
@@ -46,14 +46,14 @@ def colour_styles() -> str:
 
 
 def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence[Spans] = ()) -> list[str]:
-    """Return one complete piece of HTML for each line; the file name determines the language.
+    """Return one self-contained piece of HTML per line; the file name determines the language.
 
-    Words of ``query`` and the ranges in each line that ``matches`` lists are marked.
+    Words of ``query`` and the ranges in ``matches``, given per line, are marked.
     """
     if begins_in_string(path, lines):
-        # The lexer needs the quotes that the lines lack.
+        # The lexer needs the opening quotes, which come before the lines.
         return coloured(path, ['"""', *lines], query, [(), *matches] if matches else ())[1:]
-    if quotes := open_quotes(path, lines):  # the lexer takes an unfinished docstring for an ordinary string
+    if quotes := open_quotes(path, lines):  # the lexer mistakes an unfinished docstring for an ordinary string
         return coloured(path, [*lines, quotes], query, [*matches, ()] if matches else ())[:-1]
     short = [_cut(line) for line in lines]
     text = "\n".join(short)
@@ -73,10 +73,10 @@ _BEFORE_STRING = re.compile(r"(?:^|[=(,\[{:+%]|\breturn|\byield|\bin)\s*[rRbBuUf
 
 
 def begins_in_string(path: str, lines: Sequence[str]) -> bool:
-    """Return whether lines of Python seem to begin inside a triple-quoted string, so that the first quotes end it.
+    """Return whether Python lines seem to start inside a triple-quoted string, so that the first quotes close it.
 
-    Quotes alone on a line end a string, unless a colon ends the line before. After text, they begin one only where
-    Python allows an expression.
+    Quotes on a line of their own close a string, unless the previous line ends with a colon. After text, they open a
+    string only where Python allows an expression.
 
     Examples:
         >>> begins_in_string("a.py", ["the lease.", '    \"\"\"', "    renew()"])
@@ -101,7 +101,7 @@ def begins_in_string(path: str, lines: Sequence[str]) -> bool:
 
 
 def open_quotes(path: str, lines: Sequence[str]) -> str:
-    """Return the triple quotes that end the string in which lines of Python seem to end, "" outside of strings.
+    """Return the triple quotes that close the string that Python lines seem to end in; "" outside strings.
 
     Examples:
         >>> open_quotes("a.py", ["def f():", "    '''Renew", "    the lease."])
@@ -123,16 +123,16 @@ def _tokens(name: str, text: str) -> tuple[_Token, ...]:
 
 
 _kept_tokens = cached(LRUCache(KEPT_CHARACTERS, getsizeof=_characters), lock=threading.Lock())(_tokens)
-"""Like ``_tokens``, cached: while a user types a query, the same windows are shown repeatedly."""
+"""Cached ``_tokens``: while a user types a query, the same windows are shown repeatedly."""
 
 
 @cache
 def _formatter() -> Any:
-    return HtmlFormatter(nowrap=True)  # creating one takes as long as colouring some lines
+    return HtmlFormatter(nowrap=True)  # creating a formatter takes as long as colouring several lines
 
 
 def _significant_name(path: str) -> str:
-    """Return a name by which Pygments recognizes the language; few exist, as most need only the suffix."""
+    """Reduce a path to a name that Pygments recognizes; there are few, because most need only the suffix."""
     name = PurePosixPath(path).name
     _, dot, suffix = name.rpartition(".")
     return name if _significant_names().match(name) else f"x{dot}{suffix if dot else ''}"
@@ -140,7 +140,7 @@ def _significant_name(path: str) -> str:
 
 @cache
 def _significant_names() -> re.Pattern[str]:
-    """Return the file names by which Pygments recognizes languages, apart from plain suffixes."""
+    """Return the file names that Pygments recognizes, other than plain suffixes."""
     patterns = (pattern for _, _, known, _ in get_all_lexers() for pattern in known)
     significant = [fnmatch.translate(pattern) for pattern in patterns if not re.fullmatch(r"\*\.[^.*?\[]+", pattern)]
     return re.compile("|".join(significant))
@@ -148,7 +148,7 @@ def _significant_names() -> re.Pattern[str]:
 
 @lru_cache(4_096)
 def _lexer_class(name: str) -> Any:
-    """Return the lexer for files of this name; finding it takes a millisecond."""
+    """Return the lexer for files with this name. The lookup takes about a millisecond."""
     return find_lexer_class_for_filename(name) or TextLexer
 
 
@@ -161,7 +161,7 @@ _MARK = ("Mark",)
 
 
 def _in_text(lines: Sequence[str], matches: Sequence[Spans]) -> Iterator[tuple[int, int]]:
-    """Yield ``matches`` as ranges of the joined lines, in order and without overlaps."""
+    """Yield ``matches`` as ranges of the joined lines, in order and with overlaps removed."""
     start = last = 0
     for line, spans in zip(lines, matches, strict=True):
         for begin, end in spans:
@@ -192,7 +192,7 @@ def _marked_at(tokens: Sequence[_Token], text: str, spans: Iterable[tuple[int, i
 
 
 def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
-    """Give words of the query a subtype of their token's type: a class that ends with ``-Mark``.
+    """Give query words a subtype of their token's type: a class that ends in ``-Mark``.
 
     Words are compared as in a search: ``fails`` in a query marks the second half of ``ConnectionFailed``.
     """

@@ -1,7 +1,7 @@
-"""Observe each request from its first byte to the last one of its answer: count, time, log and trace it.
+"""Observe each request from its first byte to the last byte of its response: count, time, log and trace it.
 
 Prometheus reads ``Metrics`` at /metrics: requests, times and errors by route, and the age of index and cache.
-``tracer`` sends an OpenTelemetry span for each request, as the standard variables configure.
+``tracer`` sends an OpenTelemetry span per request, configured by the standard variables.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from driftline.storage.workspace.records import RunHistory, RunRecord, read_copy
 from driftline.storage.workspace.workspace import Workspace
 
 INDEX_SECONDS = 15.0
-"""Maximum age of the cached figures of the index."""
+"""Maximum age of cached index metrics."""
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The metrics of one server."""
+    """A server's metrics."""
 
     registry: CollectorRegistry
     requests: Counter
@@ -42,24 +42,24 @@ class Metrics:
 
     @classmethod
     def create(cls) -> Metrics:
-        """Create metrics in a separate registry, so that several servers of a process do not share them."""
+        """Create metrics in a separate registry, so that several servers in a process do not share them."""
         registry = CollectorRegistry()
         return cls(
             registry,
             Counter("driftline_http_requests", "Requests answered.", ["route", "method", "status"], registry=registry),
-            Counter("driftline_http_errors", "Errors answered, by kind.", ["route", "error"], registry=registry),
+            Counter("driftline_http_errors", "Error responses, by kind.", ["route", "error"], registry=registry),
             Histogram(
                 "driftline_http_request_seconds",
-                "Time from the request to the end of its answer.",
+                "Time from the request to the end of its response.",
                 ["route"],
                 buckets=_BUCKETS,
                 registry=registry,
             ),
-            Gauge("driftline_http_requests_under_way", "Requests that are being answered.", registry=registry),
+            Gauge("driftline_http_requests_under_way", "Requests in progress.", registry=registry),
         )
 
     def text(self, index: IndexMetrics | None) -> bytes:
-        """Return the metrics as Prometheus text, with figures of ``index`` and process if they may be seen."""
+        """Return the metrics as Prometheus text, including those of ``index`` and the process if they are visible."""
         found = generate_latest(self.registry)
         if index is None:
             return found
@@ -82,7 +82,7 @@ class IndexMetrics:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics for a registry of Prometheus."""
+        """Yield the metrics for a Prometheus registry."""
         with self._lock:
             if time.monotonic() - self._read_at >= INDEX_SECONDS:
                 self._read()
@@ -95,7 +95,7 @@ class IndexMetrics:
             about = "When the last run ended, in Unix time."
             yield GaugeMetricFamily("driftline_index_last_run_timestamp_seconds", about, ended)
         if compared is not None:
-            about = "When the copy on this disk was last compared with the bucket, in Unix time."
+            about = "When the local copy was last compared with the bucket, in Unix time."
             yield GaugeMetricFamily("driftline_cache_compared_timestamp_seconds", about, compared)
 
     def _read(self) -> None:
@@ -113,15 +113,15 @@ class IndexMetrics:
 
 
 access_log = logging.getLogger("driftline.access")
-"""One record for each request, at INFO. Queries are private, so they are not logged."""
+"""One record per request, at INFO. Queries are private, so they are not logged."""
 INTERNAL_ERROR, UNEXPECTED = 500, "unexpected"
 _UNANSWERED = 499
-"""The status of requests whose clients left, or were too slow, before the answer began."""
+"""The status of requests whose client disconnected, or was too slow, before the response started."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class Tracer(Protocol):
-    """The type of the function from ``tracer``, which creates a span for a request."""
+    """The type of function returned by ``tracer``, which creates a span for a request."""
 
     def __call__(self, scope: Scope) -> Any: ...
 
@@ -149,7 +149,7 @@ class Observed:
         async def watched(message: Message) -> None:
             nonlocal status, sent_bytes
             if is_gone and status == _UNANSWERED:
-                return  # the client can no longer receive an answer
+                return  # the client can no longer receive a response
             if message["type"] == "http.response.start":
                 status = message["status"]
             sent_bytes += len(message.get("body", b""))
@@ -191,7 +191,7 @@ class Observed:
 
 
 def _route(scope: Scope) -> str:
-    """Return the pattern of the route, because paths are unbounded and reveal documents."""
+    """Return the route's pattern, because paths are unbounded and reveal documents."""
     return getattr(scope.get("route"), "path", "none")
 
 
@@ -201,7 +201,7 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 def tracer(environ: Mapping[str, str] = os.environ) -> Tracer | None:
     """Return the function that creates spans, if an exporter is configured in ``environ``. Raises MissingExtra.
 
-    Spans continue the trace that a client's ``traceparent`` names; they contain neither queries nor document paths.
+    Spans continue the trace of a client's ``traceparent``; they contain neither queries nor document paths.
     """
     if not any(environ.get(name) for name in VARIABLES):
         return None

@@ -1,4 +1,4 @@
-"""Add an example answer and the possible errors to each route of the OpenAPI document."""
+"""Add an example response and the possible errors to each route of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -119,27 +119,27 @@ _PROBLEM_EXAMPLE = {
     "type": "about:blank",
     "title": "not_indexed",
     "status": 404,
-    "detail": "No such document is indexed: x.py. Take path and source from search results.",
+    "detail": "No such document is indexed: x.py. Use the path and source from a search result.",
     "error": "not_indexed",
     "where": "x.py",
-    "fix": "Take path and source from search results.",
+    "fix": "Use the path and source from a search result.",
 }
 _FAILURES = {
-    "400": "A parameter is missing, wrong or too large.",
-    "401": "A valid token is needed.",
-    "403": "The token lacks the scope, or the request comes from the page of another server.",
-    "404": "The index does not have what the request names.",
-    "429": "The token asks too often; Retry-After says when to ask again.",
+    "400": "A parameter is missing, invalid or too large.",
+    "401": "A valid token is required.",
+    "403": "The token does not have the scope, or the request comes from a page on another server.",
+    "404": "The index does not contain the requested data.",
+    "429": "The token exceeded its rate limit; retry after the time in Retry-After.",
     "503": "The workspace cannot be read now; a retry may help.",
-    "4XX": "Another error of the request.",
+    "4XX": "Another request error.",
 }
 
 
 def described(name: str) -> dict[str, Any]:
-    """Return the keywords of the route ``/api/v1/{name}``."""
+    """Return the keyword arguments of the route ``/api/v1/{name}``."""
     example = EXAMPLES[name]
     answer: dict[str, Any] = {
-        "description": "The answer; with the ETag of an earlier one in If-None-Match, 304 if it is still the same.",
+        "description": "The response; 304 if If-None-Match contains its ETag.",
         "model": ANSWERS[name],
         "content": {"application/json": {"schema": {"type": "object"}, "example": example}},
     }

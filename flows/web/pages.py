@@ -1,7 +1,7 @@
-"""Render the pages, complete from the server: they need no script, and nothing from another host.
+"""Render the pages completely on the server: they need no scripts, and nothing from other hosts.
 
-Their libraries are loaded after the server has started (``prepare``). The page of a document also shows its
-definitions and similar lines.
+Their libraries are loaded after the server started (``prepare``). A document's page also shows its definitions and
+similar lines.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
 
 MAX_FACETS = 12
 MAX_PAGE_LINES = 2_500
-"""Number of lines of a document to show on each side of the requested line."""
+"""How many lines of a document to show on each side of the requested line."""
 _FOLDER = "driftline.flows.web"
 _OF_EVERY_PAGE = ("n_lines", "facets")
 _MOST = int((OPTIONS["top_k"].served or (0, 0))[1])
-"""Number of results to which a page links if there are more."""
+"""How many results a page links to if there are more."""
 _TITLES = {"sources": "Source", "languages": "Language", "kinds": "Kind", "dirs": "Directory", "tests": "Tests"}
 
 
 def search_link(request: SearchRequest) -> str:
-    """Return the link of a search."""
+    """Return the link to a search."""
     fields = {OPTIONS[name].parameter: value for name, value in request.given().items() if name not in _OF_EVERY_PAGE}
     return "/?" + _encoded({"q": request.query, "mode": request.mode, **fields})
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentView:
-    """A document around ``line``, which was requested or is the first.
+    """A document around ``line``: the requested or the first line.
 
-    ``similar`` are hits that resemble that line, ``outline`` lists definitions as (line, kind, name), ``beside`` is the
-    folder of the document.
+    ``similar`` lists hits that resemble that line, ``outline`` the definitions as (line, kind, name); ``beside`` is the
+    document's folder.
     """
 
     excerpt: dict[str, Any]
@@ -70,23 +70,23 @@ class DocumentView:
 
 
 EXAMPLES = (
-    ("where are errors handled", "lines that mean this, in other words too"),
+    ("where are errors handled", "lines with this meaning, even in other words"),
     ('"TODO"', "lines with exactly this text"),
     ("def:main lang:python", "where a name is defined, in one language"),
 )
-"""Queries for the home page, each with its kind of result."""
+"""Queries for the home page, each with the type of results."""
 SYNTAX = (
-    ("words that mean something", "best lines first, in other words too"),
+    ("words with a meaning", "best lines first, even in other words"),
     ("lease.py  leases/lease.py:120", "this file, at this line"),
     ('"exact text"', "every line with this text"),
     ("/lease_[a-z]+\\(/", "every line that matches an expression (RE2)"),
     ("def:Name", "where a name is defined"),
     ("uses:Name", "where it is used, nearest first"),
     ("sym:Name", "lines inside its definition"),
-    ("lang:go  file:src/**  repo:web", "only these files; -file:test leaves out"),
-    ("case:yes", "exact terms distinguish case"),
+    ("lang:go  file:src/**  repo:web", "only these files; -file:test excludes"),
+    ("case:yes", "exact terms are case-sensitive"),
 )
-"""The elements of a query that the home page explains."""
+"""The query syntax explained on the home page."""
 
 
 def home_page(request: SearchRequest, view: HomeView, now: datetime, branches: Sequence[str] = ()) -> bytes:
@@ -100,7 +100,7 @@ def home_page(request: SearchRequest, view: HomeView, now: datetime, branches: S
 
 
 def _listed(sources: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Return the short name, the link and the figures of each source, the largest first."""
+    """Return each source's short name, link and statistics, largest first."""
     names = _short_names([source["entity"] for source in sources])
     by_size = sorted(sources, key=lambda source: -source["lines"])
     return [(names[source["entity"]], folder_link(source["entity"], ""), source) for source in by_size]
@@ -114,9 +114,9 @@ def search_page(
     folders: Mapping[str, str] = MappingProxyType({}),
     error: str = "",
 ) -> bytes:
-    """Return the page of a search: its results grouped by file, or the ``error``.
+    """Return a search page: the results grouped by file, or the ``error``.
 
-    ``folders`` maps sources to their paths in their repositories.
+    ``folders`` maps sources to their paths inside their repositories.
     """
     hits = report.results if report is not None else ()
     question = asked_by(request) if report is not None else None
@@ -134,14 +134,14 @@ def search_page(
         facets=_facets(request, counted),
         terms=_terms(counted, branches, hits),
         more=search_link(replace(request, top_k=_MOST)) if request.top_k <= len(hits) < _MOST else None,
-        instead=_instead(request, question) if question is not None and not hits else (),
+        instead=_suggestions(request, question) if question is not None and not hits else (),
         notes=[_without_options(note) for note in report.notes] if report is not None else (),
         error=_without_options(error),
     )
 
 
 def _count(report: SearchReport) -> str:
-    """Return how many results there are, and of how many.
+    """Format how many results there are, and of how many.
 
     Examples:
         >>> from driftline.tasks.search.search import ExactCounts
@@ -160,11 +160,11 @@ def _count(report: SearchReport) -> str:
 
 
 MAX_TERMS = 50
-"""Number of values to offer for one field."""
+"""How many values to offer per field."""
 
 
 def _terms(facets: Facets, branches: Sequence[str], hits: Sequence[Hit] = ()) -> list[tuple[str, str]]:
-    """Return completions for a query, with explanations: fields, and values that narrow the results."""
+    """Return query completions, with explanations: fields, and values that narrow the results."""
     counts = facets.counts
     languages = counts.get("languages", {})
     values: dict[str, Mapping[str, int]] = {
@@ -191,7 +191,7 @@ _OPTION = re.compile(r" \([^()]*`\w+`[^()]*\)|[:;,] [^:;,.]*`\w+`[^:;,.]*")
 
 
 def _without_options(note: str) -> str:
-    """Return a note without its parts about options of programs, which the page lacks.
+    """Remove the parts of a note about program options, which the page does not have.
 
     Examples:
         >>> _without_options("The syntax is RE2's; `fixed` searches for literal text.")
@@ -200,7 +200,7 @@ def _without_options(note: str) -> str:
     return _OPTION.sub("", note)
 
 
-def _instead(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
+def _suggestions(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
     """Yield other searches to try if this one finds nothing, as descriptions and links."""
     plain = SearchRequest(request.query)
     if any(name not in ("mode", "top_k", *_OF_EVERY_PAGE) for name in request.given()):
@@ -211,7 +211,7 @@ def _instead(request: SearchRequest, question: Question) -> Iterator[tuple[str, 
 
 
 def _searching(request: SearchRequest, **content: Any) -> bytes:
-    """Return a page with the search box and the filters of the search."""
+    """Return a page with the search box and the search's filters."""
     as_facets = {row["parameter"] for row in content.get("facets", ())}
     filters, removable = [], []
     for name, each in request.given().items():
@@ -243,7 +243,7 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
 def _by_file(
     question: Question, branch: str | None, hits: Sequence[Hit], folders: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Group hits by file, ordered by the best hit of each, with the file's path in its repository."""
+    """Group hits by file, ordered by best hit, with each file's path in its repository."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for hit in hits:
         link = document_link(hit.source, hit.path, hit.line, branch)
@@ -259,14 +259,15 @@ def _by_file(
 
 
 _BEFORE, _AFTER = 4, 8
-"""Lines of a snippet around the best one."""
+"""Lines of a snippet before and after the best line."""
 _READ_BEFORE = 8
-"""Lines before a snippet that are coloured with it, for strings and comments that begin there."""
+"""How many preceding lines to colour with a snippet, for strings and comments that start there."""
 
 
 def _snippet(lines: Sequence[str], best: int, end: int | None = None) -> tuple[int, int]:
-    """Return the bounds of the lines to show around the ``best`` one, 0-based: they begin where a block or definition
-    begins, and end with the definition, before ``end``.
+    """Return the 0-based bounds of the lines to show around the line ``best``.
+
+    They start where a block or definition starts, and end with the definition, before ``end``.
 
     Examples:
         >>> _snippet(["    return 1", "", "def f():", "    x = 2", ""], 3)
@@ -284,7 +285,7 @@ def _snippet(lines: Sequence[str], best: int, end: int | None = None) -> tuple[i
 
 
 def _short_names(sources: Collection[str]) -> dict[str, str]:
-    """Return the last id of each source, or all its ids if other sources have the same last one."""
+    """Return each source's last id, or its full path if other sources have the same last id."""
     ids = {source: [part.partition(":")[2] for part in source.split("/")] for source in sources}
     last = Counter(parts[-1] for parts in ids.values())
     return {source: parts[-1] if last[parts[-1]] == 1 else "/".join(parts) for source, parts in ids.items()}
@@ -294,7 +295,7 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
 
 
 def _ago(age: timedelta) -> str:
-    """Return an age as text, in the largest unit.
+    """Format an age in its largest unit.
 
     Examples:
         >>> _ago(timedelta(hours=26)), _ago(timedelta(seconds=90)), _ago(timedelta(seconds=5))
@@ -308,7 +309,7 @@ def _ago(age: timedelta) -> str:
 
 
 def document_page(view: DocumentView) -> bytes:
-    """Return the page of a document."""
+    """Return a document's page."""
     excerpt, branch = view.excerpt, view.branch
     source, path, first = excerpt["source"], excerpt["path"], excerpt["start_line"]
     last = first + len(excerpt["lines"]) - 1
@@ -339,8 +340,8 @@ _MAX_DEPTH = 3
 
 
 def _nested(outline: Sequence[tuple[int, str, str]]) -> Iterator[tuple[int, str, str, str, int]]:
-    """Yield the definitions as (line, kind, name, name inside the one around it, depth). The kind
-    of a method or section is "", because its depth shows it.
+    """Yield the definitions as (line, kind, qualified name, name in its parent, depth). The kind of a method or section
+    is "", because its depth implies it.
 
     Examples:
         >>> list(_nested([(1, "class", "Lease"), (4, "method", "Lease.check"), (9, "function", "run")]))
@@ -361,18 +362,18 @@ def _nested(outline: Sequence[tuple[int, str, str]]) -> Iterator[tuple[int, str,
 
 
 MAX_BESIDE = 100
-"""Number of folder entries to show next to a document."""
+"""How many folder entries to show next to a document."""
 
 
 def _crumbs(source: str, path: str, branch: str | None) -> list[tuple[str, str]]:
-    """Return the names and links of the sources, of ``source``, and of the folders down to ``path``."""
+    """Return names and links of the sources page, ``source``, and the folders down to ``path``."""
     names = path.split("/") if path else []
     below = [(name, folder_link(source, "/".join(names[: at + 1]), branch)) for at, name in enumerate(names)]
     return [("Sources", folder_link()), (_short_names([source])[source], folder_link(source, "", branch)), *below]
 
 
 def _entries(folder: Folder, branch: str | None, shown: str = "") -> list[dict[str, Any]]:
-    """Return the entries of a folder, or only the entries around the document ``shown`` in it."""
+    """Return a folder's entries, or only those around the document ``shown``."""
     at = f"{folder.path}/" if folder.path else ""
     found: list[dict[str, Any]] = []
     for name, count in folder.folders:
@@ -391,7 +392,7 @@ def _entries(folder: Folder, branch: str | None, shown: str = "") -> list[dict[s
 
 
 def _size(count: int) -> str:
-    """Return a number of bytes for people.
+    """Format a byte count for display.
 
     Examples:
         >>> _size(999), _size(12_345), _size(3_400_000)
@@ -403,7 +404,7 @@ def _size(count: int) -> str:
 
 
 def folder_page(folder: Folder, branch: str | None = None) -> bytes:
-    """Return the page of a folder: its folders and documents."""
+    """Return a folder's page: its folders and documents."""
     *crumbs, (name, _) = _crumbs(folder.source, folder.path, branch)
     entries = _entries(folder, branch)
     return _rendered(
@@ -412,7 +413,7 @@ def folder_page(folder: Folder, branch: str | None = None) -> bytes:
 
 
 def _below(folder: Folder) -> list[tuple[str, str]]:
-    """Return the filters, as parameters, that limit a search to a folder."""
+    """Return the filter parameters that limit a search to a folder."""
     given = [(OPTIONS["sources"].parameter, folder.source)]
     return [*given, (OPTIONS["dirs"].parameter, folder.path)] if folder.path else given
 
@@ -423,20 +424,20 @@ def sources_page(view: HomeView) -> bytes:
 
 
 def folder_link(source: str = "", path: str = "", branch: str | None = None) -> str:
-    """Return the link of a folder, of a source or, if no source is named, of all sources."""
+    """Return the link to a folder, to a source or, if ``source`` is empty, to all sources."""
     names = "".join(f"{quote(name, safe='/:', errors='surrogatepass')}/" for name in (source, path) if name)
     return f"/d/{names}" + (f"?{_encoded({'branch': branch})}" if branch else "")
 
 
 def _uses(kind: str, name: str, branch: str | None) -> str | None:
-    """Return the link to the uses of a definition in code; None for any other definition."""
+    """Return the link to the uses of a code definition; None for other definitions."""
     if kind in (*OF_TEXT, "anchor"):
         return None
     return search_link(SearchRequest(field_term("uses", name), branch=branch))
 
 
 def index_page(view: IndexView, now: datetime) -> bytes:
-    """Return the page of the index."""
+    """Return the index page."""
     stats, indexed = view.stats, _last_indexed(view.runs)
     counts = {
         "documents": f"{stats.total_documents:,}",
@@ -475,12 +476,12 @@ SQL_EXAMPLES = (
         "Growth",
     ),
 )
-"""Example queries for the SQL page, each with the question that it answers."""
+"""Example queries for the SQL page, each with the question it answers."""
 MAX_BARS = 25
 
 
 def sql_page(query: str, view: SqlView | None = None, *, error: str = "") -> bytes:
-    """Return the page of SQL: a query, its rows and a plot of them, or examples."""
+    """Return the SQL page: a query, its rows and a plot of them, or examples."""
     rows: list[list[str]] = []
     if view is not None:
         from driftline.storage.sql import as_text
@@ -492,9 +493,9 @@ def sql_page(query: str, view: SqlView | None = None, *, error: str = "") -> byt
 
 
 def _plot(view: SqlView) -> str:
-    """Return a plot of a column of numbers over the first column: a line over times, else bars.
+    """Plot a numeric column over the first column: a line over timestamps, otherwise bars.
 
-    It plots the column whose values fall from row to row, else the first.
+    It plots the column whose values decrease from row to row, or the first numeric column.
     """
     numbers = [at for at, is_number in enumerate(view.numbers) if is_number and at > 0]
     if not numbers or len(view.rows) < 2:
@@ -513,7 +514,7 @@ def _falls(values: Sequence[Any]) -> bool:
 
 
 def _last_indexed(runs: Sequence[RunRecord]) -> dict[str, datetime]:
-    """Return the start of the last complete index run of each source; ``runs`` are newest first."""
+    """Return the start of each source's last complete index run; ``runs`` are newest first."""
     found: dict[str, datetime] = {}
     for run in runs:
         for source in run.report.get("sources", ()) if (run.kind, run.outcome) == ("index", "done") else ():
@@ -522,18 +523,18 @@ def _last_indexed(runs: Sequence[RunRecord]) -> dict[str, datetime]:
 
 
 def document_link(source: str, path: str, line: int, branch: str | None = None) -> str:
-    """Return the link of a line of a document."""
+    """Return the link to a line of a document."""
     fields = {"line": line} | ({"branch": branch} if branch else {})
     return f"/d/{quote(source, safe='/:')}/{quote(path, errors='surrogatepass')}?{_encoded(fields)}#L{line}"
 
 
 def error_page(message: str) -> bytes:
-    """Return the page of a document that cannot be shown."""
+    """Return the page for a document that cannot be shown."""
     return _rendered("error.html.j2", message=message)
 
 
 def sign_in_page(next: str, error: str = "") -> bytes:
-    """Return the page that asks for a token and then leads to ``next``."""
+    """Return the page that asks for a token and then redirects to ``next``."""
     return _rendered("sign_in.html.j2", next=next, error=error)
 
 
@@ -546,12 +547,12 @@ def prepare() -> None:
 
 
 STATIC = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
-"""Files that all pages load, and their media types."""
+"""Files loaded by all pages, and their media types."""
 
 
 @cache
 def static(name: str) -> bytes:
-    """Return the content of one of STATIC."""
+    """Return the content of a file in STATIC."""
     text = _text(name)
     if name == "style.css":
         from driftline.flows.web.highlight import colour_styles
@@ -562,7 +563,7 @@ def static(name: str) -> bytes:
 
 @cache
 def version_of(name: str) -> str:
-    """Return a value that changes with the content of one of STATIC."""
+    """Return a value that changes with the content of a file in STATIC."""
     return hashlib.blake2b(static(name), digest_size=6).hexdigest()
 
 
@@ -581,7 +582,9 @@ def _facets(request: SearchRequest, facets: Facets) -> list[dict[str, Any]]:
                 (value, names.get(value, value), counts.get(value, 0), value in checked.get(name, ()))
                 for value in values[:MAX_FACETS]
             ]
-        is_only = name == "sources" and len(boxes) == 1 and not checked.get(name)  # which narrows nothing
+        is_only = (
+            name == "sources" and len(boxes) == 1 and not checked.get(name)
+        )  # a single checkbox would narrow nothing
         if boxes and not is_only:
             more = 0 if name == "tests" else max(0, len({*counts, *checked.get(name, ())}) - MAX_FACETS)
             parameter = OPTIONS[name].parameter
@@ -590,7 +593,7 @@ def _facets(request: SearchRequest, facets: Facets) -> list[dict[str, Any]]:
 
 
 def _without(request: SearchRequest, row: Option, value: Any) -> SearchRequest:
-    """Return ``request`` without one value of an option."""
+    """Remove one value of an option from ``request``."""
     left = tuple(each for each in getattr(request, row.name) if each != value) if row.is_list else ()
     return _with(request, row.name, left or row.default)
 
@@ -641,20 +644,20 @@ MAX_DEFINITIONS = 500
 
 
 def split_address(address: bytes, levels: Sequence[str]) -> tuple[str, str]:
-    """Return the source and the path of ``{entity}/{path}``, percent-encoded. Raises NotIndexed.
+    """Split a percent-encoded ``{entity}/{path}`` into source and path. Raises NotIndexed.
 
-    Entity ids contain no slash, and an id of the deepest of ``levels`` ends the entity.
+    Entity ids contain no slashes, and an id at the deepest of ``levels`` ends the entity.
     """
     try:
         text = unquote(address.decode("ascii"), errors="surrogatepass")
     except UnicodeDecodeError:
-        raise NotIndexed("No such document is indexed", "", "Take path and source from search results.") from None
+        raise NotIndexed("No such document is indexed", "", "Use the path and source from a search result.") from None
     segments = text.split("/")
     depth = next((i for i, each in enumerate(segments, 1) if each.startswith(f"{levels[-1]}:")), len(segments))
     return "/".join(segments[:depth]), "/".join(segments[depth:])
 
 
 def outline(path: str, lines: Sequence[str], first: int) -> list[tuple[int, str, str]]:
-    """Return (line, kind, qualified name) of each definition in ``lines``; the first line has the number ``first``."""
+    """Return (line, kind, qualified name) of each definition in ``lines``, numbered from ``first``."""
     found = definitions(path, "\n".join(lines))[:MAX_DEFINITIONS]
     return [(each.line + first, each.kind, each.name) for each in found]

@@ -1,4 +1,4 @@
-"""Return errors as HTTP answers: ``application/problem+json`` with the kind, the location and the fix of the error."""
+"""Convert errors to HTTP responses: ``application/problem+json`` with the error's kind, location and fix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OF_THE_SERVER = (FingerprintMismatch, MissingExtra, ModelNotFound, WorkspaceNot
 
 
 class TaggedAnswer(Response):
-    """An answer with a tag (ETag) of its content; a client that already has this content gets 304 instead."""
+    """A response with an ETag of its content; clients that already have this content get a 304."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.status_code != OK:
@@ -43,16 +43,16 @@ class TaggedAnswer(Response):
         known = Headers(scope=scope).get("if-none-match", "")
         if tag in [each.strip().removeprefix("W/") for each in known.split(",")]:
             headers = {name: value for name, value in self.headers.items() if name not in _OF_A_BODY}
-            headers["Vary"] = "Accept-Encoding"  # the same headers as in the complete answer
+            headers["Vary"] = "Accept-Encoding"  # the same headers as in the full response
             await Response(status_code=NOT_MODIFIED, headers=headers)(scope, receive, send)
             return
         await super().__call__(scope, receive, send)
 
 
 class JsonAnswer(TaggedAnswer):
-    """JSON in ASCII, because file names may contain bytes that UTF-8 cannot represent.
+    """ASCII-only JSON, because file names may contain bytes that UTF-8 cannot represent.
 
-    The tag identifies the answer, not the index: the freshness of hits changes without a run.
+    The tag identifies the response, not the index: the freshness of hits changes even without a run.
     """
 
     media_type = "application/json"
@@ -62,7 +62,7 @@ class JsonAnswer(TaggedAnswer):
 
 
 class Problem(JsonAnswer):
-    """An error; ``detail`` is for people. Observers find its kind in the state of the request."""
+    """An error; ``detail`` is human-readable. Its kind is stored in the request's state for metrics and logs."""
 
     media_type = "application/problem+json"
 
@@ -76,31 +76,31 @@ class Problem(JsonAnswer):
 
 
 def status_of(error: DriftlineError) -> int:
-    """Return 404 for missing data, 400 for other errors of the client, 503 for errors that only the owner can fix."""
+    """Return 404 for missing data, 400 for other client errors, 503 for errors that only the server's owner can fix."""
     if isinstance(error, NotIndexed):
         return NOT_FOUND
     return BAD_REQUEST if isinstance(error, UsageError) and not isinstance(error, _OF_THE_SERVER) else UNAVAILABLE
 
 
 def problem_of(error: DriftlineError, *, to_owner: bool = True) -> Problem:
-    """Return the answer to a request that failed with ``error``.
+    """Return the response to a request that failed with ``error``.
 
-    Only the owner of the server sees the location of the failure.
+    The location of the failure is shown only to the server's owner.
     """
     status = status_of(error)
     if status == UNAVAILABLE and not to_owner:
-        return problem(status, error.kind, "The workspace cannot be read now", fix="Tell the owner of the server.")
+        return problem(status, error.kind, "The workspace cannot be read now", fix="Tell the server's owner.")
     return problem(status, error.kind, str(error), error.where, error.fix)
 
 
 def problem(status: int, kind: str, detail: str, where: str = "", fix: str = "") -> Problem:
-    """Return an answer as RFC 9457 defines it; ``error``, ``where`` and ``fix`` are the same as with ``--json``."""
+    """Return an RFC 9457 response; ``error``, ``where`` and ``fix`` are the same as with ``--json``."""
     content = {"type": "about:blank", "title": kind, "status": status, "detail": detail}
     return Problem(content | {"error": kind, "where": where, "fix": fix}, status)
 
 
 async def only_known_parameters(request: Request) -> None:
-    """Raise UsageError for a parameter that the route does not have: FastAPI would drop it, even if it is a filter."""
+    """Raise UsageError for unknown parameters: FastAPI would drop them, even filters."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
@@ -108,7 +108,7 @@ async def only_known_parameters(request: Request) -> None:
 
 
 def wrong_parameters(errors: Sequence[Any]) -> UsageError:
-    """Return the validation error of each parameter, without its value or, of a list, the number of its value."""
+    """Return each parameter's validation error, omitting its value and, for lists, its position."""
     names = [[part for part in error["loc"] if isinstance(part, str)][-1] for error in errors[:10]]
     found = "; ".join(f"{name}: {error['msg']}" for name, error in zip(names, errors, strict=False))
     return UsageError("Invalid request parameters", found, "See /api/v1/openapi.json.")

@@ -1,7 +1,7 @@
-"""Define the routes: pages for people, ``/api/v1`` for programs, ``/healthz`` and ``/readyz`` for operators.
+"""Define the routes: web pages, the API at ``/api/v1``, and ``/healthz`` and ``/readyz`` for operators.
 
-``Pages`` shows a search, a document and the index. On the page of ``SignIn``, people enter their token once, and their
-browser keeps it as a cookie that no script can read.
+``Pages`` shows searches, documents and the index. On the ``SignIn`` page, users enter their token once, and the browser
+stores it in a cookie that no script can read.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
     from driftline.storage.memory.search import MemoryHits
 
 _AROUND = 4
-"""Number of lines of context on each side of a hit."""
+"""Lines of context on each side of a hit."""
 _SIMILAR = 5
-"""Number of lines to show that resemble the line at which a document is opened."""
+"""How many lines similar to an opened document's line to show."""
 _OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("n_lines", "facets")}
 
 
@@ -80,7 +80,7 @@ class Pages:
 
     @spread("given", parameters(_OF_PAGE))
     def search(self, request: Request, q: str = "", jump: bool = False, *, given: dict[str, Any]) -> Response:
-        """Show the search box and the index or, with a query, the results; if ``jump``, open the only result."""
+        """Show the search box and the index or, with a query, the results; with ``jump``, open the only result."""
         search = SearchRequest("")
         try:
             search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND, facets=True)
@@ -100,7 +100,7 @@ class Pages:
         return HTMLResponse(pages.search_page(search, report, branches=branches, folders=folders))
 
     def document(self, request: Request, line: Line | None = None, branch: BranchName = None) -> Response:
-        """Show a document as it was indexed, with lines similar to ``line``, or a folder."""
+        """Show a document as indexed, with lines similar to ``line``, or a folder."""
         address = request.scope["raw_path"].removeprefix(b"/d/")
         source, path = split_address(address, self.reader.newest().config.hierarchy)
         if not path or path.endswith("/"):
@@ -119,13 +119,13 @@ class Pages:
         return HTMLResponse(pages.document_page(view))
 
     def _folder(self, source: str, path: str, branch: str | None) -> Response:
-        """Show a folder of a source or, without one, all sources."""
+        """Show a source's folder or, if ``source`` is empty, all sources."""
         if not source:
             return HTMLResponse(pages.sources_page(self.reader.home()))
         return HTMLResponse(pages.folder_page(self.reader.folder(source, path, branch), branch))
 
     def index(self) -> Response:
-        """Show the content of the index, its growth, and skipped files."""
+        """Show the index's content, growth, and skipped files."""
         return HTMLResponse(pages.index_page(self.reader.index(), datetime.now(UTC)))
 
     def sql(self, request: Request, q: str = "") -> Response:
@@ -152,7 +152,7 @@ class Pages:
 
 MAX_TOKEN_BYTES = 4_096
 SIGNED_IN_FOR = timedelta(days=30)
-"""Maximum duration of a session; it ends earlier if its token expires."""
+"""Maximum session length; a session ends earlier if its token expires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class SignIn:
         if tokens is not None and tokens.is_old:
             await run_sync(tokens.refresh)
         if self.authentication.access_with(token) is None:
-            return HTMLResponse(pages.sign_in_page(back, "This token is unknown, revoked, or has expired."), 401)
+            return HTMLResponse(pages.sign_in_page(back, "This token is unknown, revoked or expired."), 401)
         response = RedirectResponse(back, 303)
         response.set_cookie(
             COOKIE,
@@ -182,19 +182,19 @@ class SignIn:
             max_age=int(SIGNED_IN_FOR.total_seconds()),
             secure=request.url.scheme == "https",
             httponly=True,
-            samesite="lax",  # links on other sites work, and routes that change anything do not accept GET
+            samesite="lax",  # links from other sites work, and routes that change anything do not accept GET
         )
         return response
 
     async def sign_out(self) -> Response:
-        """Forget the cookie."""
+        """Clear the session cookie."""
         response = RedirectResponse("/sign-in", 303)
         response.delete_cookie(COOKIE, httponly=True, samesite="lax")
         return response
 
 
 def _local(target: str) -> str:
-    """Return ``target`` if it is a page on this server, else the start page."""
+    """Return ``target`` if it is a page on this server, otherwise the start page."""
     parts = urlsplit(target)
     is_local = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.netloc
     return target if is_local and target.isprintable() else "/"
@@ -202,14 +202,14 @@ def _local(target: str) -> str:
 
 MIN_COMPRESSED_BYTES = 2_000
 COMPRESSION_LEVEL = 4
-"""Compression level at which a page of results shrinks to a tenth in half a millisecond."""
+"""At this compression level, a results page shrinks to a tenth in half a millisecond."""
 
 _DOCUMENT = "/d/{address:path}"
 log = logging.getLogger(__name__)
 
 
 def _allow_newlines(api: FastAPI) -> None:
-    """Allow newlines in addresses of documents, which Starlette's pattern does not match."""
+    """Allow newlines in document addresses, which Starlette's pattern does not match."""
     for route in api.routes:
         if isinstance(route, Route) and route.path == _DOCUMENT:
             route.path_regex = re.compile("^/d/(?P<address>(?s:.*))$")
@@ -227,14 +227,14 @@ def make_app(
     cors_origins: Collection[str] = (),
     hooks: Hooks | None = None,
 ) -> ASGIApp:
-    """Return the application, which answers requests that name one of ``addresses`` (host:port), and serves ``mcp``.
+    """Return the application, which accepts requests for one of ``addresses`` (host:port), and serves ``mcp``.
 
-    MCP is at /mcp. Scripts of pages at ``cors_origins`` may read the API.
+    MCP is at /mcp. Scripts on pages at ``cors_origins`` may read the API.
     """
     authentication = authentication or Authentication()
     api = FastAPI(
         title="Driftline",
-        summary="Search the lines of an index, read its documents, and recall what its memory holds.",
+        summary="Search an index's lines, read its documents, and search its memory.",
         version=version("driftline"),
         docs_url=None,
         redoc_url=None,
@@ -278,17 +278,17 @@ def make_app(
 
 
 class Hooks(Protocol):
-    """Takes the webhooks of git hosts."""
+    """Receives webhooks from git hosts."""
 
     def receive(self, host: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
-        """Return the status of the answer to a delivery and its reason; ``headers`` are in lower case."""
+        """Return the response status for a delivery and its reason; ``headers`` has lower-case keys."""
 
     def observe(self, registry: CollectorRegistry) -> None:
         """Add metrics to ``registry``."""
 
 
 def _take(api: FastAPI, hooks: Hooks | None, metrics: Metrics) -> None:
-    """Add the route and the metrics of ``hooks``, if there are any."""
+    """Add the route and metrics of ``hooks``, if any."""
     if hooks is None:
         return
 
@@ -304,7 +304,7 @@ def _take(api: FastAPI, hooks: Hooks | None, metrics: Metrics) -> None:
 
 
 def _lifespan_of(mcp: Tools) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """End ``mcp`` with the application."""
+    """Stop ``mcp`` when the application stops."""
     return lambda _: mcp.lifespan()
 
 
@@ -328,13 +328,13 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _incomplete(_: Request, __: Exception) -> Response:
-    """Return an answer for a client that left, or whose body the guard cut off. It is never sent."""
+    """Return a response for a client that disconnected, or whose body the guard cut off. It is never sent."""
     return Response(status_code=BAD_REQUEST)
 
 
 async def _unexpected(request: Request, _: Exception) -> Response:
-    """Answer a request that failed because of a defect; the log of the server has the traceback."""
-    failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server has failed", fix="Tell the owner of the server.")
+    """Respond to a request that failed because of a bug; the traceback is in the server's log."""
+    failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server failed", fix="Tell the server's owner.")
     return HTMLResponse(pages.error_page(failed.detail), INTERNAL_ERROR) if is_page(request.url.path) else failed
 
 
@@ -353,7 +353,7 @@ def _metrics(metrics: Metrics, index: IndexMetrics) -> Callable[[], Response]:
 
 def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        # Only pages of this version contain the name of the version.
+        # Only pages of this version contain its version name.
         is_named = request.url.query == pages.version_of(name)
         headers = {"Cache-Control": "public, max-age=31536000, immutable"} if is_named else None
         return TaggedAnswer(pages.static(name), media_type=pages.STATIC[name], headers=headers)
@@ -363,9 +363,9 @@ def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 @dataclass(slots=True)
 class Tools:
-    """The application that serves the tools of ``reader`` over streamable HTTP, without sessions.
+    """The application that serves the tools of ``reader`` over stateless streamable HTTP.
 
-    Its libraries take a second to load: the first request waits for them, not the start of the server.
+    Its libraries take a second to load: the first request waits for them, not server startup.
     """
 
     reader: Reader
@@ -376,14 +376,14 @@ class Tools:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
             self._app = asyncio.get_running_loop().create_future()
-            # An empty context: the access of the first request must not reach the others.
+            # An empty context: the first request's access must not leak into others.
             self._serving = asyncio.create_task(self._serve(self._app), context=Context())
         app = await asyncio.shield(self._app)
         await app(scope, receive, send)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """If the application was started, stop it at the end of the block."""
+        """Stop the application, if it was started, when the context exits."""
         try:
             yield
         finally:
@@ -404,7 +404,7 @@ class Tools:
 
 
 def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
-    """Return the application that answers, and the one that provides its lifespan."""
+    """Return the application that handles requests, and the one that provides its lifespan."""
     from driftline.flows.mcp_server.server import UNCHECKED, WholePosts, WorkspaceTools, server_of
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
     from driftline.flows.served_memory import search_memory

@@ -1,7 +1,7 @@
-"""Run the reads of the web and MCP servers in other processes, one at a time in each.
+"""Run the web and MCP servers' reads in other processes, one at a time in each.
 
-The threads of a Python process share one core for Python code, so concurrent searches would slow each other down.
-Besides, a damaged table file can crash its reader (storage/lance/reader_process.py).
+Because of the GIL, concurrent searches in one process would slow each other down. Besides, a damaged table file can
+crash its reader (storage/lance/reader_process.py).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.search.search import SearchReport, prepare, warm
 
 MAX_PROCESSES = 4
-"""The default limit; each process holds the model, and loaded indexes."""
+"""The default limit; each process holds the model and loaded indexes in memory."""
 CONCURRENT_SEARCHES = 4
-"""Concurrent searches in the single process that searches a bucket: they mostly wait for the network."""
+"""Concurrent searches in the single process used for a bucket: they mostly wait for the network."""
 WAIT_SECONDS = 30.0
-"""Maximum time to wait for a free process: less than a client waits for its answer."""
+"""Maximum time to wait for a free process: shorter than a client's timeout."""
 LOOK_SECONDS = 1.0
-"""Interval at which waiting reads check whether another process must be started."""
+"""How often waiting reads check whether another process must be started."""
 SEARCH_SECONDS = 60.0
-"""A process that searches for longer is stopped."""
+"""A process that searches for longer is killed."""
 ATTEMPTS = 2
-"""Number of processes on which a query is tried; one that crashes all of them fails."""
+"""How many processes a query is tried on; a query that crashes all of them fails."""
 RETRY_SECONDS = 60.0
-"""Interval between attempts to start a process, if the first one failed."""
+"""Interval between attempts to start a process after a failure."""
 
 log = logging.getLogger(__name__)
 _LOGGING = ExitStack()
@@ -48,16 +48,16 @@ _Result = TypeVar("_Result")
 
 
 def default_processes() -> int:
-    """Return one process for each core that this process may use, at most MAX_PROCESSES."""
+    """Return one process per core that this process may use, but at most MAX_PROCESSES."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(usable, MAX_PROCESSES)
 
 
 @dataclass(slots=True, eq=False)
 class SearchProcesses:
-    """Up to ``processes`` processes, each of which runs ``at_once`` reads concurrently; more start if reads wait.
+    """Up to ``processes`` processes, each with up to ``at_once`` concurrent reads; more are started if reads wait.
 
-    None of them is the current process. If one dies, another repeats its read, and a new one starts once reads wait
+    None of them is the current process. If one dies, another retries its read, and a new one is started once reads wait
     again.
     """
 
@@ -73,21 +73,21 @@ class SearchProcesses:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def search(self, workspace: Workspace, query: str, **options: Any) -> SearchReport:
-        """Like ``driftline.search``; also raises the errors of ``run``."""
+        """Like ``driftline.search``; also propagates errors from ``run``."""
         return self.run(ask, workspace, SearchRequest(query, **options))
 
     def run(self, function: Callable[..., _Result], workspace: Workspace, *args: Any, **kwargs: Any) -> _Result:
-        """Run ``function``, which only reads ``workspace``, in one of the processes, and return its result or raise its
-        error.
+        """Run ``function``, which only reads ``workspace``, in one of the processes, and return its result.
 
-        Raises CorruptFile if every process that tried it died, and StorageError if none was free or answered in time.
+        Propagates its errors. Raises CorruptFile if every process that tried it died, and StorageError if none was free
+        or responded in time.
         """
         for attempt in range(1, ATTEMPTS + 1):
             number, helper = self._wait_for_room(workspace)
             try:
                 return helper.run(SEARCH_SECONDS, function, workspace, *args, **kwargs)
             except (ProcessDied, ProcessStopped, TimeoutError) as error:
-                log.warning("A process of the server has died, or searched for too long: %r", error)
+                log.warning("A search process died or timed out: %r", error)
                 self._forget(helper)
                 if attempt == ATTEMPTS and isinstance(error, ProcessDied):
                     raise
@@ -97,7 +97,7 @@ class SearchProcesses:
         raise StorageError("The search processes timed out or died", "", "Narrow the search.")
 
     def start(self, workspace: Workspace) -> None:
-        """Start the first process, which loads the model and opens the tables. Raises the errors of ``search``.
+        """Start the first process, which loads the model and opens the tables. Raises the same errors as ``search``.
 
         If that crashes the process, reads that do not touch damaged files still work.
         """
@@ -142,7 +142,7 @@ class SearchProcesses:
                 self._start_one_more(workspace)
                 seconds = min(end - time.monotonic(), LOOK_SECONDS)
                 if seconds <= 0:
-                    raise StorageError(f"No search has finished for {WAIT_SECONDS:.0f} s", "", "Ask again.") from None
+                    raise StorageError(f"No search finished within {WAIT_SECONDS:.0f} s", "", "Ask again.") from None
                 continue
             if helper in self._helpers and helper.is_alive:
                 return number, helper
@@ -156,14 +156,14 @@ class SearchProcesses:
                 threading.Thread(target=self._start_in_background, args=(workspace,), daemon=True).start()
 
     def _start_in_background(self, workspace: Workspace) -> None:
-        """Start a process, and let it search once it has loaded the model, or at once if only reads wait for it."""
+        """Start a process, and use it once it loaded the model, or immediately if reads are waiting."""
         try:
             helper = WorkerProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)
             if self._helpers:
                 helper.run(SEARCH_SECONDS, prepare, workspace)
             self._add(helper)
         except (OSError, DriftlineError, TimeoutError) as error:
-            log.warning("A process of the server did not start; it goes on without: %s", error)
+            log.warning("A search process did not start; the server continues without it: %s", error)
             if self._helpers:  # otherwise, reads wait for the next attempt
                 self._starts_after = time.monotonic() + RETRY_SECONDS
         finally:
@@ -171,12 +171,12 @@ class SearchProcesses:
 
 
 def begin() -> None:
-    """Prepare a new process, which logs as the server does."""
+    """Initialize a new process, which logs like the server."""
     _begin_logging(as_json=False)
 
 
 def begin_with_json() -> None:
-    """Like ``begin``, for a server that logs as JSON."""
+    """Like ``begin``, for a server that logs JSON."""
     _begin_logging(as_json=True)
 
 

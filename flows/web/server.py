@@ -1,4 +1,4 @@
-"""Listen and serve until a signal; requests in flight are finished first."""
+"""Listen and serve until a signal arrives, then finish requests in flight."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from driftline.storage.errors import UsageError
 GRACE_SECONDS = 10
 """Grace period for requests in flight at shutdown."""
 MAX_HEAD_BYTES = 256 << 10
-"""Maximum size of a request line with its headers, enough for a hundred long filters."""
+"""Maximum size of the request line and headers, enough for a hundred long filters."""
 _WILDCARDS = ("0.0.0.0", "::", "")
 _WHAT = "The web server"
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """How clients reach the server: names, certificate, authentication and rate.
+    """How clients reach the server: host names, certificate, authentication and rate.
 
-    ``names`` are further hosts, with or without a port. ``cors_origins`` are origins of other servers whose pages may
-    call the API.
+    ``names`` lists additional hosts, with or without a port. ``cors_origins`` lists other servers' origins whose pages
+    may call the API.
     """
 
     names: Collection[str] = ()
@@ -49,10 +49,10 @@ def web_server(
     mcp: Tools | None = None,
     hooks: Hooks | None = None,
 ) -> HttpServer:
-    """Listen; port 0 chooses a free port.
+    """Listen; port 0 selects a free port.
 
-    Raises UsageError for an address that is in use, or that other machines can reach although no authentication is
-    configured or no host name is known.
+    Raises UsageError if the address is in use, or if other machines can reach it but no authentication or no host name
+    is configured.
     """
     exposed = exposure or Exposure()
     listener = listen(host, port, what=_WHAT)
@@ -63,7 +63,7 @@ def web_server(
         named = [
             address for name in exposed.names for address in ([name] if _has_port(name) else [name, f"{name}:{port}"])
         ]
-        # A proxy may terminate TLS; browsers then send another scheme than the server's.
+        # A proxy may terminate TLS, so that browsers send another scheme than the server's.
         origins = [f"{each}://{address}" for each in ("http", "https") for address in named]
         app = make_app(
             reader,
@@ -112,17 +112,17 @@ def _check(exposed: Exposure, host: str, listener: socket.socket) -> None:
         if not _is_origin(origin):
             raise UsageError("Not a valid origin", origin, "Write https://portal.example.com.")
     if exposed.authentication.is_open and (exposed.names or not is_loopback(listener)):
-        fix = "Use --require-token, or name a --trusted-proxy-header."
-        raise UsageError(f"{_WHAT} works without authentication on loopback only", address, fix)
+        fix = "Use --require-token, or set --trusted-proxy-header."
+        raise UsageError(f"{_WHAT} requires authentication except on loopback", address, fix)
     if not exposed.names and host in _WILDCARDS:
-        fix = "Name the host that clients write into the URL: --allowed-host driftline.example.com"
-        raise UsageError(f"{_WHAT} needs a host name", address, fix)
+        fix = "Specify the host in the clients' URLs: --allowed-host driftline.example.com"
+        raise UsageError(f"{_WHAT} requires a host name", address, fix)
     if (exposed.certificate is None) != (exposed.key is None):
-        raise UsageError("TLS needs a certificate and its key", address, "Name both --tls-certificate and --tls-key.")
+        raise UsageError("TLS requires a certificate and its key", address, "Set both --tls-certificate and --tls-key.")
 
 
 def _is_origin(text: str) -> bool:
-    """Return whether ``text`` is an origin as browsers write it: scheme, host and a non-default port."""
+    """Return whether ``text`` is an origin in the format sent by browsers: scheme, host and a non-default port."""
     return re.fullmatch(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:\d+)?", text) is not None and not re.match(
         r"http://.*:80$|https://.*:443$", text
     )

@@ -82,7 +82,7 @@ def on_branch(workspace: Workspace, name: str, within: Boundary | None = None) -
     if not found:
         known = sorted({record.name for entity in sources for record in branch_records(workspace, entity)})
         fix = f"It has: {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}." if known else "It has none."
-        raise NotIndexed("The workspace has no branch of this name", name, fix)
+        raise NotIndexed("The workspace has no branch with this name", name, fix)
     for _, record in found:
         if record.fingerprint != workspace.config.fingerprint:
             fix = f"Index it again: driftline index --branch {name}"

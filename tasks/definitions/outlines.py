@@ -1,8 +1,8 @@
-"""Find the definitions of a document: functions, classes, types, sections and keys (decision 0012).
+"""Find a document's definitions: functions, classes, types, sections and keys (decision 0012).
 
-A tree-sitter grammar finds them if there is one for the file extension, with the queries in ``queries/*.scm``. Headings
-are the sections of Markdown, reStructuredText and HTML. In languages without a grammar, patterns find lines that look
-like the beginning of a definition.
+If there is a tree-sitter grammar for the file extension, the queries in ``queries/*.scm`` find them. Headings delimit
+sections in Markdown, reStructuredText and HTML. In languages with no grammar, patterns find lines that look like the
+start of a definition.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _DASHES = ("--",)
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A language: its query, the package and function of its grammar, and its ``leading`` prefixes.
+    """A language: its query, its grammar's package and function, and its ``leading`` prefixes.
 
-    The prefixes mark lines above a definition that belong to it: comments, decorators and attributes.
+    Lines directly above a definition that start with such a prefix belong to it: comments, decorators and attributes.
     """
 
     language: str
@@ -117,7 +117,7 @@ _TAG = re.compile(r"<[^>]*>")
 
 
 def markdown_sections(text: str) -> list[Definition]:
-    """Return sections by headings that begin with ``#`` or are underlined (CommonMark); fenced code has none."""
+    """Return the sections of ``#`` and underlined headings (CommonMark), ignoring fenced code."""
     lines = text.split("\n")
     fence = "---" if lines[0] == "---" and "---" in lines[1:] else ""  # front matter
     headings: list[tuple[int, int, str]] = []
@@ -138,7 +138,10 @@ def markdown_sections(text: str) -> list[Definition]:
 
 
 def rst_sections(text: str) -> list[Definition]:
-    """Return sections by underlined titles. Underlines get their levels in the order of first use, as in docutils."""
+    """Return the sections of underlined titles.
+
+    Underline characters get levels in order of first use, like in docutils.
+    """
     lines = text.split("\n")
     levels: dict[str, int] = {}
     headings: list[tuple[int, int, str]] = []
@@ -153,7 +156,7 @@ def rst_sections(text: str) -> list[Definition]:
 
 
 def html_sections(text: str) -> list[Definition]:
-    """Return sections by the headings ``h1`` to ``h6``."""
+    """Return the sections of the headings ``h1`` to ``h6``."""
 
     def found() -> Iterator[tuple[int, int, str]]:
         line = counted = 0
@@ -166,7 +169,7 @@ def html_sections(text: str) -> list[Definition]:
 
 
 def nested_sections(headings: Sequence[tuple[int, int, str]], text: str) -> list[Definition]:
-    """Return sections from ``(level, line, title)``; each ends before the next heading of its level or a higher one."""
+    """Return sections from ``(level, line, title)``; each ends before the next heading of its or a higher level."""
     end = text.count("\n") + (not text.endswith("\n"))
     found: list[Definition] = []
     around: list[tuple[int, int]] = []  # (level, position in found)
@@ -208,20 +211,20 @@ _BLOCKS = {
     "resource": ("type", ""), "data": ("type", "data."), "variable": ("property", "var."),
     "output": ("property", "output."), "module": ("module", "module."),
 }  # fmt: skip
-"""The kind of each Terraform block, and the prefix of its name in expressions."""
+"""Maps Terraform block types to their kind and the prefix of their name in expressions."""
 _BLOCK = re.compile(r'(resource|data|variable|output|module)[ \t]+"([\w.-]+)"(?:[ \t]+"([\w.-]+)")?[ \t]*\{')
 _LEADING = ("#", "@")
 _DOC, _END_OF_DOC = ("@doc", "@typedoc"), ('"""', "'''")
-"""The Elixir attributes whose text may span lines, and the last line of that text."""
+"""The Elixir attributes whose text may span several lines, and the possible last lines of that text."""
 
 
 def begins_definition(line: str) -> bool:
-    """Return whether a line begins the definition of a function, a class or a type."""
+    """Return whether a line starts the definition of a function, class or type."""
     return _begun(line) is not None
 
 
 def _begun(line: str) -> tuple[str, str] | None:
-    """Return the kind and the name of the definition that a line begins; None if it begins none."""
+    """Return the kind and name of the definition that a line starts, if any."""
     if match := _DEFINITION.match(line):
         kind = _KINDS.get(match[1], match[1])
         return kind if kind in KINDS else "type", match[2]
@@ -260,7 +263,7 @@ def _until(each: Definition, last: int) -> Definition:
 
 
 MAX_PARSED_CHARACTERS = 1_000_000
-"""Larger files are generated code or data, for which patterns suffice."""
+"""Larger files are generated code or data, where patterns are good enough."""
 MAX_NAME_CHARACTERS = 160
 FLOW_PRAGMA_WITHIN = 2_000
 MAX_COMMENT_LINES = 200
@@ -272,10 +275,10 @@ _BLANK = re.compile(r"\s+")
 
 
 def definitions(path: str, text: str) -> list[Definition]:
-    """Return the definitions in the document ``text``, in the order in which they begin, outer ones first.
+    """Return the definitions in the document ``text``, ordered by start, outer definitions first.
 
-    A grammar finds them if there is one for the extension of ``path``, else patterns. Code that a grammar cannot parse
-    costs only the definitions around it.
+    They are found by the grammar for the extension of ``path``, or by patterns if there is none. Code that a grammar
+    cannot parse costs only the definitions around it.
     """
     extension = posixpath.splitext(path)[1][1:].lower()
     headings = HEADINGS.get(extension)
@@ -283,7 +286,7 @@ def definitions(path: str, text: str) -> list[Definition]:
         return headings(text)
     grammar = BY_EXTENSION.get(extension)
     if extension in ("js", "jsx") and "@flow" in text[:FLOW_PRAGMA_WITHIN]:
-        grammar = BY_EXTENSION["tsx"]  # type annotations of Flow are similar
+        grammar = BY_EXTENSION["tsx"]  # Flow type annotations are similar
     if grammar is None or len(text) > MAX_PARSED_CHARACTERS:
         return by_patterns(text)
     found = sorted(_parsed(grammar, text), key=lambda each: (each.first, -each.last))
@@ -291,7 +294,7 @@ def definitions(path: str, text: str) -> list[Definition]:
 
 
 def _parsed(grammar: Grammar, text: str) -> Iterator[Definition]:
-    """Yield the definitions that the grammar finds, unordered, with unqualified names."""
+    """Yield the definitions found by the grammar, unordered, with unqualified names."""
     from tree_sitter import Parser, QueryCursor
 
     if "\r" in text and "\n" not in text:
@@ -324,20 +327,20 @@ def _parsed(grammar: Grammar, text: str) -> Iterator[Definition]:
 
 
 def _declared(node: Node) -> Node | None:
-    """Return the name in a C or C++ declarator, which pointers, references and argument lists may surround."""
+    """Return the name in a C or C++ declarator, which may be wrapped in pointers, references and argument lists."""
     for _ in range(20):
         inner = next((child for name in _DECLARATORS if (child := node.child_by_field_name(name))), None)
         if node.type in ("qualified_identifier", "destructor_name", "operator_name") or inner is None:
             break
         node = inner
-    if node.type in ("reference_declarator", "parenthesized_declarator"):  # its child has no field name
+    if node.type in ("reference_declarator", "parenthesized_declarator"):  # its child is not a named field
         return _declared(node.named_children[-1])
     known = node.type.endswith("identifier") or node.type in ("destructor_name", "operator_name", "operator_cast")
     return node if known else None
 
 
 def _label(data: bytes, name: Node, scope: Node | None) -> str:
-    """Return the name of a definition as in source code, with dots between its parts."""
+    """Return a definition's name as in the source code, with dots between its parts."""
     text = data[name.start_byte : name.end_byte].decode(errors="replace")
     if scope is not None:
         text = f"{data[scope.start_byte : scope.end_byte].decode(errors='replace')}.{text}"
@@ -363,7 +366,7 @@ def _with_leading(lines: Sequence[str], first: int, leading: tuple[str, ...]) ->
 
 
 def _comment_start(lines: Sequence[str], end: int) -> int | None:
-    """Return the line that begins the comment ending at ``end``, if it contains nothing else."""
+    """Return the line that starts the comment ending at ``end``, if it contains nothing else."""
     for at in range(end, max(-1, end - MAX_COMMENT_LINES), -1):
         if "/*" in lines[at]:
             return at if lines[at].lstrip().startswith("/*") else None
@@ -371,7 +374,7 @@ def _comment_start(lines: Sequence[str], end: int) -> int | None:
 
 
 def _doc_start(lines: Sequence[str], end: int) -> int | None:
-    """Return the line with the attribute whose text ends with the quotes at ``end``."""
+    """Return the line of the attribute whose text ends with the quotes at ``end``."""
     begins = (
         at for at in range(end - 1, max(-1, end - MAX_COMMENT_LINES), -1) if lines[at].rstrip().endswith(_END_OF_DOC)
     )
@@ -380,7 +383,7 @@ def _doc_start(lines: Sequence[str], end: int) -> int | None:
 
 
 def _qualified(found: Sequence[Definition]) -> list[Definition]:
-    """Qualify the names of ``found``, in order, by the enclosing definitions; functions of a class become methods."""
+    """Qualify the names in ``found`` with their enclosing definitions; functions in a class become methods."""
     result: list[Definition] = []
     around: list[Definition] = []
     for each in found:
@@ -394,7 +397,7 @@ def _qualified(found: Sequence[Definition]) -> list[Definition]:
 
 
 def _within(outer: Definition, inner: Definition) -> Definition | None:
-    """Return ``inner`` as a part of ``outer``; None if two patterns of a query found the same definition."""
+    """Return ``inner`` nested in ``outer``; None if both are the same definition, matched by two query patterns."""
     if (inner.line, inner.kind, inner.last) == (outer.line, outer.kind, outer.last):
         return None
     kind = "method" if inner.kind == "function" and outer.kind in _HOLDS_METHODS else inner.kind
@@ -405,7 +408,7 @@ def _within(outer: Definition, inner: Definition) -> Definition | None:
 log = logging.getLogger(__name__)
 
 MIN_CHARACTERS = 500_000
-"""Parsing fewer characters takes a tenth of a second, which is not worth another process."""
+"""Parsing less than this takes a tenth of a second, which is not worth another process."""
 EXIT_SECONDS = 2.0
 _LENGTH = struct.Struct("<Q")
 _SERVE = "from driftline.tasks.definitions.outlines import serve; serve()"
@@ -415,10 +418,9 @@ Document = tuple[str, str]
 
 
 def definitions_in_worker(documents: Sequence[Document], *, allowed: bool) -> Callable[[], list[list[Definition]]]:
-    """Begin to find the definitions of ``documents``; calling the result waits for them, in the same order.
+    """Start finding the definitions of ``documents``; call the result to wait for them, in the same order.
 
-    The call itself parses the documents if they are few, if there is one core, or if another process is not
-    ``allowed``.
+    If there are few documents or only one core, or if another process is not ``allowed``, that call parses them.
     """
     few = sum(len(text) for _, text in documents) < MIN_CHARACTERS
     if few or not allowed or (os.cpu_count() or 1) < 2:
@@ -445,9 +447,9 @@ def _helper() -> _Helper:
 
 
 class _Helper:
-    """The process that parses.
+    """The parser process.
 
-    It starts with the first request, and ends when its input ends, at the latest with this process.
+    It is started by the first request, and exits when its input is closed, no later than this process.
     """
 
     def __init__(self) -> None:
@@ -456,7 +458,7 @@ class _Helper:
         self._is_lost = False
 
     def ask(self, documents: list[Document]) -> list[list[tuple[str, str, int, int, int]]] | None:
-        """Return the fields of the definitions of each document; None if no process answers."""
+        """Return the fields of each document's definitions; None if no process responds."""
         with self._lock:
             if self._is_lost:
                 return None
@@ -467,7 +469,7 @@ class _Helper:
                 _send(process.stdin, documents)
                 found: list[list[tuple[str, str, int, int, int]]] = _received(process.stdout)
             except (OSError, EOFError) as error:
-                log.debug("Definitions are found in this process: %s", error)
+                log.debug("Finding definitions in this process: %s", error)
                 self._is_lost = True
                 self._end()
                 return None
@@ -480,7 +482,7 @@ class _Helper:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # Ctrl-C is for this process
+            start_new_session=True,  # the parent handles Ctrl-C
         )
         atexit.register(self._end)
         return self._process
@@ -497,7 +499,7 @@ class _Helper:
 
 
 def serve() -> None:
-    """Read documents from standard input and write their definitions to standard output, until the input ends."""
+    """Read documents from standard input and write their definitions to standard output until the input is closed."""
     while True:
         try:
             documents: list[Document] = _received(sys.stdin.buffer)
@@ -522,9 +524,9 @@ def _send(pipe: IO[bytes], value: list[Any]) -> None:
 def _received(pipe: IO[bytes]) -> list[Any]:
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
-        raise EOFError("The worker process has ended")
+        raise EOFError("The worker process exited")
     (length,) = _LENGTH.unpack(head)
     data = pipe.read(length)
     if len(data) < length:
-        raise EOFError("The worker process ended while writing")
+        raise EOFError("The worker process exited while writing")
     return list(marshal.loads(data))

@@ -1,10 +1,10 @@
-"""Compute the vectors of ``StaticModel.encode`` several times faster: tokenize each word once, then look it up.
+"""Compute the same vectors as ``StaticModel.encode`` several times faster: tokenize each word once, then look it up.
 
 A static model is a weighted sum of token vectors, scaled to unit length, so the sum over a word can be cached. A block
-of lines is two sparse products: words to chunks (cut before runs of spaces), and chunks to lines.
+of lines takes two sparse products: words to chunks (cut before runs of spaces), and chunks to lines.
 
-A cut is sound if no token can span it. If, for example, no vocabulary entry has a digit after a letter, no BPE merge
-and no Unigram path joins the two. Probe lines check this, also for tokenizers that first split their input (BERT,
+A cut is sound if no token can span it. If, for example, no vocabulary entry has a digit after a letter, no BPE merge or
+Unigram path joins the two. Probe lines verify this, including for tokenizers that first split their input (BERT,
 GPT-2). A tokenizer that fails the check gets no plan.
 """
 
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAX_WORD_CHARACTERS = 64
-"""Longer words (hashes, base64) rarely repeat, and would make the memory of the table unbounded."""
+"""Longer words (hashes, base64) rarely repeat, and would make the table's memory unbounded."""
 
 LONGEST_KEPT_LINE = 256
-"""Vectors of longer lines, in characters, are not kept."""
+"""Vectors of longer lines (in characters) are not cached."""
 
 _EVICTED_SHARE = 8  # evict an eighth of the table at a time
 _NEVER = np.int64(2**63 - 1)  # larger than any age, so that free slots are evicted last
 
 
 class WordTable:
-    """Words, or lines, of at most ``longest`` characters with their vectors and numbers of tokens; thread-safe.
+    """Maps words or lines of at most ``longest`` characters to their vectors and token counts; thread-safe.
 
     Memory is ``capacity * dim * 4`` bytes, allocated as the table fills.
     """
@@ -60,7 +60,7 @@ class WordTable:
         self._words = [""] * capacity
         self._slots: dict[str, int] = {}
         self._free = np.arange(capacity)
-        self._last_used = np.full(capacity, _NEVER)  # the lookup that last touched each slot
+        self._last_used = np.full(capacity, _NEVER)  # the last lookup that touched each slot
         self._clock = 0
         self._lock = threading.Lock()
 
@@ -80,7 +80,7 @@ class WordTable:
             return self._vectors[slots], self._tokens[slots], np.flatnonzero(~known)
 
     def insert(self, words: Sequence[str], vectors: NDArray[np.float32], tokens: NDArray[np.float32]) -> None:
-        """Add distinct words as far as there is space; words in the table do not change."""
+        """Add distinct words as long as there is space; existing words do not change."""
         with self._lock:
             # Another thread may have inserted some of them.
             new = [i for i, word in enumerate(words) if len(word) <= self._longest and word not in self._slots]
@@ -120,12 +120,12 @@ for _characters, _kind in (
 
 _MAX_ADDED_TOKENS = 256
 _BYTE_TOKEN = r"<0x[0-9A-F]{2}>"
-# SentencePiece's space, and the blanks of byte-level vocabularies.
+# SentencePiece's space, and the whitespace characters of byte-level vocabularies.
 _BLANKS = str.maketrans("▁ĠĊĉč", "  \n\t\r")
-# The first two bytes of U+1680, U+2000 to U+207F and U+3000 to U+303F, where most of Unicode's white space lies.
+# The first two bytes of U+1680, U+2000 to U+207F and U+3000 to U+303F, which contain most of Unicode's whitespace.
 _BLANK_BLOCKS = np.array([0xE19A, 0xE280, 0xE281, 0xE380], np.uint16)
 
-# Lines that are hard to cut: runs and kinds of blanks, combining and invisible characters, contractions.
+# Lines that are hard to cut: whitespace of all kinds, combining and invisible characters, contractions.
 _PROBES = (
     """
  |  |\t|x| x|x |  x  |\tx\t|x\t y|x \t y|x\t\t  y|x  \t|x\u00a0 y|x  y   z    w     v|x \u00a0y|x\u2003 y
@@ -144,7 +144,7 @@ _PROBES += ["", "a" * 150, "-" * 90 + " x", "1" * 40]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Strings cut into pieces: string ``i`` is ``pieces[bounds[i]:bounds[i + 1]]``; empty strings have none."""
+    """Strings cut into pieces: string ``i`` is ``pieces[bounds[i]:bounds[i + 1]]``; empty strings have no pieces."""
 
     pieces: pa.StringArray
     bounds: NDArray[np.int32]
@@ -152,12 +152,12 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class WordPlan:
-    """How to cut lines for a tokenizer, and the tokenizer of the words.
+    """How to cut lines for a tokenizer, and the tokenizer for single words.
 
-    ``tokenizer`` splits a word as the model's own tokenizer does within a line, without truncation. ``prefix`` is put
-    before each line that is not empty. ``special`` is a regular expression for chunks whose lines must be tokenized
-    whole, because they may contain a special token. The cuts are tables over ``256 * byte + next byte``; ``word_cuts``
-    is None if chunks are the words.
+    ``tokenizer`` splits a word like the model's own tokenizer does inside a line, but without truncation. ``prefix`` is
+    prepended to each non-empty line. ``special`` is a regular expression for chunks that may contain a special token,
+    so that their lines must be tokenized whole. The cuts are tables over ``256 * byte + next byte``; ``word_cuts`` is
+    None if the chunks are the words.
     """
 
     tokenizer: Tokenizer
@@ -182,9 +182,9 @@ class WordPlan:
 
 
 def plan_words(tokenizer: Tokenizer, unknown_token: int | None = None) -> WordPlan | None:
-    """Return the finest sound plan for ``tokenizer``; None if each line must be tokenized whole.
+    """Return the finest sound plan for ``tokenizer``; None if lines must be tokenized whole.
 
-    The check ignores the unknown token: a cut may double it, because tokenizers fuse runs of it.
+    The check ignores the unknown token: a cut may duplicate it, because tokenizers fuse runs of it.
     """
     spec: dict[str, Any] = json.loads(tokenizer.to_str())
     spec["truncation"] = spec["padding"] = None
@@ -212,7 +212,7 @@ def plan_words(tokenizer: Tokenizer, unknown_token: int | None = None) -> WordPl
 
 
 def _vocabulary(spec: dict[str, Any], tokenizer: Tokenizer, added: Sequence[str]) -> list[str]:
-    """Return the tokens except for special ones, ordered by id, with plain characters for blanks."""
+    """Return the tokens except special ones, ordered by id, with plain whitespace characters."""
     ids = tokenizer.get_vocab(with_added_tokens=False)
     for content in added:
         ids.pop(content, None)
@@ -223,10 +223,10 @@ def _vocabulary(spec: dict[str, Any], tokenizer: Tokenizer, added: Sequence[str]
 
 
 def _sound_cuts(vocabulary: Sequence[str], anywhere: bool) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the cut tables of chunks and words: true between kinds of characters that no token contains in that order.
+    """Return two tables of safe cut points, for chunks and words: true for byte classes never adjacent inside a token.
 
-    Without ``anywhere``, words are cut only next to punctuation: the tokens of a WordPiece vocabulary depend on the
-    position of a piece in its word, so letters must stay with adjacent digits.
+    Unless ``anywhere`` is set, words are cut only next to punctuation: WordPiece tokens depend on the position of a
+    piece in its word, so letters must stay with adjacent digits.
     """
     text = np.frombuffer("\n".join(vocabulary).encode(), np.uint8)
     kinds = np.where(text == ord("\n"), _END, _KIND_OF_BYTE[text]).astype(np.intp)
@@ -243,7 +243,7 @@ def _sound_cuts(vocabulary: Sequence[str], anywhere: bool) -> tuple[NDArray[np.b
 
 
 def _without_prefix(spec: dict[str, Any]) -> Tokenizer | None:
-    """Return the tokenizer without the normalizer that prepends a space mark to each text; None if it has none."""
+    """Return the tokenizer minus the normalizer that prepends a space marker; None if it has no such normalizer."""
     normalizer = spec["normalizer"] or {}
     steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
     if not steps or steps[0].get("type") != "Prepend":
@@ -252,7 +252,7 @@ def _without_prefix(spec: dict[str, Any]) -> Tokenizer | None:
 
 
 def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
-    """Return probe lines of known tokens: fixed probes prove nothing about a vocabulary that lacks their words."""
+    """Return probe lines of known tokens: fixed probes prove nothing if the vocabulary does not contain their words."""
     known = [token.strip() for token in vocabulary if token.isascii() and token.isprintable() and token.strip()]
     sample = known[:: max(1, len(known) // 96)]
     lines = [f"{a} {b}  {a}{b}" for a, b in pairwise(sample)]
@@ -261,7 +261,7 @@ def _vocabulary_probes(vocabulary: Sequence[str]) -> list[str]:
 
 
 def _token_ids(plan: WordPlan, lines: Sequence[str], unknown_token: int | None) -> list[list[int]]:
-    """Return the known tokens of each line, cut according to the plan."""
+    """Return each line's known tokens, cut according to the plan."""
     chunks = plan.chunks(pa.array(lines, pa.string()))
     words = plan.words(chunks.pieces)
     encodings = plan.tokenizer.encode_batch_fast(words.pieces.to_pylist(), add_special_tokens=False)
@@ -293,12 +293,12 @@ def _cut(strings: pa.StringArray, cuts: NDArray[np.bool_]) -> Cuts:
 
 
 def _ends_in_blank(text: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return whether the non-ASCII character before each end may be white space, which must stay with the spaces.
+    """Return whether the non-ASCII character before each end may be whitespace, which must stay with adjacent spaces.
 
     Returns True for whole blocks of characters: _BLANK_BLOCKS, and U+0080 to U+00BF for the non-breaking space.
     """
     before = text[ends - 2]
-    lead = text[ends - 3].astype(np.uint16) << 8 | before  # wraps around at the beginning, which does no harm
+    lead = text[ends - 3].astype(np.uint16) << 8 | before  # wraps around at the start, which is harmless
     blank: NDArray[np.bool_] = (before == 0xC2) | np.isin(lead, _BLANK_BLOCKS)
     return blank
 
@@ -306,23 +306,23 @@ def _ends_in_blank(text: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[n
 TextLines: TypeAlias = Sequence[str] | pa.Array | pa.ChunkedArray
 
 WORD_TABLE_SIZE = 150_000
-"""The number of cached words; 154 MB at 256 dimensions."""
+"""Number of cached words; 154 MB at 256 dimensions."""
 LINE_TABLE_SIZE = 32_768
-"""The number of lines whose vectors are kept, because searches meet them again; 34 MB at 256 dimensions."""
+"""Number of lines whose vectors are cached, because searches see them repeatedly; 34 MB at 256 dimensions."""
 
 _BLOCK_LINES = 32_768
-_BLOCK_BYTES = 1 << 19  # of text: bounds the temporaries of a block to 200 MB even if no word repeats
-_BULK_LINES = 4_096  # lines for which it is worth waiting for the plan
+_BLOCK_BYTES = 1 << 19  # bytes of text: limits a block's temporaries to 200 MB even if no word repeats
+_BULK_LINES = 4_096  # for this many lines, waiting for the plan is worth it
 _FINITE = 2**30  # tokens: a line with more must be tokenized whole
-_FEW_TOKENS = 65_536  # up to here, sum without scipy, which takes 0.3 s to import; the lines of a search have fewer
-_TOKENIZED_AT_ONCE = 4_096  # texts: each Encoding object takes a kilobyte or more
+_FEW_TOKENS = 65_536  # for fewer tokens, as in a search, sum without scipy, which takes 0.3 s to import
+_TOKENIZED_AT_ONCE = 4_096  # strings: each Encoding object takes a kilobyte or more
 
 
 class WordTableEmbedder:
     """An ``Embedder`` over a static model and a bounded table of word vectors.
 
-    Rows equal ``model.encode(lines, normalize=True)`` to 1e-4. Threads may share it. The first ``plan_after`` lines are
-    tokenized whole, because planning the cuts would take longest for a few changed files.
+    Rows equal ``model.encode(lines, normalize=True)`` to 1e-4. Thread-safe. The first ``plan_after`` lines are
+    tokenized whole, because for a few changed files, planning the cuts would dominate.
     """
 
     def __init__(
@@ -339,20 +339,23 @@ class WordTableEmbedder:
         self._token_weights: NDArray[np.float32] | None = model.weights
         self._token_rows: NDArray[np.int64] | None = model.token_mapping
         self._unknown_token: int | None = model.unk_token_id
-        # encode() truncates a text to a number of characters, then to a number of tokens.
+        # encode() truncates its input to a number of characters, then to a number of tokens.
         self._max_tokens = np.inf if model.max_length is None else model.max_length
         self._table = WordTable(table_size, self.dim)
         self._lines = WordTable(LINE_TABLE_SIZE, self.dim, LONGEST_KEPT_LINE)
 
     @classmethod
     def open(cls, name: str | None = None, table_size: int = WORD_TABLE_SIZE) -> WordTableEmbedder:
-        """Return the embedder of DEFAULT_MODEL, of a model2vec directory or of a hub name. Raises ModelNotFound."""
+        """Return the embedder for DEFAULT_MODEL, a model2vec directory or a Hugging Face model name.
+
+        Raises ModelNotFound.
+        """
         files = resolve_model(name)
         return cls(load_parts(files), fingerprint(files), table_size)
 
     @cached_property
     def _plan(self) -> WordPlan | None:
-        return plan_words(self._tokenizer, self._unknown_token)  # takes up to a second, which a search does not need
+        return plan_words(self._tokenizer, self._unknown_token)  # takes up to a second, and a search does not need it
 
     @cached_property
     def _max_characters(self) -> int | None:
@@ -361,7 +364,7 @@ class WordTableEmbedder:
         return int(self._max_tokens) * int(np.median([len(token) for token in self._tokenizer.get_vocab()]))
 
     def _truncated(self, text: str) -> str:
-        """Truncate ``text`` to a number of characters, as encode() does; it is never below the number of tokens."""
+        """Truncate ``text`` to a number of characters like encode(); the limit is never below the number of tokens."""
         return text if len(text) <= self._max_tokens else text[: self._max_characters]
 
     @property
@@ -373,19 +376,19 @@ class WordTableEmbedder:
         return self._fingerprint
 
     def prepare(self) -> None:
-        """Plan the cuts now, which takes a second, instead of during later calls."""
+        """Plan the cuts now instead of during later calls; takes a second."""
         with self._planning:
-            import scipy.sparse  # noqa: F401  # what uses the plan needs it
+            import scipy.sparse  # noqa: F401  # needed to use the plan
 
             _ = self._plan
 
     def embed(self, lines: TextLines, dtype: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
         """Embed ``lines`` as ``(n, dim)`` unit rows of ``dtype`` (float32 or float16), in order.
 
-        A line without a known token becomes a row of zeros.
+        A line with no known tokens becomes a row of zeros.
 
-        ``lines`` are strings without unpaired surrogates. Apart from the result, memory does not grow with their
-        number. The vectors of a short list of lines, as a search passes it, are kept for the next search.
+        ``lines`` must not contain unpaired surrogates. Apart from the result, memory does not grow with their number.
+        The vectors of short lists, which come from searches, are cached for the next search.
         """
         if isinstance(lines, list) and len(lines) < _BULK_LINES:
             return self._embed_kept(lines).astype(dtype, copy=False)
@@ -396,7 +399,7 @@ class WordTableEmbedder:
         return out
 
     def _embed_kept(self, lines: list[str]) -> NDArray[np.float32]:
-        """Embed ``lines`` like ``embed``, but compute only vectors that were not kept."""
+        """Embed ``lines`` like ``embed``, computing only vectors that are not cached."""
         vectors, _, missing = self._lines.lookup(lines)
         if len(missing):
             row_of: dict[str, int] = {}
@@ -408,7 +411,7 @@ class WordTableEmbedder:
         return vectors
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """Embed a query as a unit vector, ``(dim,) float32``; zeros if it has no known token."""
+        """Embed a query as a unit vector, ``(dim,) float32``; zeros if it has no known tokens."""
         ids = np.array(self._tokenizer.encode(self._truncated(text), add_special_tokens=False).ids, np.intp)
         weights, rows = self._weights_and_rows(ids)
         vector: NDArray[np.float32] = weights @ self._vectors_of(rows)
@@ -430,7 +433,7 @@ class WordTableEmbedder:
     def _plan_for(self, lines: int) -> WordPlan | None:
         """Return the plan, if the model has one.
 
-        A few lines are embedded without it while it is being built, so that no search waits.
+        While it is being built, small numbers of lines are embedded without it, so that no search waits.
         """
         if self._waits_for_plan or lines >= _BULK_LINES or "_plan" in vars(self):
             return self._plan
@@ -439,7 +442,7 @@ class WordTableEmbedder:
         return None
 
     def _sums_of_lines(self, plan: WordPlan, lines: pa.StringArray, lengths: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return ``(n, dim)``: the sum of the token vectors of each line."""
+        """Return ``(n, dim)``: the sum of each line's token vectors."""
         whole = np.zeros(len(lines), np.bool_) if self._max_characters is None else lengths > self._max_characters
         chunks, line_chunks = _distinct(plan.chunks(pc.if_else(whole, "", lines) if whole.any() else lines))
         if plan.word_cuts is None:
@@ -458,7 +461,7 @@ class WordTableEmbedder:
         return sums
 
     def _sums_of_words(self, plan: WordPlan, words: pa.StringArray) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return ``(n, dim)`` sums of token vectors and ``(n,)`` numbers of tokens of distinct words."""
+        """Return ``(n, dim)`` token vector sums and ``(n,)`` token counts of distinct words."""
         texts = words.to_pylist()
         sums, tokens, unknown = self._table.lookup(texts)
         for start in range(0, len(unknown), _TOKENIZED_AT_ONCE):
@@ -469,7 +472,7 @@ class WordTableEmbedder:
         return sums, tokens
 
     def _sums_of_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return ``(n, dim)``: the sum of the token vectors of each text, tokenized as encode() does."""
+        """Return ``(n, dim)``: the sum of each string's token vectors, tokenized like in encode()."""
         sums = np.empty((len(texts), self.dim), np.float32)
         for start in range(0, len(texts), _TOKENIZED_AT_ONCE):
             part = [self._truncated(text) for text in texts[start : start + _TOKENIZED_AT_ONCE]]
@@ -477,7 +480,7 @@ class WordTableEmbedder:
         return sums
 
     def _tokenize(self, tokenizer: Tokenizer, texts: list[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return ``(n, dim)`` sums of the token vectors of texts, and ``(n,)`` numbers of tokens."""
+        """Return ``(n, dim)`` token vector sums and ``(n,)`` token counts of strings."""
         ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         tokens = np.fromiter(map(len, ids), np.int64, len(ids))
         flat = np.fromiter(chain.from_iterable(ids), np.intp, tokens.sum())
@@ -490,7 +493,7 @@ class WordTableEmbedder:
             for text, (start, end) in enumerate(pairwise(bounds.tolist())):
                 np.dot(weights[start:end], vectors[at[start:end]], out=sums[text])
         else:
-            self._token_vectors = self._token_vectors.astype(np.float32, copy=False)  # takes long, but only once
+            self._token_vectors = self._token_vectors.astype(np.float32, copy=False)  # slow, but done only once
             sums = _sparse(weights, rows, bounds, len(self._token_vectors)) @ self._token_vectors
         return sums, tokens.astype(np.float32)
 
@@ -499,7 +502,7 @@ class WordTableEmbedder:
         return self._token_vectors[rows].astype(np.float32, copy=False)
 
     def _weights_and_rows(self, ids: NDArray[np.intp]) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
-        """Return the weight and the row of the vector of each token; an unknown token has weight 0."""
+        """Return each token's weight and vector row; unknown tokens have weight 0."""
         weights = np.ones(len(ids), np.float32) if self._token_weights is None else self._token_weights[ids]
         if self._unknown_token is not None:
             weights = np.where(ids == self._unknown_token, np.float32(0), weights)
@@ -515,7 +518,7 @@ def _as_strings(lines: TextLines) -> pa.StringArray:
 
 
 def _distinct(cuts: Cuts) -> tuple[pa.StringArray, csr_matrix]:
-    """Return the distinct pieces, and the sparse matrix ``(strings, distinct pieces)`` of their counts."""
+    """Return the distinct pieces, and their counts as a sparse matrix ``(strings, distinct pieces)``."""
     encoded = cuts.pieces.dictionary_encode()
     columns = encoded.indices.to_numpy()
     matrix = _sparse(np.ones(len(columns), np.float32), columns, cuts.bounds, len(encoded.dictionary))
@@ -523,7 +526,7 @@ def _distinct(cuts: Cuts) -> tuple[pa.StringArray, csr_matrix]:
 
 
 def _sparse(data: NDArray[np.float32], columns: NDArray[Any], bounds: NDArray[Any], width: int) -> csr_matrix:
-    from scipy.sparse import csr_matrix  # slow to import, and not needed for a few lines
+    from scipy.sparse import csr_matrix  # slow to import, and not needed for small numbers of lines
 
     return csr_matrix((data, columns, bounds), shape=(len(bounds) - 1, width))
 

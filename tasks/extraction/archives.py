@@ -1,9 +1,9 @@
-"""Open archives and mail as folders: a file inside is a separate document, with the path ``a.zip!/b/c.txt``.
+"""Open archives and email as folders: each file inside is a separate document, with a path like ``a.zip!/b/c.txt``.
 
-Zip files (jar, whl), tar files, compressed or not, and messages with their attachments are containers. With the option
-``archives``, a run lists the members of each new or changed container, and reads the changed ones. Both happen in a
-separate process (``tasks.extraction.process``), within limits on size, number and nesting. The etag of a member is the
-hash of its content, or the reason why it cannot be indexed.
+Zip files (jar, whl), tar files, compressed or not, and emails with attachments are containers. With the option
+``archives``, a run lists the members of new and changed containers, and reads the changed members. Both happen in a
+separate process (``tasks.extraction.process``), with limits on size, number and nesting. A member's etag is its content
+hash, or the reason why it cannot be indexed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from driftline.tasks.extraction.extractor import MAX_UNPACKED_BYTES, choose, is_
 from driftline.tasks.extraction.process import Refused, extract_apart
 
 VERSION = 1
-"""The version of the list of members."""
+"""The version of the member listing."""
 OF_CONTENT, OF_REASON = OF_MEMBERS = "member:", "member!"
-"""Prefixes of the etags of members."""
+"""Prefixes of members' etags."""
 MAX_CONTAINER_BYTES = 2**30
-"""Maximum unpacked size of a container, nested ones included."""
+"""Maximum unpacked size of a container, including nested ones."""
 MAX_CONTAINED = 100_000
-"""Maximum number of members of a container, members of nested containers included."""
+"""Maximum number of members of a container, including those of nested containers."""
 MAX_NESTING = 3
 """Maximum depth of nested containers to open."""
 _HASH = re.compile(r"[0-9a-f]{32}")
@@ -43,12 +43,15 @@ _BROKEN = (
     EOFError, LookupError, NotImplementedError, OSError, RuntimeError, ValueError, lzma.LZMAError, struct.error,
     tarfile.TarError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""The errors that the libraries raise for damaged members."""
+"""Errors that the libraries raise for damaged members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file in a container, by its ``path`` in the source. It has a content hash, or a ``reason`` why it has none."""
+    """A file in a container, with its ``path`` in the source.
+
+    It has a content hash, or a ``reason`` why there is none.
+    """
 
     path: str
     size_bytes: int
@@ -57,13 +60,13 @@ class Member:
 
     @property
     def etag(self) -> str:
-        """The etag that the manifest compares."""
+        """The etag to compare with the manifest."""
         return f"{OF_REASON}{self.reason.value}" if self.reason is not None else f"{OF_CONTENT}{self.content_hash}"
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A container that a scan has listed: the hash of its content, or the ``reason`` why it cannot be listed."""
+    """A container listed by a scan: its content hash, or the ``reason`` why it cannot be listed."""
 
     content_hash: str
     reason: SkipReason | None = None
@@ -75,14 +78,14 @@ def is_of_member(etag: str) -> bool:
 
 
 def reason_in(etag: str) -> SkipReason | None:
-    """Return the reason in the etag of a member that cannot be indexed; None for any other etag."""
+    """Return the reason in the etag of an unindexable member; None for any other etag."""
     return SkipReason(etag.removeprefix(OF_REASON)) if etag.startswith(OF_REASON) else None
 
 
 def members_of(path: str, data: bytes) -> list[Member]:
-    """List the members of the container ``data``, named ``path``; none if it is not a container.
+    """List the members of the container ``data`` at ``path``; empty if it is not a container.
 
-    A path occurs again with the reason REPLACED if the container has several members of that name. Raises Refused.
+    If the container has several members with one path, the path is repeated with the reason REPLACED. Raises Refused.
     """
     answer = extract_apart(f"{__name__}:list_members", _request(path, data))
     found: list[Member] = []
@@ -96,15 +99,15 @@ def members_of(path: str, data: bytes) -> list[Member]:
             if why is None and not _HASH.fullmatch(digest):
                 raise ValueError(digest)
             found.append(Member(name, size, digest if why is None else "", why))
-    except (KeyError, TypeError, ValueError):  # a hostile file may have taken over the process
+    except (KeyError, TypeError, ValueError):  # a malicious file may have taken over the process
         raise Refused(SkipReason.DAMAGED) from None
     return found
 
 
 def read_members(path: str, data: bytes, requested: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the content of a container's members, keyed by path, without members that are missing or have changed.
+    """Return the contents of a container's members, keyed by path, omitting missing and changed members.
 
-    ``requested`` has their content hashes, keyed by path. Raises Refused.
+    ``requested`` maps paths to expected content hashes. Raises Refused.
     """
     answer = extract_apart(f"{__name__}:unpack_members", _request(path, data, requested))
     try:
@@ -114,7 +117,7 @@ def read_members(path: str, data: bytes, requested: Mapping[str, str]) -> dict[s
 
 
 def is_plain(name: str) -> SkipReason | None:
-    """Return why a member is not indexed under ``name``; None if it is a plain relative path.
+    """Return why a member called ``name`` is not indexed; None if the name is a plain relative path.
 
     Examples:
         >>> is_plain("docs/a.txt"), is_plain("../a.txt"), is_plain("C:\\\\a.txt")
@@ -152,7 +155,7 @@ class _Answer:
 
 @dataclass(slots=True)
 class _Limits:
-    """The remaining limits of a container and the containers inside."""
+    """The remaining limits for a container and the containers inside."""
 
     bytes_left: int = field(default_factory=lambda: MAX_CONTAINER_BYTES)
     members_left: int = field(default_factory=lambda: MAX_CONTAINED)
@@ -176,7 +179,7 @@ def list_members(request: bytes) -> _Answer:
     found: dict[str, tuple[int, str, str]] = {}
     replaced: list[tuple[str, int, str, str]] = []
     for name, content in _walk(path, data, _Limits(), 0):
-        if name in found:  # the last member of a name replaces the others, as in programs that unpack archives
+        if name in found:  # the last member with a name wins, as in unpacking programs
             replaced.append((name, 0, "", SkipReason.REPLACED))
         found[name] = (len(content), content_hash(content), "") if isinstance(content, bytes) else (0, "", content)
     members = [*((name, *each) for name, each in found.items()), *replaced]
@@ -184,7 +187,7 @@ def list_members(request: bytes) -> _Answer:
 
 
 def unpack_members(request: bytes) -> _Answer:
-    """Return the requested members in base64, and unpack no more than is needed for them. Raises Refused."""
+    """Return the requested members as base64, unpacking no more than necessary. Raises Refused."""
     path, requested, data = _parsed(request)
     containers = {name[: found.start()] for name in requested for found in re.finditer(INSIDE, name)}
     contents: dict[str, str] = {}
@@ -205,9 +208,9 @@ def _parsed(request: bytes) -> tuple[str, dict[str, str], bytes]:
 def _walk(
     path: str, data: bytes, limits: _Limits, depth: int, requested: Set[str] | None = None
 ) -> Iterator[tuple[str, _Content]]:
-    """Yield the path and content of each member, nested ones included, or the reason why it has none.
+    """Yield each member's path and content, or the reason why there is none, including nested members.
 
-    Only the ``requested`` members and containers of zip files are unpacked. Raises Refused.
+    In zip files, only the ``requested`` members and nested containers are unpacked. Raises Refused.
     """
     members = _members(path, data, limits)
     if members is None:
@@ -238,7 +241,7 @@ def _walk(
 def _opened(
     path: str, data: bytes, limits: _Limits, depth: int, requested: Set[str] | None, *, is_folder: bool
 ) -> Iterator[tuple[str, _Content]]:
-    """Yield the members of a nested container; if it cannot be opened, yield the reason for the container itself."""
+    """Yield a nested container's members or, if it cannot be opened, the container itself with the reason."""
     if depth >= MAX_NESTING:
         if is_folder:
             yield path, SkipReason.NESTED
@@ -255,7 +258,7 @@ _Unpack = Callable[[], _Content]
 
 
 def _members(path: str, data: bytes, limits: _Limits) -> Iterator[tuple[str, _Unpack]] | None:
-    """Return the members of a container, each with a function that unpacks it; None for any other file."""
+    """Return a container's members, each with a function that unpacks it; None for any other file."""
     messages = _messages_in(path, data)
     if messages is not None:
         return _attachments(data, limits, is_mailbox=messages)
@@ -265,7 +268,7 @@ def _members(path: str, data: bytes, limits: _Limits) -> Iterator[tuple[str, _Un
 
 
 def _messages_in(path: str, data: bytes) -> bool | None:
-    """Return whether a file is a mailbox (True) or one message (False), else None."""
+    """Return whether a file is a mailbox (True) or a single email (False); None if it is neither."""
     if len(data) > MAX_UNPACKED_BYTES:
         return None
     extractor = choose(path, data[:_JUDGED_BYTES]).extractor
@@ -303,7 +306,7 @@ def _from_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: _Limits) 
 
 
 class _Counted(io.RawIOBase):
-    """A stream of a tar file that counts its bytes, because skipped members are unpacked too."""
+    """A tar file's stream that counts its bytes, because skipped members are also unpacked."""
 
     def __init__(self, stream: IO[bytes], limits: _Limits) -> None:
         self._stream, self._limits = stream, limits
@@ -337,7 +340,7 @@ def _from_tar(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: _Limits) 
 
 
 def _attachments(data: bytes, limits: _Limits, *, is_mailbox: bool) -> Iterator[tuple[str, _Unpack]]:
-    """Yield the attachments of a message, or of all messages of a mailbox, each in a folder named by its number."""
+    """Yield the attachments of an email, or of all emails in a mailbox, each in a numbered folder."""
     from driftline.tasks.extraction.text_formats import attachments, messages
 
     taken: set[str] = set()
@@ -361,7 +364,7 @@ def _as_is(content: bytes) -> _Content:
 
 
 def opened_mark(settings: object) -> str:
-    """Return the mark of a container whose members were listed with ``settings``, given by their ``repr``."""
+    """Return the mark of a container whose members were listed with ``settings``, identified by their ``repr``."""
     return f"{_MARK}{VERSION}-{content_hash(repr(settings).encode())[:8]}"
 
 
@@ -369,7 +372,7 @@ _MARK = "archive/"
 
 
 def without_opened(mark: str) -> str:
-    """Return the mark that a file would have in the manifest if it had not been opened as an archive.
+    """Return the manifest mark that a file would have if it had not been opened as an archive.
 
     Examples:
         >>> without_opened("mail/1+archive/1-0123abcd+known/1")

@@ -1,7 +1,7 @@
-"""Extract text from documents; the extractor of a file is chosen by content first and by name second.
+"""Extract text from documents; a file's extractor is chosen by content first and by name second.
 
-An extractor takes the bytes of a file and returns lines with anchors. The manifest records its name and version
-(extractor_versions.py). A compressed file is treated as its content.
+An extractor converts a file's bytes to lines with anchors. The manifest records its name and version
+(extractor_versions.py). Compressed files are handled like their content.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes
 
 EXTRA = "documents"
-"""The extra of the package that some extractors need."""
+"""The package extra that some extractors require."""
 MAX_EXTRACTED_CHARACTERS = 64 * 2**20
 """Maximum length of a document's text; a file that expands to more is skipped."""
 MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_MEMBERS = 100_000
-"""A compressed file with more members is refused, however small they are."""
+"""Compressed files with more members are rejected, however small they are."""
 _SLICE_BYTES = 16 * 1024
-"""Bytes to unpack at once. The rest of a slice after the end of a member is copied."""
+"""Bytes to unpack at a time. After the end of a member, the rest of the slice is copied."""
 _STREAMED_BYTES = 2**20
 _SNIFFED_STREAM_BYTES = 2**20
-"""A block of bzip2 has up to 900 kB."""
+"""Larger than a bzip2 block, which has up to 900 kB."""
 _TAR_HEAD_BYTES = 512
 _ZSTD, _LZ4 = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 _SNIFFED_BYTES = 1_024
@@ -56,7 +56,7 @@ _WORD = re.compile(r"[^\W_]")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Lines ``first`` to ``last`` of an extracted text, 0-based, that are written in the language of ``suffix``."""
+    """Lines ``first`` to ``last`` (0-based) of extracted text that are in the language of ``suffix``."""
 
     suffix: str
     first: int
@@ -64,7 +64,7 @@ class Part:
 
 
 class Heading(NamedTuple):
-    """A 0-based line of an extracted text that is a heading; ``level`` 1 is the highest."""
+    """A heading at a 0-based line of extracted text; ``level`` 1 is the highest."""
 
     level: int
     line: int
@@ -72,9 +72,9 @@ class Heading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    r"""The text of a document, whose lines end with ``\n``, with anchors, and ``headings`` or ``parts`` in languages.
+    r"""A document's text, with ``\n`` line endings, anchors, and ``headings`` or ``parts`` in several languages.
 
-    Without either, the name of the file determines the language.
+    If there are neither, the file name determines the language.
     """
 
     text: str
@@ -83,14 +83,14 @@ class Extracted:
     headings: tuple[Heading, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the text as an object for JSON."""
+        """Return the text as a JSON object."""
         anchors = [(each.name, each.first, each.last) for each in self.anchors]
         parts = [(each.suffix, each.first, each.last) for each in self.parts]
         return {"text": self.text, "anchors": anchors, "parts": parts, "headings": self.headings}
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Self:
-        """Validate the answer from a process that a hostile document may have taken over. Raises Refused."""
+        """Validate the response of a process that a malicious document may have taken over. Raises Refused."""
         try:
             text = _encodable(str(said["text"]))
             lines = text.count("\n")
@@ -116,7 +116,7 @@ def _heading(level: object, line: object, *, lines: int) -> Heading:
 
 
 def _encodable(text: str) -> str:
-    """Return ``text`` without unpaired surrogates, which JSON may hold."""
+    """Remove unpaired surrogates, which JSON may contain, from ``text``."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -128,7 +128,7 @@ EMPTY = Extracted("")
 
 
 def redacted(found: Sequence[Extracted], mode: Redaction) -> tuple[list[Extracted], Counter[str]]:
-    """Return texts without credentials in their lines and anchors, and how many each rule replaced."""
+    """Redact credentials in lines and anchors; return the texts and the number of replacements per rule."""
     texts, counts = redact([each.text for each in found], mode)
     names, of_names = redact([anchor.name for each in found for anchor in each.anchors], mode)
     if not counts and not of_names:
@@ -141,7 +141,7 @@ def redacted(found: Sequence[Extracted], mode: Redaction) -> tuple[list[Extracte
 
 @dataclass(slots=True)
 class Draft:
-    """A text under construction: lines are added to the current anchor and part."""
+    """Text under construction: lines are added to the current anchor and part."""
 
     lines: list[str] = field(default_factory=list)
     _anchors: list[tuple[str, int]] = field(default_factory=list)
@@ -150,22 +150,22 @@ class Draft:
     _characters: int = 0
 
     def at(self, anchor: str) -> None:
-        """Begin the lines of ``anchor``."""
+        """Start the lines of ``anchor``."""
         name = _BLANKS.sub(" ", anchor).strip()[:MAX_ANCHOR_CHARACTERS]
         if not self._anchors or self._anchors[-1][0] != name:
             self._anchors.append((name, len(self.lines)))
 
     def begin(self, suffix: str) -> None:
-        """Begin lines in the language of ``suffix``; "" is none."""
+        """Start lines in the language of ``suffix``; "" means no language."""
         if not self._parts or self._parts[-1][0] != suffix:
             self._parts.append((suffix, len(self.lines)))
 
     def head(self, level: int) -> None:
-        """Make the next line a heading of a ``level``, from 1."""
+        """Make the next line a heading at ``level``, 1-based."""
         self._headings.append(Heading(level, len(self.lines)))
 
     def add(self, text: str, prefix: str = "") -> None:
-        """Add one or more lines. ``prefix`` begins the first one as in Markdown: ``## `` makes it a heading.
+        """Add one or more lines. ``prefix`` is Markdown syntax before the first line: ``## `` makes it a heading.
 
         Raises Refused.
         """
@@ -180,7 +180,7 @@ class Draft:
         self.lines += text.split("\n")
 
     def done(self) -> Extracted:
-        """Return the text. Raises Refused if it has no letter or digit."""
+        """Return the text. Raises Refused if it contains no letters or digits."""
         text = _encodable("".join([f"{line}\n" for line in self.lines]))
         if not _WORD.search(text):
             raise Refused(SkipReason.NO_TEXT)
@@ -191,7 +191,7 @@ class Draft:
 
 
 def _until_next(begun: Sequence[tuple[str, int]], end: int) -> Iterator[tuple[str, int, int]]:
-    """Yield ``(name, first line, last line)`` of each range that is not empty; each lasts until the next begins."""
+    """Yield ``(name, first line, last line)`` of each non-empty range; a range ends where the next one starts."""
     for at, (name, first) in enumerate(begun):
         last = begun[at + 1][1] - 1 if at + 1 < len(begun) else end
         if name and first <= last:
@@ -200,14 +200,14 @@ def _until_next(begun: Sequence[tuple[str, int]], end: int) -> Iterator[tuple[st
 
 @dataclass(frozen=True, slots=True)
 class Extractor:
-    """An extractor of one kind of file; ``name`` and ``version`` are in the manifest.
+    """An extractor for one type of file; ``name`` and ``version`` are recorded in the manifest.
 
-    ``suffixes`` are the endings of the names of such files. ``takes`` returns whether the bytes of a file with such a
-    name are of this kind. ``function`` in ``module`` of this package extracts the text; it needs the library ``needs``
-    of the extra, if any. An ``isolated`` extractor runs in a separate process, because its files are large, or can hang
-    or crash their reader. A ``packed`` one reads compressed files only: others of its kind are sources that people
-    edit, and open by the numbers of their lines. Without its library, files that are text (``is_text``) are indexed
-    unchanged, and others are skipped.
+    ``suffixes`` are the file name suffixes of the type. ``takes`` checks whether the bytes of a file with such a name
+    are of this type. ``function`` in this package's ``module`` extracts the text; it requires the extra's library
+    ``needs``, if set. ``isolated`` extractors run in a separate process, because their files are large, or can hang or
+    crash their reader. ``packed`` extractors read only compressed files: uncompressed files of the type are sources
+    that users edit and open by line number. If the library is missing, text files (``is_text``) are indexed unchanged,
+    and others are skipped.
     """
 
     name: str
@@ -222,14 +222,14 @@ class Extractor:
     packed: bool = False
 
     @property
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         """Return whether its library is installed."""
         return not self.needs or _is_installed(self.needs)
 
     @property
     def mark(self) -> str:
-        """The entry in the manifest: ``pdf/1``, or ``pdf/0`` without its library."""
-        return f"{self.name}/{self.version if self.is_there else 0}"
+        """The manifest entry: ``pdf/1``, or ``pdf/0`` if its library is not installed."""
+        return f"{self.name}/{self.version if self.is_available else 0}"
 
     def extract(self, data: bytes) -> Extracted:
         """Return the text of ``data``. Raises Refused."""
@@ -258,7 +258,7 @@ _TAG = re.compile(
     rb"<(?:!doctype\s+html|html|head|body|title|p|div|h[1-6]|table|ul|article|section|main)[\s>]", re.IGNORECASE
 )
 _TEMPLATE = re.compile(rb"(?:=[\"']?|>)\s*\{\{|\{%|<%|<\?(?:php|=)")
-"""Placeholders of template engines: such a page is source code."""
+"""Placeholders of template engines: such pages are source code."""
 _HTML_SUFFIXES = ("html", "htm", "xhtml", "xht")
 
 
@@ -279,7 +279,7 @@ def _is_pdf(data: bytes, suffix: str) -> bool:
 
 
 def _holds(part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
-    """Return a test for archives with a ``part``, and for encrypted documents with one of ``suffixes``."""
+    """Return a predicate for archives that contain ``part``, and for encrypted documents with one of ``suffixes``."""
 
     def takes(data: bytes, suffix: str) -> bool:
         if data.startswith(OLE):
@@ -290,8 +290,8 @@ def _holds(part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
 
 
 def _says(kind: bytes, part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
-    """Return a test for archives whose first entry is a media type that starts with ``kind``. Some programs store the
-    media type elsewhere, so an archive with one of ``suffixes`` needs only the ``part``.
+    """Return a predicate for archives whose first entry is a media type that starts with ``kind``. Some programs store
+    the media type elsewhere, so archives with one of ``suffixes`` need to contain only ``part``.
     """
 
     def takes(data: bytes, suffix: str) -> bool:
@@ -303,11 +303,11 @@ def _says(kind: bytes, part: bytes, *suffixes: str) -> Callable[[bytes, str], bo
 
 _ZIP, _EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
 OLE = b"\xd0\xcf\x11\xe0"
-"""The first bytes of old Office files, and of encrypted current ones."""
+"""The first bytes of legacy Office files, and of encrypted current ones."""
 _DIRECTORY_BYTES = 128 * 1024
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*){2,}")
-"""Matches the first headers of mail. Each line matches in only one way, so text that resembles mail causes no
+"""Matches the first headers of an email. Each line can match in only one way, so that text resembling email causes no
 backtracking.
 """
 _OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
@@ -326,11 +326,11 @@ def _is_mail(data: bytes, suffix: str) -> bool:
 
 _MAN_TITLE = re.compile(rb"^\.(?:TH|Dd)[ \t]", re.MULTILINE)
 _MAN_HEAD_BYTES = 16 * 1024
-"""The definitions of Pod::Man precede the title."""
+"""Pod::Man's definitions come before the title."""
 
 
 def _is_man(data: bytes, suffix: str) -> bool:
-    """Return whether a file is the source of a page of the manual, whose suffix is its section."""
+    """Return whether a file is a man page's source, whose suffix is its section."""
     begins = suffix[:1] in ("", *"123456789nl") and data[:1] in (b".", b"'", b"\\", b"\n")
     return begins and _MAN_TITLE.search(data[:_MAN_HEAD_BYTES]) is not None
 
@@ -375,17 +375,17 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("man", 1, (), _is_man, "text_formats", "man", packed=True),
     Extractor("notebook", 1, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )
-"""Extractors in the order in which they are tried."""
+"""Extractors, in the order they are tried."""
 _ZIPPED_SUFFIXES = frozenset(suffix for each in EXTRACTORS if each.module == "office" for suffix in each.suffixes)
 WITH_OUTPUTS = Extractor(
     "notebook-outputs", 1, ("ipynb",), _is_notebook, "text_formats", "notebook_with_outputs", isolated=False
 )
-"""Replaces the extractor of notebooks if a run asks for outputs."""
+"""Replaces the notebook extractor if a run includes outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A format of compressed files. Each file begins with ``magic``; ``stream`` unpacks one piece by piece."""
+    """A compression format. Files start with ``magic``; ``stream`` unpacks a file incrementally."""
 
     name: str
     version: int
@@ -400,7 +400,7 @@ class Compression:
 
 
 class _Decompressor(Protocol):
-    """The common interface of the decompressors of the standard library."""
+    """The common interface of the standard library's decompressors."""
 
     @property
     def eof(self) -> bool: ...
@@ -412,7 +412,7 @@ class _Decompressor(Protocol):
 
 
 def _unpack(data: bytes, new: Callable[[], _Decompressor], error: type[Exception]) -> bytes:
-    """Return the content of a compressed file of one or more members. Raises Refused."""
+    """Decompress a file with one or more members. Raises Refused."""
     parts: list[bytes] = []
     size = members = whole = 0
     member: _Decompressor | None = None
@@ -451,7 +451,7 @@ def _xz(data: bytes) -> bytes:
 
 
 def _streamed(codec: str, magic: bytes, data: bytes) -> bytes:
-    """Return the content of one or more frames, by the codecs of Arrow. Raises Refused."""
+    """Decompress one or more frames with Arrow's codecs. Raises Refused."""
     if data.count(magic) > MAX_MEMBERS:
         raise Refused(SkipReason.BOMB)
     parts: list[bytes] = []
@@ -473,7 +473,7 @@ def _streams(codec: str) -> Callable[[bytes], IO[bytes]]:
 
 
 def _file_of(kind: Callable[..., Any]) -> Callable[[bytes], IO[bytes]]:
-    """Return a function that opens a compressed file with a standard library class; these differ in arguments."""
+    """Return a function that opens a compressed file with a standard library class; their arguments differ."""
     name = "fileobj" if kind is gzip.GzipFile else "filename"
     return lambda data: cast(IO[bytes], kind(**{name: io.BytesIO(data)}))
 
@@ -492,7 +492,7 @@ def _compression_of(data: bytes) -> Compression | None:
 
 
 def stream_of(data: bytes) -> IO[bytes]:
-    """Return the content of a file, which is unpacked while it is read."""
+    """Open a file's content, decompressing it as it is read."""
     compression = _compression_of(data)
     return compression.stream(data) if compression is not None else io.BytesIO(data)
 
@@ -505,7 +505,7 @@ def is_tar(data: bytes) -> bool:
 
 
 def _head_of(compression: Compression, start: bytes) -> bytes:
-    """Return the first bytes of the content of a compressed file."""
+    """Return the first bytes of a compressed file's content."""
     try:
         match compression.name:
             case "gzip":
@@ -522,7 +522,10 @@ def _head_of(compression: Compression, start: bytes) -> bytes:
 
 
 def is_archive(path: str, data: bytes) -> bool:
-    """Return whether a file is an archive of other files. Office documents are zip files too, but have an extractor."""
+    """Return whether a file is an archive of other files.
+
+    Office documents are also zip files, but have an extractor.
+    """
     if not data.startswith((_ZIP, _EMPTY_ZIP)):
         return is_tar(data)
     suffix = _suffix(path)
@@ -532,10 +535,10 @@ def is_archive(path: str, data: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The way to read a file: the ``data`` under a ``path``, decompressed if necessary, and the ``extractor``.
+    """How to read a file: its ``data`` and ``path``, decompressed if necessary, and its ``extractor``.
 
-    ``mark`` is recorded in the manifest. Without an extractor, the file is text, unless a ``reason`` says why it cannot
-    be read.
+    ``mark`` is recorded in the manifest. A file with no extractor is text, unless ``reason`` explains why it cannot be
+    read.
     """
 
     path: str
@@ -546,7 +549,7 @@ class Choice:
 
 
 def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
-    """Choose how to read the file ``data``, named ``path``; ``outputs`` includes notebook outputs."""
+    """Choose how to read the file ``data`` at ``path``; ``outputs`` includes notebook outputs."""
     marks: list[str] = []
     compression = _compression_of(data)
     if is_archive(path, data):
@@ -568,23 +571,23 @@ def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
         marks.append(extractor.mark)
     elif isinstance(named, Extractor):
         marks.append(f"-{named.mark}")
-    lacks = extractor is not None and not extractor.is_there
+    lacks = extractor is not None and not extractor.is_available
     reason = SkipReason.NEEDS_EXTRA if lacks and extractor is not None and not extractor.is_text else None
     return Choice(path, data, None if lacks else extractor, "+".join(marks), reason)
 
 
 def variant_of(extractor: Extractor | None, *, outputs: bool) -> Extractor | None:
-    """Return ``extractor``, or its replacement if the ``outputs`` of notebooks are included."""
+    """Return ``extractor``, or its replacement if notebook ``outputs`` are included."""
     is_replaced = outputs and extractor is not None and extractor.function == "notebook"
     return WITH_OUTPUTS if is_replaced else extractor
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The result of reading a file: its text, or the ``reason`` for which it has none.
+    """The result of reading a file: its text, or the ``reason`` why there is none.
 
-    ``path`` determines the language of the text, ``mark`` is for the manifest, and ``replaced`` is set if bytes that
-    are invalid in the encoding of the file were replaced.
+    ``path`` determines the text's language, ``mark`` is for the manifest, and ``replaced`` is set if bytes that are
+    invalid in the file's encoding were replaced.
     """
 
     path: str
@@ -595,7 +598,7 @@ class Reading:
 
 
 def read_document(path: str, data: bytes, *, outputs: bool = False) -> Reading:
-    """Read the file ``data``, named ``path``, as text or with its extractor; ``outputs`` includes notebook outputs."""
+    """Read the file ``data`` at ``path`` as text or with its extractor; ``outputs`` includes notebook outputs."""
     choice = choose(path, data, outputs=outputs)
     if choice.reason is not None:
         return Reading(choice.path, choice.mark, reason=choice.reason)
@@ -613,7 +616,7 @@ def is_extracted(path: str, data: bytes) -> bool:
     """Return whether ``read_document`` does more than decode a file."""
     suffix = _suffix(path)
     return any(data.startswith(each.magic) for each in COMPRESSIONS) or any(
-        each.is_there and not each.packed and each.takes(data, suffix) for each in EXTRACTORS
+        each.is_available and not each.packed and each.takes(data, suffix) for each in EXTRACTORS
     )
 
 
@@ -627,12 +630,12 @@ NAMED_LIKE_DOCUMENT = rf"\.(?i:{'|'.join(map(re.escape, BY_SUFFIX))})$"
 
 
 def is_named_like_document(path: str) -> bool:
-    """Return whether a file has the name of a document or of a compressed file."""
+    """Return whether a file name looks like a document or a compressed file."""
     return _suffix(path) in BY_SUFFIX
 
 
 def current_marks(*, outputs: bool = False) -> frozenset[str]:
-    """Return the marks of the current extractors; ``outputs`` includes the extractor for outputs of notebooks."""
+    """Return the current extractors' marks; ``outputs`` includes the extractor for notebook outputs."""
     readers = (variant_of(each, outputs=outputs) if isinstance(each, Extractor) else each for each in READERS)
     return frozenset(each.mark for each in readers if each is not None)
 
@@ -640,7 +643,7 @@ def current_marks(*, outputs: bool = False) -> frozenset[str]:
 def definitions_by_part(
     documents: Sequence[tuple[str, Extracted]],
 ) -> tuple[list[tuple[str, str]], Callable[[list[list[Definition]]], list[list[Definition]]]]:
-    """Return texts by language, as ``(path, text)``, and a function that maps their definitions to ``documents``."""
+    """Split texts by language into ``(path, text)``; return them and a function that maps definitions back."""
     texts: list[tuple[str, str]] = []
     origins: list[tuple[int, int]] = []
     sections: dict[int, list[Definition]] = {}

@@ -1,6 +1,6 @@
-"""Decide which documents are read again: by the marks of extractors and settings in the manifest (DESIGN, "Documents").
+"""Decide which documents to reread, from the marks of extractors and settings in the manifest (DESIGN, "Documents").
 
-A new version of an extractor rereads only the files that it affects.
+A new extractor version causes only the affected files to be reread.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from driftline.tasks.extraction.extractor import (
 MISSING_MARK = r"(?:^|\+)\w+/0"
 """The mark of files whose extractor is not installed."""
 ENDS_MARK = r"(?:^|\+)ends/"
-"""The mark of files of which only the first and last lines are indexed."""
+"""The mark of files that are indexed only with their first and last lines."""
 
 
 def ends_mark(most: int) -> str:
-    """Return the mark of a file of which only the first and last lines, ``most`` bytes, were read."""
+    """Return the mark of a file that was read only up to ``most`` bytes of its first and last lines."""
     return f"ends/{most}"
 
 
@@ -36,8 +36,8 @@ def ends_mark(most: int) -> str:
 class How:
     """How a run reads files: with which ``redaction``, and at most ``most`` bytes of a large file.
 
-    ``opened`` is the mark of its settings for archives and mail, "" if it does not open them. If ``outputs``, it reads
-    the outputs of notebooks.
+    ``opened`` is the mark of its settings for archives and email, "" if it does not open them. If ``outputs`` is set,
+    it reads notebook outputs.
     """
 
     redaction: Redaction = "off"
@@ -46,7 +46,7 @@ class How:
     outputs: bool = False
 
     def marks(self) -> frozenset[str]:
-        """Return the possible parts of the marks of the run's files, except for the part about redaction."""
+        """Return the possible parts of the files' marks, except for the redaction part."""
         own = {ends_mark(self.most), self.opened or UNOPENED, UNOPENED}
         return current_marks(outputs=self.outputs) | own
 
@@ -56,9 +56,9 @@ UNOPENED = "archive/0"
 
 
 def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArray[np.bool_]:
-    """Return ``(n,) bool``: files that a run would read differently from the last run.
+    """Return ``(n,) bool``: files that a run would read differently than the last run.
 
-    ``marks`` come from the manifest; a file without an extractor's mark was read as text.
+    ``marks`` come from the manifest; files with no extractor mark were read as text.
     """
     known, current = pc.fill_null(marks, ""), how.marks()
     old, plain, unopened = list[str](), list[str](), list[str]()
@@ -77,14 +77,14 @@ def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArra
     if unopened:
         lacking = pc.and_(
             pc.match_substring_regex(paths, NAMED_LIKE_ARCHIVE),
-            pc.invert(pc.match_substring(paths, INSIDE)),  # opening the outermost container opens the ones inside
+            pc.invert(pc.match_substring(paths, INSIDE)),  # opening the outermost container opens the nested ones
         )
         result = pc.or_(result, pc.and_(pc.is_in(known, value_set=pa.array(unopened, pa.string())), lacking))
     return np.asarray(result.to_numpy(), dtype=bool)
 
 
 def is_current(path: str, mark: str, how: How) -> bool:
-    """Return whether a document with this ``mark`` was read in the same way as a run with ``how`` would read it."""
+    """Return whether a document with this ``mark`` was read the same way as a run with ``how`` would read it."""
     of_extractor, is_redacted = split_mark(mark, how.redaction)
     return is_redacted and (_parts(of_extractor) <= how.marks() if of_extractor else not is_named_like_document(path))
 

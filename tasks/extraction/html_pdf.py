@@ -1,4 +1,4 @@
-"""Extract the text of HTML, XHTML and PDF pages, without the parts that repeat on each page."""
+"""Extract the text of HTML, XHTML and PDF pages, omitting parts that repeat on each page."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _SKIPPED = frozenset((
     "button", "canvas", "datalist", "footer", "form", "iframe", "map", "nav", "noscript", "object", "script",
     "select", "style", "svg", "template", "textarea", "video", "audio",
 ))  # fmt: skip
-"""Elements without text, or with the same text on each page of a site."""
+"""Elements with no text, or with the same text on each page of a site."""
 _SKIPPED_ROLES = frozenset(("navigation", "search", "menu", "menubar", "toolbar", "tablist"))
 _SKIPPED_CLASSES = re.compile(
     r"(?:^|\s)(?:headerlink|anchorjs-link|sphinxsidebar|breadcrumbs?|navbar|navheader|navfooter|related"
     r"|skip-link|toc-sidebar|linenos|footer)(?:\s|$)"
 )
-"""Classes of navigation. DocBook gives boxes of text the class ``sidebar``."""
+"""Navigation classes. DocBook uses the class ``sidebar`` for text boxes."""
 _BLOCKS = frozenset((
     "address", "article", "aside", "blockquote", "body", "br", "caption", "center", "dd", "details", "dialog",
     "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "head",
     "header", "hr", "html", "legend", "li", "main", "menu", "ol", "p", "pre", "section", "summary", "table",
     "tbody", "tfoot", "thead", "title", "tr", "ul",
 ))  # fmt: skip
-"""Elements that begin and end a line."""
+"""Elements that start and end a line."""
 _PREFIXES = {f"h{level}": "#" * level + " " for level in range(1, 7)} | {"li": "- "}
 _CELLS = frozenset(("td", "th"))
 _ALONE_IN_CELLS = frozenset(("p", "div"))
-"""The first such element in a cell does not break the line of the row."""
+"""The first such element in a cell does not break the row's line."""
 _BLANKS = re.compile(r"[ \t\r\n\f\xa0]+")
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE)
 _XML_ENCODING = re.compile(rb"^<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_.:-]{2,40})")
@@ -43,7 +43,7 @@ _DECLARED_WITHIN = 2_048
 
 
 class _HtmlLines:
-    """The target of a parser: it adds a line to ``draft`` for each block."""
+    """A parser target that adds a line to ``draft`` for each block."""
 
     def __init__(self, draft: Draft, file: str) -> None:
         self._draft, self._file = draft, file
@@ -134,9 +134,9 @@ def _is_skipped(tag: str, attributes: Mapping[str, str]) -> bool:
 
 
 def html(data: bytes) -> Extracted:
-    """Return the text of a page by block, headings marked as in Markdown, without scripts, styles and navigation.
+    """Return a page's text by block, with Markdown headings, and without scripts, styles and navigation.
 
-    The anchor is the nearest id before a line.
+    The anchor is the nearest preceding id.
     """
     draft = Draft()
     add_html(draft, data)
@@ -157,7 +157,7 @@ def add_html(draft: Draft, data: bytes, file: str = "") -> None:
 
 
 def _decoded(data: bytes) -> str:
-    """Decode a page in its declared encoding, if that is valid."""
+    """Decode a page with its declared encoding, if that is valid."""
     head = data[:_DECLARED_WITHIN]
     declared = (
         None
@@ -179,31 +179,31 @@ def _decoded(data: bytes) -> str:
 
 MAX_PAGES = 20_000
 _EDGE_LINES = 2
-"""Number of lines at the top and at the bottom of a page that may be running headers or footers."""
+"""How many lines at the top and bottom of a page may be running headers or footers."""
 _MIN_REPEATS = 3
 _MIN_REPEATED_FRACTION = 0.2
 _NUMBER = re.compile(r"\d+|\b[ivxlc]+\b")
 _UNWANTED = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 0xAD, 0xFFFE))
 _BROKEN = re.compile(r"[\x02\ufffe\xad]\n?")
-"""A hyphen at the end of a line, as the library reports it, with the line end."""
+"""A hyphen at the end of a line, as reported by the library, with the line ending."""
 _HYPHENATED = re.compile(r"(?<=\w)-\n[ \t]*([^\W\dA-Z]\S*)[ \t]*")
-"""A word broken at the end of a line, whose second part is moved to this line."""
+"""A word broken at the end of a line; its second part is moved to this line."""
 _WORDS = re.compile(r"\w+")
 _SECTION = re.compile(r"\d+|[a-z]|[ivxlc]+|appendix|chapter|part|section")
-"""A word of the number of a section."""
+"""A word in a section number."""
 MAX_NUMBER_WORDS = 5
 MIN_BROKEN_WORDS = 3
 MAX_BOOKMARKS = 100_000
 Bookmark = tuple[int, str]
-"""Level, from 1, and title."""
+"""Level (1-based) and title."""
 _BAD_PASSWORD = 4
 _UNSUPPORTED_SECURITY = 5
 
 
 def pdf(data: bytes) -> Extracted:
-    """Return the text of a PDF by line in reading order, broken words joined, running heads only once.
+    """Return a PDF's text by line in reading order, with broken words joined and running heads only once.
 
-    The anchor is the page. Lines with the titles of bookmarks are headings.
+    The anchor is the page. Lines that are bookmark titles are headings.
     """
     whole, bookmarks = _pdf_pages(data)
     pages = [_joined(page) for page in whole]
@@ -225,7 +225,7 @@ def pdf(data: bytes) -> Extracted:
 
 
 def _pdf_pages(data: bytes) -> tuple[list[str], dict[int, list[Bookmark]]]:
-    """Return the text of each page, and the bookmarks that lead to it, by the index of the page. Raises Refused."""
+    """Return each page's text, and the bookmarks that point to it, keyed by page index. Raises Refused."""
     import pypdfium2
     from pypdfium2 import raw
 
@@ -247,7 +247,7 @@ def _pdf_pages(data: bytes) -> tuple[list[str], dict[int, list[Bookmark]]]:
     for number in range(len(document)):
         page = raw.FPDF_LoadPage(document.raw, number)
         if page and has_forms and raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY) == raw.FLATTEN_SUCCESS:
-            raw.FPDF_ClosePage(page)  # from now on, form entries belong to the text of the page
+            raw.FPDF_ClosePage(page)  # from here on, form entries are part of the page's text
             page = raw.FPDF_LoadPage(document.raw, number)
         if not page:
             pages.append("")  # other pages may be intact
@@ -263,7 +263,7 @@ def _pdf_pages(data: bytes) -> tuple[list[str], dict[int, list[Bookmark]]]:
 
 
 def _text_of(page: object) -> str:
-    """Return the characters of a page, as the library orders them."""
+    """Return a page's characters in the library's order."""
     from pypdfium2 import raw
 
     count = raw.FPDFText_CountChars(page)
@@ -281,7 +281,7 @@ def _joined(page: str) -> list[str]:
 
 
 def _heading_levels(lines: Sequence[str], bookmarks: Sequence[Bookmark]) -> dict[int, int]:
-    """Return the levels of the lines of a page that are titles of its ``bookmarks``, which are in reading order."""
+    """Map the lines of a page that are titles of its ``bookmarks`` (in reading order) to their levels."""
     levels: dict[int, int] = {}
     start = 0
     for level, title in bookmarks:
@@ -293,7 +293,7 @@ def _heading_levels(lines: Sequence[str], bookmarks: Sequence[Bookmark]) -> dict
 
 
 def _is_titled(words: Sequence[str], title: Sequence[str]) -> bool:
-    """Return whether a line is a title, or its beginning if it is broken, alone or after the number of its section."""
+    """Return whether a line is a title, or the start of a broken title, optionally after a section number."""
     for skipped in range(min(len(words), MAX_NUMBER_WORDS + 1)):
         rest = words[skipped:]
         if rest == title or (len(rest) >= MIN_BROKEN_WORDS and rest == title[: len(rest)]):
@@ -302,7 +302,7 @@ def _is_titled(words: Sequence[str], title: Sequence[str]) -> bool:
 
 
 def _running_heads(pages: Sequence[Sequence[str]]) -> frozenset[str]:
-    """Return the lines at the top or bottom of many pages, without numbers."""
+    """Return the lines at the top or bottom of many pages, with numbers removed."""
     counts: Counter[str] = Counter()
     for lines in pages:
         counts.update({_without_numbers(line) for at, line in enumerate(lines) if _is_edge(at, lines)})

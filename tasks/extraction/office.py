@@ -1,7 +1,6 @@
-"""Extract text from office documents, which are archives of XML: docx, pptx, xlsx, OpenDocument, and EPUB.
+"""Extract text from office documents, which are XML archives: docx, pptx, xlsx, OpenDocument, and EPUB.
 
-Parts are read as streams and within a budget; XML that declares a document type, which these formats forbid, is
-refused.
+Parts are streamed within a budget; XML with a document type declaration, which these formats forbid, is rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from driftline.tasks.extraction.extractor import OLE, Draft, Extracted
 from driftline.tasks.extraction.process import Refused
 
 MAX_PARTS_BYTES = 512 * 2**20
-"""Maximum size of all unpacked parts that are read."""
+"""Maximum total size of the unpacked parts."""
 MAX_DEPTH = 200
 _CHUNK_BYTES = 64 * 1024
 _ENCRYPTED_FLAG = 1
@@ -33,14 +32,14 @@ Attributes = dict[str, str]
 
 @dataclass(slots=True)
 class _Archive:
-    """The parts of a document, keyed by name. ``budget`` counts the bytes that may still be unpacked."""
+    """A document's parts, keyed by name. ``budget`` is the number of bytes that may still be unpacked."""
 
     zipped: zipfile.ZipFile
     budget: int = MAX_PARTS_BYTES
     names: frozenset[str] = frozenset()
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a part. Raises Refused."""
+        """Yield a part's content. Raises Refused."""
         try:
             info = self.zipped.getinfo(name)
         except KeyError:
@@ -55,7 +54,7 @@ class _Archive:
                 yield chunk
 
     def parse(self, name: str, handler: _Handler) -> None:
-        """Let ``handler`` read a part of XML. Raises Refused."""
+        """Parse an XML part with ``handler``. Raises Refused."""
         parser = expat.ParserCreate(namespace_separator=" ")
         parser.buffer_text = True
         parser.StartDoctypeDeclHandler = _refuse
@@ -67,7 +66,7 @@ class _Archive:
         parser.Parse(b"", True)
 
     def relations(self, name: str) -> dict[str, str]:
-        """Return the targets of the relations of a part of OOXML, by id."""
+        """Return an OOXML part's relation targets, keyed by id."""
         folder, base = posixpath.split(name)
         of_part = f"{folder}/_rels/{base}.rels"
         found = _Relations()
@@ -92,7 +91,7 @@ def _opened(data: bytes) -> Iterator[_Archive]:
             yield _Archive(zipped, names=frozenset(zipped.namelist()))
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError, expat.ExpatError):
         raise Refused(SkipReason.DAMAGED) from None
-    except RuntimeError:  # zipfile on a part that is encrypted
+    except RuntimeError:  # zipfile raises it for an encrypted part
         raise Refused(SkipReason.ENCRYPTED) from None
 
 
@@ -135,7 +134,7 @@ _MATHEMATICAL = {"den": "/", "sub": "_", "sup": "^"}
 
 
 class _Paragraphs(_Handler):
-    """Adds a line for each paragraph of a document or drawing, each row of a table, and the names of each axis."""
+    """Adds a line for each paragraph of a document or drawing, each table row, and each axis's labels."""
 
     def __init__(self, draft: Draft) -> None:
         super().__init__()
@@ -184,11 +183,11 @@ class _Paragraphs(_Handler):
                 self._text.append("\t")
             case "fName":
                 self._text.append(" ")
-            case "sub" | "sup" if self._text[-1:] == [_MATHEMATICAL[tag]]:  # an empty one
+            case "sub" | "sup" if self._text[-1:] == [_MATHEMATICAL[tag]]:  # empty sub- or superscript
                 self._text.pop()
             case "p":
                 self._end_paragraph()
-            case "strCache":  # each series has the names of all categories
+            case "strCache":  # each series repeats the category names
                 self._in_chart = False
                 if (names := "".join(self._text)) in self._in_charts:
                     self._text.clear()
@@ -219,7 +218,7 @@ class _Paragraphs(_Handler):
 
 
 class _Comments(_Paragraphs):
-    """Also adds the comments on slides, and the comments on cells of ``sheet``, each anchored to its cell."""
+    """Also adds slide comments, and comments on cells of ``sheet``, each anchored to its cell."""
 
     def __init__(self, draft: Draft, sheet: str = "") -> None:
         super().__init__(draft)
@@ -244,13 +243,13 @@ _SAID = re.compile(r"/(?:comments|notesSlides)[^/]*(?:/[^/]*)?\.xml$")
 
 
 def _related(archive: _Archive, part: str, kind: re.Pattern[str]) -> list[str]:
-    """Return the distinct parts of a ``kind`` that a part refers to."""
+    """Return the distinct parts of ``kind`` that a part refers to."""
     targets = dict.fromkeys(archive.relations(part).values())
     return [name for name in targets if name in archive.names and kind.search(name)]
 
 
 def _add_drawn(archive: _Archive, draft: Draft, part: str, sheet: str = "") -> None:
-    """Add the text of the drawings, charts and diagrams of a part."""
+    """Add the text of a part's drawings, charts and diagrams."""
     drawn = _related(archive, part, _DRAWN)
     if sheet and drawn:
         draft.at(f"{sheet}!A1")
@@ -261,7 +260,7 @@ def _add_drawn(archive: _Archive, draft: Draft, part: str, sheet: str = "") -> N
 
 
 def _add_related(archive: _Archive, draft: Draft, part: str, sheet: str = "") -> None:
-    """Add the text of the drawings, charts and diagrams of a part, of its comments, and of the notes of a slide."""
+    """Add the text of a part's drawings, charts, diagrams, comments, and slide notes."""
     _add_drawn(archive, draft, part, sheet)
     for name in _related(archive, part, _SAID):
         archive.parse(name, _Comments(draft, sheet))
@@ -276,7 +275,7 @@ def _heading(style: str) -> str:
 
 
 def docx(data: bytes) -> Extracted:
-    """Return the paragraphs of a Word document, Markdown headings, tables by row, charts, notes and comments."""
+    """Return a Word document's paragraphs, headings as in Markdown, tables by row, charts, notes and comments."""
     draft = Draft()
     with _opened(data) as archive:
         main = "word/document.xml"
@@ -291,7 +290,7 @@ def docx(data: bytes) -> Extracted:
 
 
 class _Ids(_Handler):
-    """The ids of the slides of a presentation, or the names and ids of the sheets of a workbook, in order."""
+    """A presentation's slide ids, or a workbook's sheet names and ids, in order."""
 
     def __init__(self, tag: str) -> None:
         super().__init__()
@@ -305,7 +304,7 @@ class _Ids(_Handler):
 
 
 def pptx(data: bytes) -> Extracted:
-    """Return the paragraphs of each slide in the order of the slide show, tables by row, charts, notes and comments.
+    """Return each slide's paragraphs, in slide show order, tables by row, charts, notes and comments.
 
     The anchor is the slide.
     """
@@ -348,7 +347,7 @@ class _SharedStrings(_Handler):
 
 
 _DATE_FORMATS = frozenset((*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)))
-"""The numbers of the built-in formats of dates and times."""
+"""The numbers of the built-in date and time formats."""
 _LITERAL_IN_FORMAT = re.compile(r'"[^"]*"|\\.|[_*].|\[[^\]]*\]')
 _FIRST_DAY = datetime(1899, 12, 30)  # spreadsheets count 1900 as a leap year, so the offset holds from March 1900 on
 _DAYS_TO_1904 = 1_462
@@ -357,7 +356,7 @@ _MAX_DAYS = 2_950_000
 
 
 class _Styles(_Handler):
-    """The cell styles, keyed by number, that show a number as a date or a time, and the day from which they count."""
+    """The cell styles, keyed by number, that format a number as a date or a time, and day 0 of the dates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -384,7 +383,7 @@ class _Styles(_Handler):
         self._in_cells &= tag != "cellXfs"
 
     def shown(self, value: str, style: str) -> str:
-        """Return a number as people read it: ``2024-03-01``, ``2024-03-01 13:30:00``, ``13:30:00`` or ``0.3``."""
+        """Format a number for display: ``2024-03-01``, ``2024-03-01 13:30:00``, ``13:30:00`` or ``0.3``."""
         try:
             number = float(value)
         except ValueError:
@@ -401,7 +400,7 @@ class _Styles(_Handler):
 
 
 class _Sheet(_Handler):
-    """Adds a line for each row of a sheet; its anchor is the first cell with a value."""
+    """Adds a line for each row of a sheet; its anchor is the first non-empty cell."""
 
     def __init__(self, draft: Draft, name: str, strings: list[str], styles: _Styles) -> None:
         super().__init__()
@@ -446,7 +445,7 @@ class _Sheet(_Handler):
 
 
 def xlsx(data: bytes) -> Extracted:
-    """Return the rows of each sheet, values separated by tabs, with its charts, text boxes and comments.
+    """Return each sheet's rows, with tab-separated values, charts, text boxes and comments.
 
     The anchor is the first cell of a row, ``Sheet1!B7``, or the cell of a comment.
     """
@@ -472,9 +471,9 @@ def xlsx(data: bytes) -> Extracted:
 
 @dataclass(slots=True)
 class _Row:
-    """A row of a table: its cells with their columns, from 0, and the number of the column that comes next.
+    """A table row: its cells with their 0-based columns, and the next column.
 
-    ``depth`` is the number of texts around it.
+    ``depth`` is the number of text elements around it.
     """
 
     depth: int
@@ -484,9 +483,9 @@ class _Row:
 
 
 class _OpenDocument(_Handler):
-    """Adds a line for each paragraph, and for each row of a table.
+    """Adds a line for each paragraph and for each table row.
 
-    Paragraphs and tables inside of a paragraph, such as notes, comments and text boxes, come after it.
+    Paragraphs and tables inside a paragraph, such as notes, comments and text boxes, come after it.
     """
 
     def __init__(self, draft: Draft, is_sheet: bool) -> None:
@@ -504,7 +503,7 @@ class _OpenDocument(_Handler):
                 level = attributes.get("outline-level", "1")
                 self._prefixes.append("#" * min(int(level) if level.isdecimal() else 1, 6) + " " if tag == "h" else "")
                 self._texts.append([])
-            case "note" | "annotation":  # the number, or the author and date, of a note are not text
+            case "note" | "annotation":  # a note's number, or its author and date, are not text
                 self._texts.append([])
             case "s" | "tab" | "line-break":
                 self.data("\t" if tag == "tab" else " ")
@@ -530,7 +529,7 @@ class _OpenDocument(_Handler):
                 self._end_paragraph()
             case "note" | "annotation":
                 self._texts.pop()
-                if not self._texts:  # of a cell
+                if not self._texts:  # a cell's text
                     self._add_notes()
             case "table-row":
                 self._end_row()
@@ -568,7 +567,7 @@ class _OpenDocument(_Handler):
         self._number += 1
         filled = [(column, text) for column, text in row.cells if text]
         line = "\t".join([text for _, text in filled])
-        if filled and self._texts and not self._rows:  # in a text box of a paragraph, after which it comes
+        if filled and self._texts and not self._rows:  # in a text box, which comes after its paragraph
             self._notes.append(line)
         elif filled:
             if self._is_sheet:
@@ -578,7 +577,7 @@ class _OpenDocument(_Handler):
 
 
 def _letters(column: int) -> str:
-    """Return the name of a column, counted from 0: ``A``, ``Z``, ``AA``."""
+    """Return the name of a 0-based column: ``A``, ``Z``, ``AA``."""
     name, column = "", column + 1
     while column:
         column, rest = divmod(column - 1, 26)
@@ -607,7 +606,7 @@ def opendocument(data: bytes) -> Extracted:
 
 
 class _Package(_Handler):
-    """Finds the location of a book's package, in the container, and then its chapters, in reading order."""
+    """Finds the location of a book's package in the container, and then its chapters in reading order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -635,7 +634,7 @@ class _Package(_Handler):
 def epub(data: bytes) -> Extracted:
     """Return the text of a book in reading order.
 
-    The anchor is the file of a chapter and the nearest id in it.
+    The anchor is the chapter's file and the nearest id in it.
     """
     from driftline.tasks.extraction.html_pdf import add_html
 

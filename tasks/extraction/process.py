@@ -1,8 +1,8 @@
-"""Run an extractor in a separate process, with limits, so that a hostile document can crash only that process.
+"""Run an extractor in a separate process, with limits, so that a malicious document can crash only that process.
 
-The process has no network where the kernel allows that, writes no file, gets no credentials from the environment, and
-answers in JSON: its answers are never executed here. It is reused for the next document; a process that dies, hangs, or
-uses too much is replaced.
+The process has no network access if the kernel allows that, writes no files, gets no credentials from the environment,
+and responds in JSON, which is never executed here. It is reused for the next document; a process that dies, hangs, or
+exceeds its limits is replaced.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from typing import IO, Any, NoReturn
 from driftline.storage.documents import SkipReason
 
 CPU_SECONDS = 60
-"""Limit of CPU time for one document; a PDF of thousands of pages takes less."""
+"""CPU time limit per document; a PDF of thousands of pages takes less."""
 WALL_SECONDS = 600.0
-"""Limit of wall-clock time for one document, long enough on a machine with ten times too much load."""
+"""Wall-clock time limit per document, long enough even on a heavily overloaded machine."""
 MEMORY_BYTES = 2**30
-"""Address space in addition to what the process has before its first document."""
+"""Address space beyond what the process has before its first document."""
 MAX_ANSWER_BYTES = 512 * 2**20
 _LENGTH = struct.Struct("<Q")
 _SERVE = "from driftline.tasks.extraction.process import serve; serve({cpu_seconds}, {memory_bytes})"
 _KEPT_VARIABLES = frozenset(("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "SYSTEMROOT", "TMPDIR", "TZ"))
 _SET_VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Variables that restrict threads and memory pools: each would reserve address space, which counts towards the limit.
+"""Variables that limit threads and memory pools: each would reserve address space, which counts against the limit.
 """
 _FORBIDDEN = (
     "socket.",
@@ -48,7 +48,7 @@ _FORBIDDEN = (
     "ctypes.dlopen",
 )
 _LIBRARIES = ("lxml.etree", "pypdfium2")
-"""Loaded before the limits are set, which forbid loading native libraries."""
+"""Loaded before the limits are set, because the limits forbid loading native libraries."""
 _NEW_USER_AND_NETWORK = 0x10000000 | 0x40000000
 
 
@@ -84,11 +84,11 @@ class _Pool:
         self._idle: list[_Reader] = []
 
     def ask(self, target: str, data: bytes) -> dict[str, Any]:
-        """Return the answer of a process, or the reason why there is none."""
+        """Return a process's response, or the reason why there is none."""
         process = self._take()
         is_reused = process.has_answered
         answer = process.ask(target, data)
-        if process.is_lost and is_reused:  # perhaps killed while it was idle, which is not this document's fault
+        if process.is_lost and is_reused:  # it may have been killed while idle, which is not this document's fault
             process = _Reader()
             answer = process.ask(target, data)
         if process.is_alive:
@@ -110,7 +110,7 @@ class _Pool:
             process.end()
 
     def end(self) -> None:
-        """End the idle processes."""
+        """Stop the idle processes."""
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
@@ -118,8 +118,8 @@ class _Pool:
 
 
 class _Reader:
-    """One process. It ends when its input ends, at the latest with this process. If it ``has_answered``, it is reused.
-    If it ``is_lost``, it ended by itself or was killed, although it was within its limits.
+    """One process, which exits when its input is closed, no later than this process. It is reused if ``has_answered``
+    is set; ``is_lost`` is set if it exited or was killed although it was within its limits.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class _Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**kept, **_SET_VARIABLES, "PYTHONPATH": path},
-            start_new_session=True,  # Ctrl-C is for this process
+            start_new_session=True,  # the parent handles Ctrl-C
         )
 
     @property
@@ -140,9 +140,9 @@ class _Reader:
         return self._process.poll() is None
 
     def ask(self, target: str, data: bytes) -> dict[str, Any]:
-        """Return the answer of the process, or the reason why there is none.
+        """Return the process's response, or the reason why there is none.
 
-        The process is killed unless its answer is complete: the rest would be mistaken for the answer about the next
+        The process is killed unless its response is complete: the rest would be mistaken for the response to the next
         document.
         """
         late = threading.Event()
@@ -159,7 +159,7 @@ class _Reader:
             answer = self._answered(target, data)
         except _TooLongAnswer:
             return {"reason": SkipReason.BOMB}
-        except (ValueError, RecursionError):  # no JSON, or too deep
+        except (ValueError, RecursionError):  # not JSON, or nested too deeply
             return {"reason": SkipReason.DAMAGED}
         except (EOFError, OSError):
             self.end()
@@ -170,7 +170,7 @@ class _Reader:
         finally:
             timer.cancel()
             if answer is None or answer.get("reason") == SkipReason.BOMB:
-                self.end()  # after a decompression bomb, the process may lack memory for the next document
+                self.end()  # after a decompression bomb, the process may not have enough memory for the next document
         self.has_answered = True
         return answer
 
@@ -210,13 +210,13 @@ def _send(pipe: IO[bytes], data: bytes) -> None:
 def _received(pipe: IO[bytes], most: int) -> bytes:
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
-        raise EOFError("The worker process has ended")
+        raise EOFError("The worker process exited")
     (length,) = _LENGTH.unpack(head)
     if length > most:
         raise _TooLongAnswer
     data = pipe.read(length)
     if len(data) < length:
-        raise EOFError("The worker process ended while writing")
+        raise EOFError("The worker process exited while writing")
     return data
 
 
@@ -224,9 +224,9 @@ def _received(pipe: IO[bytes], most: int) -> bytes:
 
 
 def serve(cpu_seconds: int, memory_bytes: int) -> NoReturn:
-    """Read documents from standard input and write their text to standard output, until the input ends."""
+    """Read documents from standard input and write their text to standard output until the input is closed."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of libraries must not mix with the answers
+    os.dup2(2, 1)  # library output must not mix with the responses
     _leave_network()
     for library in _LIBRARIES:
         with suppress(ImportError):
@@ -266,8 +266,8 @@ def _leave_network() -> None:
 
 
 def _limit_memory_and_files(memory_bytes: int) -> None:
-    """Limit the memory of the process, and forbid it to write files, connect to hosts or start processes."""
-    with suppress(OSError, ValueError):  # not on every system
+    """Limit the process's memory, and prevent it from writing files, connecting to hosts or starting processes."""
+    with suppress(OSError, ValueError):  # not available on every system
         with open("/proc/self/statm", "rb") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
@@ -287,7 +287,7 @@ def _writes(arguments: tuple[Any, ...]) -> bool:
 
 
 def _limit_time(cpu_seconds: int) -> None:
-    """Limit the CPU time of this process; the kernel ends it at the limit."""
+    """Limit this process's CPU time; the kernel kills it at the limit."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + cpu_seconds, hard))

@@ -1,4 +1,4 @@
-"""Extract text from text-based formats: notebooks, mail, subtitles, RTF and pages of the manual."""
+"""Extract text from text-based formats: notebooks, email, subtitles, RTF and man pages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PLAIN_SUFFIXES = frozenset(("bash", "c", "cpp", "go", "java", "kotlin", "php", 
 
 
 def notebook(data: bytes) -> Extracted:
-    """Return the cells of a Jupyter notebook in order, code and prose, without outputs.
+    """Return a Jupyter notebook's code and prose cells in order, without outputs.
 
-    The anchor is the number of a cell.
+    The anchor is the cell number.
     """
     return _notebook(data, outputs=False)
 
@@ -59,7 +59,7 @@ def _notebook(data: bytes, *, outputs: bool) -> Extracted:
 
 
 def _cells(read: Any) -> list[tuple[str, str, str]]:
-    """Return the kind, the source and the outputs of each cell, in format 4 or 3."""
+    """Return each cell's type, source and outputs, in format 4 or 3."""
     sheets = [read] if "cells" in read else read["worksheets"]
     found = [cell for sheet in sheets for cell in sheet["cells"]]
     return [
@@ -69,7 +69,7 @@ def _cells(read: Any) -> list[tuple[str, str, str]]:
 
 
 def _printed(outputs: Any) -> str:
-    """Return the text of outputs: streams, results without pictures and markup, and errors without their colours."""
+    """Return the text of outputs: streams, results minus pictures and markup, and errors minus colours."""
     texts: list[str] = []
     for output in outputs if isinstance(outputs, list) else ():
         if not isinstance(output, dict):
@@ -90,7 +90,7 @@ def _joined(source: Any) -> str:
 
 
 def _language(read: dict[str, Any]) -> str:
-    """Return the suffix of files in the language of a notebook, "" if it is unknown."""
+    """Return the file suffix of a notebook's language; "" if it is unknown."""
     try:
         about = read.get("metadata", {})
         name = about.get("language_info", {}).get("name") or about.get("kernelspec", {}).get("language") or "python"
@@ -108,14 +108,14 @@ _QUOTED_FROM = re.compile(r"^>(>*From )", re.MULTILINE)
 
 
 def mail(data: bytes) -> Extracted:
-    """Return the text of one message: the headers that people search, its body, and the names of its attachments."""
+    """Return an email's text: the headers worth searching, its body, and its attachments' names."""
     draft = Draft()
     _add_message(draft, data)
     return draft.done()
 
 
 def mailbox(data: bytes) -> Extracted:
-    """Return the messages of an mbox; the anchor is the number of a message."""
+    """Return the emails in an mbox; the anchor is the email's number."""
     draft = Draft()
     for number, message in enumerate(messages(data), start=1):
         if draft.lines:
@@ -126,7 +126,7 @@ def mailbox(data: bytes) -> Extracted:
 
 
 def messages(data: bytes) -> Iterator[bytes]:
-    """Yield the messages of an mbox."""
+    """Yield the emails in an mbox."""
     starts = [match.span() for match in _BEGINS_MESSAGE.finditer(data)]
     for at, (_, first) in enumerate(starts):
         yield data[first : starts[at + 1][0] if at + 1 < len(starts) else len(data)]
@@ -149,7 +149,7 @@ def _add_message(draft: Draft, data: bytes) -> None:
 
 
 def _texts(part: MIMEPart, body: object) -> Iterator[MIMEPart]:
-    """Yield the text of a message, without attachments, and the text of forwarded messages."""
+    """Yield the text of an email and of forwarded emails, skipping attachments."""
     if part is body:
         yield part
     elif part.get_content_type() == "multipart/alternative":
@@ -165,7 +165,7 @@ def _texts(part: MIMEPart, body: object) -> Iterator[MIMEPart]:
 
 
 def attachments(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the file name, without folders, and the content of each attachment of a message."""
+    """Yield the file name (folders removed) and content of each of an email's attachments."""
     message = BytesParser(policy=email.policy.default).parsebytes(data)
     body = message.get_body(("plain", "html"))
     yield from _attached(message, body)
@@ -184,7 +184,7 @@ def _attached(message: MIMEPart, body: object) -> Iterator[tuple[str, bytes]]:
 
 
 def _file_name(name: str) -> str:
-    """Return the file name in a header, without folders, blanks and control characters."""
+    """Return the file name in a header, with folders, whitespace and control characters removed."""
     plain = _NO_NAME.sub(" ", name.replace("\\", "/").rstrip("/").rpartition("/")[2]).strip()
     return plain if plain.strip(".") else "attachment"
 
@@ -195,7 +195,7 @@ _NO_NAME = re.compile(r"[\s\x00-\x1f\x7f]+")
 def _header(message: EmailMessage, name: str) -> str:
     try:
         return " ".join(str(message[name] or "").split())
-    except (ValueError, IndexError, AttributeError, TypeError):  # the library gives up on some damaged headers
+    except (ValueError, IndexError, AttributeError, TypeError):  # the library fails on some damaged headers
         return ""
 
 
@@ -220,7 +220,7 @@ _TAGS = re.compile(r"<[^<>\n]{1,100}>|\{\\[^{}\n]{1,100}\}")
 
 
 def subtitles(data: bytes) -> Extracted:
-    """Return the spoken text of srt or vtt, without times and styles; the anchor is its time."""
+    """Return the spoken text of srt or vtt files, without times and styles; the anchor is the time."""
     text, reason = decode(data)
     if reason is not None:
         raise Refused(reason)
@@ -249,7 +249,7 @@ _NO_TEXT = frozenset(
      b"listtable", b"listoverridetable", b"rsidtbl", b"generator", b"header", b"footer", b"headerl", b"headerr",
      b"footerl", b"footerr", b"fldinst", b"xmlnstbl", b"latentstyles")
 )  # fmt: skip
-"""Groups that hold the appearance of a document, or text that repeats on each page."""
+"""Groups with formatting, or with text that repeats on each page."""
 _RTF_SIGNS = {
     b"par": "\n", b"line": "\n", b"sect": "\n", b"page": "\n", b"row": "\n", b"tab": "\t", b"cell": "\t",
     b"emdash": "—", b"endash": "–", b"lquote": "‘", b"rquote": "’", b"ldblquote": "“",
@@ -260,7 +260,7 @@ _MAX_GROUPS = 1_000
 
 
 def rtf(data: bytes) -> Extracted:
-    """Return the paragraphs of an RTF document."""
+    """Return an RTF document's paragraphs."""
     draft = Draft()
     for line in _rtf_text(data).split("\n"):
         if line.strip():
@@ -325,7 +325,7 @@ def _codepage(number: bytes) -> str:
     return name
 
 
-# -- pages of the manual -------------------------------------------------------------------------
+# -- man pages ------------------------------------------------------------------------------------
 
 _LEVELS = {"SH": "## ", "Sh": "## ", "SS": "### ", "Ss": "### "}
 _ENDING = "PP P LP HP IP TP TQ It Pp sp br Bl El D1 Dl RS RE Sp"
@@ -339,7 +339,7 @@ _PARAGRAPHS = frozenset(_ENDING.split())
 """Requests that end a paragraph."""
 _VERBATIM = {"nf": True, "EX": True, "Vb": True, "Bd": True, "fi": False, "EE": False, "Ve": False, "Ed": False}
 _SILENT = frozenset(_WITHOUT_TEXT.split())
-"""Requests whose arguments are no text. Requests in lower case are such, too."""
+"""Requests whose arguments are not text. The same is true of all lower-case requests."""
 _ALTERNATING = frozenset(_OF_FONTS.split())
 _MDOC = frozenset(_OF_MDOC.split())
 _OPENED = {"Op": "[", "Oo": "[", "Dq": "\u201c", "Do": "\u201c", "Qq": '"', "Qo": '"', "Sq": "'", "So": "'"}
@@ -358,7 +358,7 @@ _SIGNS = {
 _ACCENTS = {"'": "\u0301", "`": "\u0300", "^": "\u0302", ":": "\u0308", "~": "\u0303", ",": "\u0327", "o": "\u030a"}
 _STRINGS = {"lq": "\u201c", "rq": "\u201d", "R": "\u00ae", "Tm": "\u2122", "Aq": "'", "C`": '"', "C'": '"', "--": "-"}
 _MAX_STRING_CHARACTERS = 200
-"""A string may hold others, which would grow without end."""
+"""Strings may contain other strings, and would grow without limit."""
 _ROFF_ESCAPE = re.compile(
     r"""\\(?:
     ["\#].*                                              # a comment
@@ -374,11 +374,11 @@ _ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|((?:\\.|\S)+)')
 _COMMENT = re.compile(r'\\["#].*')
 _REQUEST = re.compile(r"[.'][ \t]*([^\s\\\"]{1,14})[ \t]*(.*)")
 _CONDITION = re.compile(r"(!?)(n|o|\\n\(\.g)?\S*[ \t]*(.*)")
-"""True are n, a terminal, and the register of groff."""
+"""Conditions that are true: n (a terminal) and groff's register."""
 
 
 def man(data: bytes) -> Extracted:
-    """Return a page of the manual: a line for each paragraph, item and row, with headings marked as in Markdown."""
+    """Return a man page: a line for each paragraph, item and row, with Markdown headings."""
     text, reason = decode(data)
     if reason is not None:
         raise Refused(reason)
@@ -390,7 +390,7 @@ def man(data: bytes) -> Extracted:
 
 
 class _Manual:
-    """Reads the requests of a page, with the macros man or mdoc, and adds its paragraphs to ``draft``."""
+    """Reads a page's requests, with man or mdoc macros, and adds its paragraphs to ``draft``."""
 
     def __init__(self) -> None:
         self.draft = Draft()
@@ -401,7 +401,7 @@ class _Manual:
         self._hidden = 0
 
     def read(self, line: str) -> None:
-        """Read one line of the source."""
+        """Read one source line."""
         if self._is_definition:
             self._is_definition = not line.startswith("..")
         elif self._hidden:
@@ -466,7 +466,7 @@ class _Manual:
             self._add(("" if name in _ALTERNATING else " ").join(words[:1] if name == "IP" else words))
 
     def _branch(self, name: str, rest: str) -> None:
-        """Read what follows a condition if that is true on a terminal."""
+        """Read the rest of a condition if it is true on a terminal."""
         if name == "el":
             is_true = not self._was_true
         elif condition := _CONDITION.match(rest):
@@ -500,31 +500,38 @@ class _Manual:
         return _SIGNS.get(sign, "")
 
     def _mdoc(self, words: Sequence[str]) -> str:
-        """Return the text of a request of mdoc, whose arguments may be requests themselves."""
-        out, closing, flag, glued = "", "", "", True
+        """Return the text of an mdoc request, whose arguments may be requests themselves."""
+        out, closing, flag, no_space_before = "", "", "", True
         rest = [*words, ""]
         while len(rest) > 1:
             word = rest.pop(0)
             if word in _POINTS:
-                out, closing, glued = out + (closing if len(rest) == 1 else "") + word, closing * (len(rest) > 1), False
+                out, closing, no_space_before = (
+                    out + (closing if len(rest) == 1 else "") + word,
+                    closing * (len(rest) > 1),
+                    False,
+                )
                 continue
             if word not in _MDOC:
-                out, glued = out + ("" if glued or not out else " ") + flag + word, word in ("(", "[")
+                out, no_space_before = (
+                    out + ("" if no_space_before or not out else " ") + flag + word,
+                    word in ("(", "["),
+                )
                 continue
             flag = "-" if word == "Fl" else ""
             if word in _OPENED:
-                out, glued = out + ("" if glued or not out else " ") + _OPENED[word], True
+                out, no_space_before = out + ("" if no_space_before or not out else " ") + _OPENED[word], True
                 closing = _CLOSED.get(word, "") + closing
             elif word in _CLOSED:
-                out, glued = out + _CLOSED[word], False
+                out, no_space_before = out + _CLOSED[word], False
             elif word == "Nm":
                 is_given = rest[0] and rest[0] not in _MDOC and rest[0] not in _POINTS
                 named = rest.pop(0) if is_given else self._name
                 self._name = self._name or named
-                out, glued = out + ("" if glued or not out else " ") + named, False
+                out, no_space_before = out + ("" if no_space_before or not out else " ") + named, False
             elif word == "Xr" and len(rest) > 2:
                 rest[:2] = [f"{rest[0]}({rest[1]})"]
             elif word == "Ar" and (not rest[0] or rest[0] in _MDOC):
                 rest.insert(0, "file ...")
-            glued = glued or word in ("Ns", "Pf")
+            no_space_before = no_space_before or word in ("Ns", "Pf")
         return out + closing

@@ -1,4 +1,4 @@
-"""Read commits and branches of git, and the paths that differ between two commits or between a commit and the disk.
+"""Read git commits and branches, and the paths that differ between two commits or between a commit and the disk.
 
 Git compares trees, not histories, so force-pushes, branches and merges need no special cases. If git cannot list all
 differences, ``ChangedPaths.paths`` is None, which requires a full scan.
@@ -17,15 +17,15 @@ from driftline.storage.sources.git_isolation import Repository, ask, ask_remote,
 from driftline.tasks.git.work_tree import WorkTree
 
 MAX_CHANGED_PATHS = 20_000
-"""Above this number of paths, scanning them is no faster than a full scan."""
+"""Scanning more paths than this is no faster than a full scan."""
 
 _ATTRIBUTES = ".gitattributes"
-"""The file that determines how git writes other files to the disk."""
+"""The file that determines how git writes other files to disk."""
 _REMOTE, _HEADS = "refs/remotes/origin/", "refs/heads/"
 _ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SUBMODULE = b"160000"
 _PLAIN_ENTRY, _SUBMODULE_ENTRY = b"\0H 1", b"\0H 160000"
-"""The beginnings of entries in a list of tracked files. Other entries have a flag or a conflict."""
+"""The starts of entries in a list of tracked files. Other entries have a flag or a conflict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class ChangedPaths:
 
 
 def head(root: str) -> Commit | None:
-    """Return the checked-out commit of the work tree that contains ``root``.
+    """Return the checked-out commit of the working tree that contains ``root``.
 
-    Returns None without git or before the first commit.
+    Returns None if git is missing or there is no commit yet.
     """
     repository = find_repository(root)
     commit = _head_id(root) if repository is not None else None
@@ -61,13 +61,13 @@ def head(root: str) -> Commit | None:
 
 
 def commit_time(root: str, commit: str) -> datetime | None:
-    """Return the time of a commit, in UTC; None if the clone lacks it."""
+    """Return a commit's time in UTC; None if the clone does not have it."""
     repository = find_repository(root) if _ID.fullmatch(commit) else None
     return _time_of(repository, commit) if repository is not None else None
 
 
 def is_ancestor(root: str, commit: str, later: str) -> bool:
-    """Return whether ``commit`` is an ancestor of ``later``; False if the clone lacks one of them."""
+    """Return whether ``commit`` is an ancestor of ``later``; False if the clone does not have both."""
     repository = find_repository(root) if _ID.fullmatch(commit) and _ID.fullmatch(later) else None
     return repository is not None and run(repository, root, "merge-base", "--is-ancestor", commit, later) is not None
 
@@ -85,7 +85,7 @@ def _time_of(repository: Repository, commit: str) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class PushedCommit:
-    """The newest commit of a work tree that its remote ``origin`` has; ``prefix`` leads from its top to the folder."""
+    """A working tree's newest commit that is on its remote ``origin``; ``prefix`` is the folder below its top."""
 
     repository: Repository
     id: str
@@ -100,10 +100,9 @@ class PushedCommit:
 
 
 def pushed_commit(root: str) -> PushedCommit | None:
-    """Return the newest commit that the work tree around ``root`` shares with its branch at ``origin``, as last
-    fetched.
+    """Return the newest commit that the working tree around ``root`` shares with its branch on ``origin``.
 
-    Without such a branch, the default branch is used. Contacts no host.
+    Uses the branch as last fetched, falling back to the default branch. Contacts no host.
     """
     repository = find_repository(root)
     commit = _head_id(root) if repository is not None else None
@@ -129,7 +128,7 @@ _PATHS_AT_ONCE = 100
 
 
 def blobs_at(pushed: PushedCommit, paths: Sequence[str]) -> dict[str, str]:
-    """Return the commit's blobs of regular files at ``paths``, relative to the folder; missing ones are left out.
+    """Return the commit's blob ids of regular files at ``paths``, relative to the folder; missing files are omitted.
 
     Returns nothing if git fails.
     """
@@ -148,14 +147,14 @@ def blobs_at(pushed: PushedCommit, paths: Sequence[str]) -> dict[str, str]:
 
 
 def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Collection[str]) -> ChangedPaths:
-    """Return the paths that differ between the trees of two commits; a rename is a deletion and an addition.
+    """Return the paths that differ between two commits' trees; a rename is a deletion plus an addition.
 
-    A changed file with a name in ``ignore_files`` affects other files, so it requires a full scan.
+    A changed file whose name is in ``ignore_files`` affects other files, so it requires a full scan.
     """
     if not _ID.fullmatch(base):
         return ChangedPaths(None, "the last indexed commit is not a commit id")
     if run(tree.repository, tree.root, "cat-file", "-e", f"{base}^{{commit}}") is None:
-        return ChangedPaths(None, f"this clone lacks {base[:12]}, the last indexed commit")
+        return ChangedPaths(None, f"this clone does not have {base[:12]}, the last indexed commit")
     answer = run(tree.repository, tree.root, "diff-tree", "-r", "-z", "--raw", "--no-renames", base, commit)
     if answer is None:
         return ChangedPaths(None, f"git cannot compare with {base[:12]}, the last indexed commit")
@@ -166,9 +165,9 @@ def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Col
 
 
 def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> ChangedPaths:
-    """Return the paths that differ between the checked-out commit and the disk: changed, deleted and untracked files.
+    """Return the paths that differ between the checked-out commit and disk: changed, deleted and untracked files.
 
-    ``ignore_files`` are treated as in ``changes_between``.
+    ``ignore_files`` has the same meaning as in ``changes_between``.
     """
     command = ("status", "--porcelain=v1", "-z", "--no-renames")
     options = ("--untracked-files=all", "--ignore-submodules=all")  # git would run a status in each submodule
@@ -181,7 +180,7 @@ def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> Changed
     if listed.count(_PLAIN_ENTRY) < entries.count(b"\0") or _SUBMODULE_ENTRY in listed:
         return ChangedPaths(None, "there are submodules, conflicts, or files with assume-unchanged or skip-worktree")
     if status is None:
-        return ChangedPaths(None, "git cannot list the changes on the disk")
+        return ChangedPaths(None, "git cannot list the changes on disk")
     return _within(tree, [entry[3:] for entry in status.split(b"\0")[:-1]], ignore_files)
 
 
@@ -196,9 +195,9 @@ def union(first: ChangedPaths, second: ChangedPaths) -> ChangedPaths:
 
 
 def _within(tree: WorkTree, names: list[bytes], ignore_files: Collection[str]) -> ChangedPaths:
-    """Return ``names``, relative to the top of the work tree, as paths in the source.
+    """Convert ``names``, relative to the top of the working tree, to paths in the source.
 
-    Names outside of it are dropped.
+    Names outside the source are dropped.
     """
     paths: set[str] = set()
     for name in map(os.fsdecode, names):
@@ -215,21 +214,24 @@ _REQUEST_NAME = re.compile(r"((?:heads/)*)pr/\d+")
 
 
 def index_name(branch: str) -> str:
-    """Return the name of a git branch in the index: its own, unless that is ``pr/NUMBER``, as for pull requests."""
+    """Return a git branch's name in the index:
+
+    its own, unless it is ``pr/NUMBER``, which is reserved for pull requests.
+    """
     return f"heads/{branch}" if _REQUEST_NAME.fullmatch(branch) else branch
 
 
 def branch_named(name: str) -> str | None:
-    """Return the git branch with this ``name`` in the index; None for a pull request, which has no branch."""
+    """Return the git branch for the index branch ``name``; None for a pull request, which has no branch."""
     match = _REQUEST_NAME.fullmatch(name)
     return name if match is None else name.removeprefix("heads/") if match[1] else None
 
 
 def ask_remote_branches(root: str) -> frozenset[str] | None:
-    """Ask the remote ``origin`` for the names of its branches.
+    """Ask the remote ``origin`` for its branch names.
 
-    Returns None if there is no remote, if it does not answer, or if it has no branch. The remote branches in a clone
-    are no substitute: a single-branch clone lacks the others.
+    Returns None if there is no remote, or if it does not respond or has no branches. The clone's remote-tracking
+    branches are no substitute: a single-branch clone does not have the others.
     """
     if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
         return None
@@ -239,7 +241,7 @@ def ask_remote_branches(root: str) -> frozenset[str] | None:
 
 
 def local_branches(root: str) -> frozenset[str]:
-    """Return the names of the branches of the work tree around ``root``; none without git."""
+    """Return the branch names of the working tree around ``root``; empty if git is missing."""
     if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
         return frozenset()
     answer = ask(root, "rev-parse", "--symbolic-full-name", "--branches")
@@ -248,9 +250,9 @@ def local_branches(root: str) -> frozenset[str]:
 
 
 def is_on_remote_branch(root: str, commit: str, branch: str) -> bool | None:
-    """Return whether ``commit`` is in ``branch`` of ``origin``, as the work tree around ``root`` has fetched it.
+    """Return whether ``commit`` is in ``branch`` of ``origin``, as last fetched by the working tree around ``root``.
 
-    Returns None if that branch has not been fetched.
+    Returns None if the branch was never fetched.
     """
     answer = ask(root, "rev-parse", "--verify", "--quiet", f"{_REMOTE}{branch}")
     tip = answer.decode().strip() if answer else ""
@@ -258,7 +260,7 @@ def is_on_remote_branch(root: str, commit: str, branch: str) -> bool | None:
 
 
 def default_branch(root: str) -> str | None:
-    """Return the branch of ``origin``'s HEAD, as the work tree around ``root`` knows it, or None."""
+    """Return the branch of ``origin``'s HEAD, as known to the working tree around ``root``, or None."""
     if "://" in root or find_repository(root) is None:
         return None
     answer = ask(root, "symbolic-ref", "--quiet", f"{_REMOTE}HEAD")

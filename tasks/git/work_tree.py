@@ -1,4 +1,4 @@
-"""Find clean files of git work trees and their blob ids without reading the files.
+"""Find the clean files of git working trees, and their blob ids, without reading the files.
 
 A blob id identifies stored bytes; filters (line endings, LFS) may write other bytes to disk. The scan therefore also
 compares sizes. If git fails, the tree is scanned as a plain folder.
@@ -47,9 +47,9 @@ _PATH_END = 1 << 30  # no limit
 
 @dataclass(frozen=True, slots=True)
 class WorkTree:
-    """A source inside a git work tree.
+    """A source inside a git working tree.
 
-    ``root`` is the source and ``top`` the top of the work tree, both absolute; ``prefix`` leads from top to root
+    ``root`` is the source and ``top`` the top of the working tree, both absolute; ``prefix`` is root relative to top
     ("" or with a trailing slash); ``index`` and ``exclude`` are git's index and ``info/exclude``.
     """
 
@@ -80,7 +80,7 @@ class WorkTree:
 
 @dataclass(frozen=True, slots=True)
 class GitOrigin:
-    """The origin of a work tree. ``url`` has no credentials; ``subpath`` is "" or has a trailing slash."""
+    """The origin of a working tree. ``url`` has no credentials; ``subpath`` is "" or has a trailing slash."""
 
     url: str | None
     subpath: str
@@ -88,9 +88,9 @@ class GitOrigin:
 
 
 def find_work_tree(root: str) -> WorkTree | None:
-    """Return the work tree that contains ``root`` (absolute).
+    """Return the working tree that contains ``root`` (absolute).
 
-    Returns None if there is none, if git is missing or refuses to read it, or if it ignores ``root``, such as a project
+    Returns None if there is none, if git is missing or refuses to read it, or if ``root`` is ignored, such as a project
     below a home folder that is itself under git.
     """
     repository = find_repository(root)
@@ -103,10 +103,9 @@ def find_work_tree(root: str) -> WorkTree | None:
 
 
 class TrackedFiles:
-    """The files that git tracks below a folder of a work tree; a context manager. Paths are relative to the folder.
+    """The files that git tracks below a folder of a working tree; a context manager. Paths are relative to the folder.
 
-    ``prefixes`` limit them as in ``clean_blobs``. Git begins to list them at ``start``, or else at the first other
-    call.
+    ``prefixes`` limits them as in ``clean_blobs``. ``start``, or else the first other call, starts the listing.
     """
 
     def __init__(self, repository: Repository, root: str, prefixes: Sequence[str] = ()) -> None:
@@ -140,17 +139,17 @@ class TrackedFiles:
 
     @property
     def ignores_case(self) -> bool:
-        """Whether the ignore rules of the repository are case-insensitive."""
+        """Whether the repository's ignore rules are case-insensitive."""
         return self._repository.ignores_case
 
     def output(self) -> bytes | None:
-        """Return the entries as git lists them, sorted by path; None if it fails."""
+        """Return git's list of entries, sorted by path; None if git fails."""
         self.start()
         self._finish()
         return self._output
 
     def holds(self, path: str) -> bool | None:
-        """Return whether git tracks a file or, for a folder (with a trailing slash), any file in it.
+        """Return whether git tracks a file or, for a folder (with a trailing slash), any file inside.
 
         Returns None if git fails.
         """
@@ -182,7 +181,7 @@ class TrackedFiles:
 
 @dataclass(frozen=True, slots=True)
 class NestedRepository:
-    """A repository in a folder (with a trailing slash) of a source, with its own work tree."""
+    """A repository with its own working tree in a folder (with a trailing slash) of a source."""
 
     folder: str
     git_dir: str
@@ -194,7 +193,7 @@ class NestedRepository:
 
 
 def find_nested(tree: SafeFolder, folder: str) -> NestedRepository | None:
-    """Return the repository of the ``.git`` in ``folder`` of a source; None if git does not accept it."""
+    """Return the repository whose ``.git`` is in ``folder`` of a source; None if git does not accept it."""
     entry = f"{tree.root.rstrip('/')}/{folder}.git"
     git_dir = entry
     try:
@@ -214,10 +213,10 @@ def find_nested(tree: SafeFolder, folder: str) -> NestedRepository | None:
 
 
 def tracked_in(root: str, nested: NestedRepository, outer: Collection[str]) -> TrackedFiles | None:
-    """Return the tracked files of a nested repository.
+    """Return a nested repository's tracked files.
 
-    Returns None if its git files are neither in the source nor in one of the git directories ``outer``; others are not
-    read.
+    Returns None if its git files are neither in the source nor in one of the git directories ``outer``: other
+    directories are never read.
     """
     where = os.path.realpath(nested.git_dir)
     if not any(where.startswith(each.rstrip("/") + "/") for each in (os.path.realpath(root), *outer)):
@@ -231,9 +230,9 @@ def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = (), tracked: TrackedFi
     """Return the tracked files that are clean now: ``path`` (binary, relative to the source) and ``etag`` (``git:id``).
 
     Call it after the files are stat'ed: a file that changes in between is dirty or has another id. ``prefixes``
-    (folders with a trailing slash) limit the result, which may contain more. Files that are marked skip-worktree or
-    assume-unchanged, are in conflict, or were added with ``--intent-to-add`` are excluded. The result is empty if git
-    fails. ``tracked`` may have been listed before, with the same ``prefixes``.
+    (folders with a trailing slash) limits the result, which may still contain more. Files that are marked skip-worktree
+    or assume-unchanged, are in conflict, or were added with ``--intent-to-add`` are excluded. The result is empty if
+    git fails. ``tracked`` may be an earlier listing with the same ``prefixes``.
     """
     narrowed = [] if "" in prefixes or len(prefixes) > _MAX_PATHSPECS else [f":(literal){p}" for p in prefixes]
     for _ in range(2):
@@ -253,7 +252,7 @@ def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = (), tracked: TrackedFi
 
 
 def git_origin(root: str) -> GitOrigin | None:
-    """Return origin, subpath and commit of the work tree that contains ``root``, or None."""
+    """Return the origin, subpath and commit of the working tree that contains ``root``, or None."""
     tree = find_work_tree(root)
     if tree is None:
         return None

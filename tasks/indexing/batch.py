@@ -45,9 +45,9 @@ _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """The metadata, bytes and hash of a file. A ``racy`` file may change again within the same tick of its clock.
+    """A file's metadata, bytes and hash. A ``racy`` file may change again within the same clock tick.
 
-    If ``only_ends``, ``data`` holds only the beginning and the end of a large file.
+    If ``only_ends`` is set, ``data`` holds only the start and the end of a large file.
     """
 
     info: FileInfo
@@ -62,7 +62,7 @@ def read_all(
 ) -> Iterator[tuple[dict[str, Any], ReadFile | SkipReason]]:
     """Yield each of ``changes`` (``diff.CHANGE_SCHEMA``) with its file or skip reason, in order.
 
-    If records exceed ``most_bytes``, only their first and last lines are read. Raises StorageError.
+    Only the first and last lines are read of record files larger than ``most_bytes``. Raises StorageError.
     """
     files = [change for change in changes if not is_of_member(change["etag"])]
     large = {c["path"] for c in files if c["size_bytes"] > most_bytes and holds_records(c["path"])}
@@ -79,7 +79,7 @@ def read_all(
 
 
 def _read_members(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[ReadFile | SkipReason]:
-    """Read members of archives, by the hashes in their etags; each archive once for adjacent members."""
+    """Read archive members, identified by the hashes in their etags; each archive once for adjacent members."""
     for container, members in groupby(changes, lambda change: container_of(change["path"])):
         asked = [*members]
         etags = ((change["path"], change["etag"]) for change in asked if reason_in(change["etag"]) is None)
@@ -95,14 +95,14 @@ def _read_members(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator
                 continue
             data = found.pop(change["path"], None)
             if data is None or content_hash(data) != change["etag"].removeprefix(OF_CONTENT):
-                yield SkipReason.UNSTABLE  # the archive has changed or vanished since the scan
+                yield SkipReason.UNSTABLE  # the archive changed or disappeared after the scan
                 continue
             info = FileInfo(change["path"], len(data), change["mtime_ns"], change["etag"])
             yield ReadFile(info, data, content_hash(data), racy=False)
 
 
 def _read_ends(source: Source, change: dict[str, Any], most_bytes: int) -> ReadFile | SkipReason:
-    """Read the first and last lines of a file, which must have the same stat before and after the read."""
+    """Read a file's first and last lines; its stat must be the same before and after."""
     path = change["path"]
     for _ in range(READ_ATTEMPTS):
         started_ns = time.time_ns()
@@ -125,7 +125,7 @@ def _read_ends(source: Source, change: dict[str, Any], most_bytes: int) -> ReadF
 
 
 def _checked(read: ReadFile | SkipReason) -> ReadFile | SkipReason:
-    """Check the size again, because a file may have grown since the listing."""
+    """Check the size again, because the file may have grown since the listing."""
     return SkipReason.TOO_LARGE if isinstance(read, ReadFile) and len(read.data) > MAX_TEXT_BYTES else read
 
 
@@ -143,7 +143,7 @@ def _read_remote(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[
 
 
 def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason:
-    """Read a local file, which must have the same stat before and after the read."""
+    """Read a local file; its stat must be the same before and after."""
     path = change["path"]
     for _ in range(READ_ATTEMPTS):
         started_ns = time.time_ns()
@@ -165,7 +165,7 @@ def _read_local(source: Source, change: dict[str, Any]) -> ReadFile | SkipReason
 
 
 def _as_local(after: FileInfo, change: dict[str, Any], started_ns: int) -> tuple[FileInfo, bool]:
-    """Return a file with the etag of the listing, if it is still as listed, and whether it is racy."""
+    """Return a file with the listing's etag if it has not changed since, and whether it is racy."""
     as_listed = all(getattr(after, name) == change[name] for name in _STATUS)
     info = replace(after, path=change["path"], etag=change["etag"] if as_listed else "")
     young = after.mtime_ns > started_ns - RACY_NS or after.ctime_ns > started_ns - CTIME_TICK_NS
@@ -173,14 +173,14 @@ def _as_local(after: FileInfo, change: dict[str, Any], started_ns: int) -> tuple
 
 
 def _as_remote(after: FileInfo, change: dict[str, Any]) -> tuple[FileInfo, bool]:
-    """Like ``_as_local``, for a store, whose listings have times with another precision."""
+    """Like ``_as_local``, for stores, whose listings have times of a different precision."""
     as_listed = (after.size_bytes, after.etag) == (change["size_bytes"], change["etag"])
     info = FileInfo(change["path"], after.size_bytes, change["mtime_ns"] if as_listed else 0, after.etag)
     return info, not info.etag
 
 
 def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
-    """Return a file of a store, with the etag of the listing unless size or MD5 show another version."""
+    """Return a file in a store, with the listing's etag unless its size or MD5 shows another version."""
     digest = _MD5_ETAG.fullmatch(change["etag"])
     same = len(data) == change["size_bytes"] and (
         digest is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]
@@ -191,11 +191,11 @@ def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """Documents of one source, rows of ``diff.CHANGE_SCHEMA``; in a ``dry_run``, they are only read and classified.
+    """Documents of one source (``diff.CHANGE_SCHEMA`` rows); in a ``dry_run``, they are only read and classified.
 
-    The lines of ``donations`` are copied if the content is the same. If records exceed ``how.most`` bytes, only their
-    first and last lines are indexed. ``carriers`` are archives and mail that are not documents themselves, but have
-    members that are.
+    The lines of ``donations`` are copied if the content is the same. Only the first and last lines are indexed of
+    record files larger than ``how.most`` bytes. ``container_only_paths`` lists archives and email that are not
+    documents themselves, but contain documents.
     """
 
     source: Source
@@ -204,20 +204,20 @@ class BatchSpec:
     dry_run: bool = False
     donations: Donations = field(default_factory=dict)
     how: How = field(default_factory=lambda: How(DEFAULT_REDACTION, MAX_TEXT_BYTES))
-    carriers: frozenset[str] = frozenset()
+    container_only_paths: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The result of a batch, which is invisible until it is committed.
+    """The result of a batch, invisible until it is committed.
 
-    ``rows`` (manifest.SCHEMA) are the new rows of the manifest; ``replaced`` are the paths whose old lines must be
-    removed; ``fragments`` are references to the written fragments; ``new_hashes`` are the hashes of new documents;
-    ``skipped`` has pairs ``(path, reason)``; ``shortened`` has pairs ``(path, characters left out)`` for documents with
-    lines that are too long; ``lines_reused`` were copied, ``lines`` embedded; ``seconds`` are keyed by phase: ``read``
-    (with hashing), ``split`` (with decoding), ``redact``, ``embed`` and ``write`` (with forming the rows). ``reported``
-    counts the documents and lines of these that the running task has already reported. ``redacted`` counts the
-    credentials that were replaced, by rule.
+    ``rows`` (manifest.SCHEMA) holds the new manifest rows; ``replaced`` the paths whose old lines must be removed;
+    ``fragments`` references to the written fragments; ``new_hashes`` the hashes of new documents; ``skipped`` pairs
+    ``(path, reason)``; ``truncated`` pairs ``(path, characters dropped)`` for documents with overlong lines.
+    ``lines_reused`` counts copied lines, ``lines`` embedded lines. ``seconds`` is keyed by phase: ``read`` (including
+    hashing), ``split`` (including decoding), ``redact``, ``embed`` and ``write`` (including building the rows).
+    ``reported`` holds the document and line counts that the running task already reported. ``redacted`` counts the
+    redacted credentials by rule.
     """
 
     rows: pa.Table
@@ -226,7 +226,7 @@ class BatchResult:
     new_hashes: tuple[str, ...]
     states: dict[DocumentState, int]
     skipped: tuple[tuple[str, str], ...]
-    shortened: tuple[tuple[str, int], ...]
+    truncated: tuple[tuple[str, int], ...]
     documents: int
     lines: int
     lines_reused: int
@@ -237,7 +237,7 @@ class BatchResult:
 
 
 def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
-    """Read the documents of ``spec``, embed those with new content, and write their lines as fragments."""
+    """Read the documents of ``spec``, embed new content, and write its lines as fragments."""
     watch, reporter = Stopwatch(), context.count_reporter()
     drafts = _read(spec, context, watch, reporter)
     copied = _copied(spec, context, drafts, watch) if drafts.reusable else []
@@ -260,7 +260,7 @@ def embed_batch(spec: BatchSpec, context: TaskContext) -> BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """The result of each batch of a group, in order, or its error. All batches share ``fragments``."""
+    """The result or error of each batch in a group, in order. All batches share ``fragments``."""
 
     parts: tuple[BatchResult | DriftlineError, ...]
     fragments: tuple[str, ...]
@@ -268,9 +268,9 @@ class GroupResult:
 
 
 def embed_group(specs: Sequence[BatchSpec], context: TaskContext) -> GroupResult:
-    """Process small batches of several sources of one table, without donations, like ``embed_batch``.
+    """Process small batches from several sources of one table like ``embed_batch``, but without donations.
 
-    Their lines are embedded together and written as the same fragments, so that the effort grows only with the lines.
+    Their lines are embedded together and written to the same fragments, so that the cost depends only on the lines.
     """
     watch, reporter = Stopwatch(), context.count_reporter()
     read: dict[int, tuple[BatchSpec, _Drafts]] = {}
@@ -290,7 +290,7 @@ def embed_group(specs: Sequence[BatchSpec], context: TaskContext) -> GroupResult
 
 def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: CountReporter) -> _Drafts:
     donations = {} if spec.dry_run else spec.donations
-    drafts = _Drafts(context.model.fingerprint, spec.how, spec.carriers, donations)
+    drafts = _Drafts(context.model.fingerprint, spec.how, spec.container_only_paths, donations)
     for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist(), spec.how.most)):
         drafts.add(change, read, watch)
         reporter.add(documents=1)
@@ -299,10 +299,10 @@ def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: Cou
 
 @dataclass(slots=True)
 class _Texts:
-    """The documents of one or several batches that must be embedded. ``first`` has the number of each batch's first
-    document.
+    """The documents of one or several batches that must be embedded.
 
-    ``counts`` are the documents' numbers of lines, and ``left_out`` the characters left out of lines that are too long.
+    ``first`` is the index of each batch's first document. ``counts`` holds each document's line count, ``left_out`` the
+    number of characters dropped from overlong lines.
     """
 
     batches: Sequence[tuple[BatchSpec, _Drafts]]
@@ -316,7 +316,7 @@ class _Texts:
 
     @classmethod
     def of(cls, batches: Sequence[tuple[BatchSpec, _Drafts]], watch: Stopwatch) -> _Texts:
-        """Take and redact the documents of ``batches`` whose lines no donor supplies."""
+        """Collect and redact the documents of ``batches`` whose lines cannot be copied from a donor."""
         with watch.phase("redact"):
             redacted = [drafts.redact() for _, drafts in batches]
         sizes = [len(drafts.readings) for _, drafts in batches]
@@ -327,7 +327,7 @@ class _Texts:
         return cls(batches, first, redacted, entities, embedded, readings, np.zeros(len(readings), np.int64), Counter())
 
     def results(self, watch: Stopwatch) -> list[BatchResult]:
-        """Return the results of the batches, without fragments; each gets its documents' share of the times."""
+        """Return the batches' results, without fragments; each gets its documents' share of the times."""
         documents = sum(len(spec.changes) for spec, _ in self.batches) or 1
         found = []
         for number, (spec, drafts) in enumerate(self.batches):
@@ -344,7 +344,7 @@ class _Texts:
                 new_hashes=tuple(drafts.new_hashes),
                 states=drafts.states,
                 skipped=tuple(drafts.skipped),
-                shortened=tuple((self.embedded[at].path, count) for at, count in left_out),
+                truncated=tuple((self.embedded[at].path, count) for at, count in left_out),
                 documents=len(spec.changes),
                 lines=int(counts.sum()),
                 lines_reused=0,
@@ -372,15 +372,15 @@ def _embed(
 
 
 MAX_PIECE_CHARACTERS = 8 * 2**20
-"""Characters to embed at once: some 200,000 lines, whose vectors take 200 MB during the computation."""
+"""Characters to embed at a time: some 200,000 lines, whose vectors take 200 MB during the computation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Whole texts of a batch, or a part of one that is larger than MAX_PIECE_CHARACTERS.
+    """Whole texts of a batch, or part of a text that is larger than MAX_PIECE_CHARACTERS.
 
-    ``documents`` ``(n,) int32`` are indexes into the batch, and ``texts`` their texts. ``first_line`` is the line
-    number at which each text begins. A part begins where a block does.
+    ``documents`` ``(n,) int32`` holds indexes into the batch, and ``texts`` their texts. ``first_line`` is the line
+    number where each text starts. A part starts at a block boundary.
     """
 
     documents: NDArray[np.int32]
@@ -389,7 +389,7 @@ class Piece:
     is_whole: bool = True
 
     def split(self) -> SplitLines:
-        """Split the piece as ``split_documents`` splits the whole batch."""
+        """Split the piece like ``split_documents`` splits the whole batch."""
         lines = split_documents(self.texts, every_document=True)
         number = pa.array(lines.line_number.to_numpy() + np.int32(self.first_line))
         left_out = {int(self.documents[at]): count for at, count in lines.left_out.items()}
@@ -398,7 +398,7 @@ class Piece:
 
 
 def pieces(texts: Sequence[str], most: int | None = None) -> Iterator[Piece]:
-    """Cut the texts of a batch into pieces of about ``most`` characters (default: MAX_PIECE_CHARACTERS), in order.
+    """Cut a batch's texts into pieces of about ``most`` characters (default: MAX_PIECE_CHARACTERS), in order.
 
     >>> [[*piece.texts] for piece in pieces(["one", "two", "three"], 6)]
     [['one', 'two'], ['three']]
@@ -421,7 +421,7 @@ def pieces(texts: Sequence[str], most: int | None = None) -> Iterator[Piece]:
 
 
 def _parts(text: str, most: int) -> Iterator[tuple[int, str]]:
-    """Yield the parts of a text, each of whole blocks, with the number of its first line."""
+    """Yield the parts of a text, in whole blocks, each with its first line number."""
     start = first = 0
     while start < len(text):
         end, lines = start, 0
@@ -441,7 +441,7 @@ def _written(
     watch: Stopwatch,
     reporter: CountReporter,
 ) -> list[str]:
-    """Embed the lines of a piece and write them as fragments. Parts of texts get no definitions."""
+    """Embed a piece's lines and write them as fragments. Parts of texts get no definitions."""
     chosen = [held.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
     parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in chosen])
     outlined = definitions_in_worker(parts, allowed=context.has_cores_to_spare)
@@ -465,7 +465,7 @@ def _written(
 
 
 def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopwatch) -> list[pa.Table]:
-    """Copy the lines of reusable documents whose donors still have them; the others become documents to embed."""
+    """Copy the lines of reusable documents whose donors still have them; other documents will be embedded."""
     requested = {document.meta.path: donated for document, donated in drafts.reusable}
     with watch.phase("copy"):
         found = dict(copy_rows(context.workspace, spec.entity, drafts.fingerprint, context.model.dim, requested))
@@ -479,9 +479,9 @@ def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopw
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A document with the new content ``data``; ``was_indexed`` says whether an older version is in the index.
+    """A document with new content ``data``; ``was_indexed`` is set if an older version is in the index.
 
-    For a part of a larger file, ``mark`` is the mark of that file.
+    For part of a larger file, ``mark`` is that file's mark.
     """
 
     meta: ManifestRow
@@ -493,14 +493,14 @@ class _Document:
 
 @dataclass(slots=True)
 class _Drafts:
-    """The documents of a batch: those whose rows are ``kept``, and those to be ``embedded`` with their ``readings``.
+    """A batch's documents: ``kept`` holds rows that stay, ``embedded`` the documents to embed, with their ``readings``.
 
-    ``reusable`` documents become either ``copied`` or embedded.
+    ``reusable`` documents end up either ``copied`` or embedded.
     """
 
     fingerprint: str
     how: How
-    carriers: frozenset[str]
+    container_only_paths: frozenset[str]
     donations: Donations = field(default_factory=dict)
     reusable: list[tuple[_Document, Donated]] = field(default_factory=list)
     copied: list[ManifestRow] = field(default_factory=list)
@@ -514,7 +514,7 @@ class _Drafts:
     bytes_read: int = 0
 
     def add(self, change: dict[str, Any], read: ReadFile | SkipReason, watch: Stopwatch) -> None:
-        """Add a document, a row of ``diff.CHANGE_SCHEMA``, according to the outcome of its read."""
+        """Add a document (a ``diff.CHANGE_SCHEMA`` row), depending on how its read went."""
         path = change["path"]
         if isinstance(read, SkipReason):
             self.skipped.append((path, read))
@@ -543,7 +543,7 @@ class _Drafts:
             self.add_extracted(document, watch)
 
     def _keep_unindexed(self, change: dict[str, Any], reason: SkipReason) -> None:
-        """Record a member of an archive that cannot be indexed, so that the next run does not open the archive."""
+        """Record an unindexable archive member, so that the next run does not reopen the archive."""
         mark = with_mark(f"-{UNOPENED}", self.how.redaction)
         row = ManifestRow(change["path"], change["size_bytes"], 0, change["etag"], "", self.fingerprint, extractor=mark)
         self.kept.append(replace(row, reason=reason))
@@ -552,13 +552,13 @@ class _Drafts:
             self.states[DocumentState.DELETED] += 1
 
     def add_copied(self, document: _Document, donated: Donated) -> None:
-        """Add a document whose lines a donor has. This run has not opened it, even if the donor's run has."""
+        """Add a document whose lines a donor has. This run did not open it, even if the donor's run did."""
         self._count(document)
         mark = without_opened(donated.extractor)
         self.copied.append(replace(document.meta, lines=donated.lines, reason=None, extractor=mark))
 
     def add_extracted(self, document: _Document, watch: Stopwatch) -> None:
-        """Extract the text of a document, and add it, or the reason why it is not indexed."""
+        """Extract a document's text, and add it or the reason why it is not indexed."""
         path = document.meta.path
         with watch.phase("split"):
             reading = self._read(path, document.data)
@@ -569,7 +569,7 @@ class _Drafts:
         elif reason is None and is_lfs_pointer(reading.extracted.text):
             reason = SkipReason.LFS
         elif reading.replaced:
-            log.warning("%s: bytes that are not text in the encoding of the file were replaced", path)
+            log.warning("%s: replaced bytes that are invalid in the file's encoding", path)
         if reason is not None:
             self.kept.append(replace(meta, lines=0, reason=reason))
             self.skipped.append((path, reason))
@@ -580,12 +580,12 @@ class _Drafts:
         self.embedded.append(replace(meta, lines=0, reason=None))
 
     def _read(self, path: str, data: bytes) -> Reading:
-        if path in self.carriers:
+        if path in self.container_only_paths:
             return Reading(path, f"-{UNOPENED}", reason=SkipReason.EXCLUDED)
         return read_document(path, data, outputs=self.how.outputs)
 
     def redact(self) -> Counter[str]:
-        """Replace the credentials in the text and the anchors of the readings, and count them by rule."""
+        """Redact credentials in the text and anchors of the readings, and count them by rule."""
         found, counts = redacted([reading.extracted for reading in self.readings], self.how.redaction)
         self.readings = [replace(reading, extracted=each) for reading, each in zip(self.readings, found, strict=True)]
         return counts
@@ -606,7 +606,7 @@ class _Drafts:
             self.new_hashes.append(document.meta.hash)
 
     def _keep(self, meta: ManifestRow, state: DocumentState) -> None:
-        """Add a document whose indexed content is current."""
+        """Add a document whose indexed content is up to date."""
         if meta.reason is None:
             self.states[state] += 1
         else:

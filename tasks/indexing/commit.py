@@ -1,6 +1,6 @@
-"""Commit batches of a source, settle staged deltas of killed runs, and build index segments (DESIGN, "Index run").
+"""Commit a source's batches, settle staged deltas of killed runs, and build index segments (DESIGN, "Index run").
 
-A new embedding's table replaces the old one once every source is complete in it (DESIGN, "Embedding").
+A new model's table replaces the old one once it contains every source completely (DESIGN, "Embedding").
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Committer:
     def commit(self, changes: ChangeSet) -> None:
         """Make ``changes`` visible exactly once, despite retries and interruptions.
 
-        It stages the delta of the manifest, runs one transaction of the table, and publishes the delta. After a crash
-        at any step, the next run can settle it. Raises LeaseLost, CommitConflict, StorageError.
+        It stages the manifest delta, runs one table transaction, and publishes the delta. After a crash at any step,
+        the next run can settle it. Raises LeaseLost, CommitConflict, StorageError.
         """
         self.batch += 1
         batch = BatchId(self.run_id, self.batch)
@@ -81,7 +81,7 @@ class Committer:
         self._documents.publish_staged(batch, data)
 
     def stage(self, changes: ChangeSet) -> Staged:
-        """Write the delta of ``changes``, for a transaction that may include other sources.
+        """Write the delta of ``changes`` for a transaction that may include other sources.
 
         Raises LeaseLost, StorageError.
         """
@@ -94,16 +94,16 @@ class Committer:
         return Staged(self, part, batch, self._documents.stage(batch, rows))
 
     def publish(self, staged: Staged) -> None:
-        """Publish a delta whose transaction is committed; the staged file stays. Raises StorageError."""
+        """Publish a delta whose transaction was committed; the staged file is kept. Raises StorageError."""
         self._documents.publish(derived_ulid(staged.batch.run_id, staged.batch.batch), staged.data)
 
     @property
     def staged_path(self) -> str:
-        """The path of the delta that was staged last."""
+        """The path of the last staged delta."""
         return self._documents.staged_path(BatchId(self.run_id, self.batch))
 
     def remove_lines(self, paths: Sequence[str]) -> None:
-        """Remove the lines of documents that are not in the manifest, which does not change."""
+        """Remove the lines of documents that are not in the manifest; the manifest does not change."""
         self.batch += 1
         self.lease.check()
         self.table.commit(self.entity, self.lease.token, BatchId(self.run_id, self.batch), paths, ())
@@ -119,7 +119,7 @@ class Committer:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The staged delta of a source, and its ``part`` in the transaction."""
+    """A source's staged delta, and its ``part`` of the transaction."""
 
     committer: Committer
     part: SourceCommit
@@ -132,7 +132,7 @@ class GroupCommitFailed(Exception):
 
 
 def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: Sequence[str]) -> list[Staged]:
-    """Commit changes of several sources, whose rows share ``fragments``, in one transaction of their table.
+    """Commit changes to several sources, whose rows share ``fragments``, in one table transaction.
 
     Each source has its own staged delta and commit marker, so after a crash at any step each of them is settled alone.
     The caller publishes the returned deltas. Raises GroupCommitFailed if a source cannot take part, after removing the
@@ -154,9 +154,9 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
 
 
 def publish_together(staged: Sequence[Staged]) -> list[DriftlineError | None]:
-    """Publish the deltas of one transaction, then remove the staged files at once.
+    """Publish the deltas of one transaction, then remove all staged files in one step.
 
-    Returns, in the order of ``staged``, why the next run has to settle a source, or None.
+    Returns, in the order of ``staged``, why the next run must settle a source, or None.
     """
 
     def publish(each: Staged) -> DriftlineError | None:
@@ -175,17 +175,17 @@ def publish_together(staged: Sequence[Staged]) -> list[DriftlineError | None]:
 
 
 def _discard(committers: Iterable[Committer]) -> None:
-    """Remove the deltas that ``committers`` of one workspace have staged last."""
+    """Remove the last staged deltas of ``committers`` in one workspace."""
     found = [each for each in committers if each.batch]
     if found:
         found[0].workspace.objects.delete([each.staged_path for each in found])
 
 
 def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
-    """Publish or discard the staged deltas of earlier runs, fence those runs off, and return the number published.
+    """Publish or discard earlier runs' staged deltas, fence those runs off, and return how many were published.
 
-    A staged delta is published if a commit marker holds its batch, and discarded otherwise. A holder that released its
-    lease commits no more, so only a holder whose lease was taken over must be fenced off. Raises CorruptFile,
+    A staged delta is published if a commit marker contains its batch, and discarded otherwise. A holder that released
+    its lease no longer commits, so only a holder whose lease was taken over must be fenced off. Raises CorruptFile,
     StorageError.
     """
     done, dead = finish_staged(workspace, entity, lease)
@@ -205,11 +205,11 @@ def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[
     if not staged and not lease.taken_over:
         return 0, []
     if workspace.config.dim is not None:
-        workspace.lines(entity).create(workspace.config.dim)  # fencing writes a row into the table
-    # A run that died before its first commit leaves a folder with fragments but without a table.
+        workspace.lines(entity).create(workspace.config.dim)  # fencing writes a row to the table
+    # A run that died before its first commit leaves a folder with fragments but no table.
     tables = [table for table in workspace.line_tables(entity) if table.exists()]
     markers = [table.fence(entity, lease.token) for table in tables]
-    staged = documents.staged()  # again, because the older holder may have committed before it was fenced off
+    staged = documents.staged()  # again, because the previous holder may have committed before it was fenced off
     done = [batch for batch in staged if any(marker.holds(batch) for marker in markers)]
     for batch in done:
         documents.publish_staged(batch)
@@ -218,7 +218,7 @@ def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to build for the table of ``owner`` (``Workspace.lines``) and an embedding fingerprint."""
+    """A segment to build for the table of ``owner`` (``Workspace.lines``) and a model fingerprint."""
 
     owner: Entity
     fingerprint: str
@@ -232,7 +232,7 @@ def build(task: SegmentTask, context: TaskContext) -> Segment:
 
 @dataclass(frozen=True, slots=True)
 class RewriteSpec:
-    """A task of a compaction plan for a table, given by tenant and fingerprint."""
+    """A task from the compaction plan of a table, identified by tenant and fingerprint."""
 
     tenant: Entity
     fingerprint: str
@@ -240,15 +240,15 @@ class RewriteSpec:
 
 
 def rewrite_fragments(spec: RewriteSpec, context: TaskContext) -> Any:
-    """Execute a task of a plan on any worker and return its result for the commit."""
+    """Execute a compaction task on any worker and return its result for the commit."""
     return rewrite(context.workspace.lines(spec.tenant, spec.fingerprint), spec.task)
 
 
 def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, report: Callable[[str], None]) -> bool:
     """Make ``model`` current if all sources are embedded with it, and return whether it is current.
 
-    Otherwise report which documents are missing, and keep the old table. Holds the leases of all sources until it
-    returns. Raises FingerprintMismatch if a third model has become current.
+    Otherwise report which sources are missing, and keep the old table. Holds all sources' leases until it returns.
+    Raises FingerprintMismatch if a third model became current.
     """
     run_id = new_ulid()
     missing = []
@@ -267,17 +267,16 @@ def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, r
             table = workspace.lines(entity, model.fingerprint)
             remove_strays(Committer(workspace, entity, lease, run_id, table, model.dim))
         if missing:
-            report(f"The old model stays current until these sources are embedded again, too: {', '.join(missing)}")
+            report(f"The old model stays current until these sources are re-embedded: {', '.join(missing)}")
             return False
         workspace.bind_model(model.name, model.fingerprint, model.dim, instead_of=replaces)
     return True
 
 
 def remove_strays(committer: Committer) -> int:
-    """Remove the lines of documents that are not in the manifest, and return the number of such documents.
+    """Remove the lines of documents that are not in the manifest, and return the number of documents.
 
-    A run writes only one of the two tables of a tenant, so the other one keeps the lines of documents that such a run
-    deletes.
+    A run writes only one of a tenant's two tables, so the other keeps the lines of documents that the run deletes.
     """
     if not committer.table.exists():
         return 0

@@ -22,14 +22,14 @@ from driftline.tasks.task_context import TaskContext
 
 DOCUMENTS_PER_BATCH = 64
 _KEY_LINES = 3
-"""Minimum number of lines of a configuration key to embed; shorter keys mean too little by themselves."""
+"""Minimum number of lines for embedding a configuration key; shorter keys mean too little on their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepSpec:
-    """Documents of a source, ``(path, hash)``, whose definitions must be embedded.
+    """A source's documents, ``(path, hash)``, whose definitions must be embedded.
 
-    ``known`` are the paths with rows of another content, from which vectors can be taken.
+    ``known`` lists paths with rows from an earlier version, whose vectors may be reusable.
     """
 
     entity: Entity
@@ -40,7 +40,7 @@ class DeepSpec:
 
 @dataclass(frozen=True, slots=True)
 class DeepResult:
-    """The result of embedding some documents: fragments, invisible until they are committed."""
+    """The result of embedding several documents: fragments, invisible until they are committed."""
 
     fragments: tuple[str, ...]
     documents: int
@@ -49,9 +49,9 @@ class DeepResult:
 
 @dataclass(frozen=True, slots=True)
 class DeepPlan:
-    """The documents of a source, ``(path, hash)``, without embedded definitions, and the ``stale`` ones.
+    """A source's documents, ``(path, hash)``, that have no embedded definitions, and the ``stale`` ones.
 
-    ``known`` are the paths that have rows, of any version of their content.
+    ``known`` lists paths that have rows from any version of the document.
     """
 
     missing: tuple[tuple[str, str], ...]
@@ -60,9 +60,9 @@ class DeepPlan:
 
 
 def plan_deep(workspace: Workspace, entity: Entity, model: DeepModel) -> DeepPlan:
-    """Compare the manifest of a source with the embedded definitions. Raises StorageError, CorruptFile.
+    """Compare a source's manifest with its embedded definitions. Raises StorageError, CorruptFile.
 
-    Nothing is stale while the source has branches, or on a branch: the rows may belong to another one.
+    Nothing is stale on a branch, or while the source has branches: the rows may belong to another branch.
     """
     documents = workspace.manifest(entity).read(columns=["path", "hash", "lines"])
     expected = {
@@ -87,8 +87,8 @@ def batches(entity: Entity, plan: DeepPlan, model: DeepModel) -> Iterator[DeepSp
 def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
     """Embed the indexed definitions of ``spec``, and write them as fragments.
 
-    A definition whose text was in an earlier content of these documents keeps its vector. A document that has changed
-    since has no result; the next run embeds it. Raises MissingExtra, ModelNotFound, StorageError.
+    Definitions whose text was already in an earlier version of these documents keep their vectors. A document that
+    changed since then yields no result; the next run embeds it. Raises MissingExtra, ModelNotFound, StorageError.
     """
     workspace, hashes = context.workspace, dict(spec.documents)
     rows = workspace.lines(spec.entity).of_documents(spec.entity, sorted(hashes))
@@ -98,7 +98,7 @@ def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
     names = ("path", "hash", "line_number", "text", OUTLINE_COLUMN)
     for path, content, number, text, outline in zip(*(rows[name].to_pylist() for name in names), strict=True):
         if content == hashes[path]:
-            texts[path].setdefault(number, text)  # the beginning of a long line
+            texts[path].setdefault(number, text)  # the start of a long line
             if outline:
                 outlines[path].append(outline)
     found: list[tuple[str, Definition | None]] = []
@@ -121,7 +121,7 @@ def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
 
 
 def _definitions(outlines: Sequence[str], texts: dict[int, str]) -> list[Definition]:
-    """Return the distinct definitions of a document whose own line has text."""
+    """Return a document's distinct definitions whose own line has text."""
     known = {each: None for outline in outlines for each in decode(outline)}
     return [
         each for each in known if each.line in texts and (each.kind != "key" or each.last - each.first >= _KEY_LINES)

@@ -1,4 +1,4 @@
-"""Read and write the lines of a source directly, for programs that produce their own text or embeddings."""
+"""Read and write a source's lines directly, for programs that produce their own text or embeddings."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class LineEmbedding:
 
 
 OWN_SOURCE = "source:lines"
-_EMBED = "Embed with the model of the workspace."
+_EMBED = "Embed with the workspace's model."
 _MAX_LINES, _MAX_SECONDS = 2**31, 2**33
 """Limits of the columns: 32 bits, and 64 bits of nanoseconds."""
 
 
 class OpenWorkspace(Protocol):
-    """The attributes of the result of ``driftline.open`` that a store needs."""
+    """The attributes of a ``driftline.open`` result that a store needs."""
 
     storage: Workspace
 
@@ -67,7 +67,7 @@ class OpenWorkspace(Protocol):
 class LineStore:
     """The lines of one source. Writes take the source's lease and are atomic; reads need only read access.
 
-    A store without an ``entity`` writes to the source ``OWN_SOURCE``, and searches all sources of the workspace.
+    If ``entity`` is None, the store writes to the source ``OWN_SOURCE``, and searches all sources of the workspace.
     """
 
     def __init__(self, workspace: Workspace | OpenWorkspace, entity: str | None = None) -> None:
@@ -105,9 +105,9 @@ class LineStore:
         """Replace all lines of the documents that ``lines`` belong to.
 
         Args:
-            lines: lines with vectors of the dimension of the workspace. Paths are relative to the source: ``/a`` and
-                ``./a`` are ``a``.
-            documents: their metadata. The next index run compares a document without metadata with its file.
+            lines: lines with vectors of the workspace's dimension. Paths are relative to the source: ``/a`` and ``./a``
+                are ``a``.
+            documents: their metadata. If it is missing, the next index run compares the document with its file.
             wait_seconds: how long to wait for a run that holds the lease.
 
         Returns:
@@ -149,7 +149,7 @@ class LineStore:
         """Remove documents and their lines.
 
         Args:
-            paths: their paths; unknown ones are ignored.
+            paths: their paths; unknown paths are ignored.
             wait_seconds: how long to wait for a run that holds the lease.
 
         Returns:
@@ -203,12 +203,12 @@ class LineStore:
 
         Args:
             query_vec: ``(dim,) float32``.
-            paths: only lines of these documents; an empty sequence matches nothing.
+            paths: search only these documents; an empty sequence matches nothing.
             top_k: the maximum number of lines.
-            max_distance: drop lines that are farther (1 - cosine, 0 to 2).
+            max_distance: drop more distant lines (1 - cosine, 0 to 2).
 
         Returns:
-            A row for each line.
+            One row per line.
 
         Raises:
             DriftlineError: UsageError for a vector of another dimension, NotIndexed if there are no lines.
@@ -254,7 +254,9 @@ class LineStore:
             if workspace.source(self.entity) is None:
                 workspace.bind_source(self.entity, SourceRecord(entity=str(self.entity), uri=f"upsert:{self.entity}"))
             table = workspace.lines(self.entity)
-            if rows is not None and len(rows):  # under the lease, because a cleanup deletes fragments without one
+            if rows is not None and len(
+                rows
+            ):  # under the lease, because a cleanup deletes fragments that no lease protects
                 changes = replace(changes, fragments=tuple(table.write_fragments(rows)))
             Committer(workspace, self.entity, lease, run_id, table, dim).commit(changes)
 
@@ -324,7 +326,7 @@ def _checked_document(document: object) -> DocMeta:
 
 
 def _row(path: str, known: DocMeta | None, fingerprint: str, lines: int) -> ManifestRow:
-    """Return the row of a document. The next run compares the content if it is unknown or was prepared differently."""
+    """Return a document's row. The next run compares the content if it is unknown or was prepared differently."""
     if known is None or known.version != CURRENT_EMBEDDING_VERSION:
         return ManifestRow(path, 0, 0, fingerprint=fingerprint, lines=lines, racy=True)
     mtime_ns = round(known.mtime * 1_000_000_000)
@@ -332,4 +334,4 @@ def _row(path: str, known: DocMeta | None, fingerprint: str, lines: int) -> Mani
 
 
 Store = LineStore
-"""Another name of LineStore, for programs written against its specification."""
+"""Alias of LineStore, for programs written against its specification."""

@@ -1,6 +1,6 @@
-"""Build rows of ``line_embeddings`` from lines and vectors, or copy a donor document's rows (decision 0015).
+"""Build ``line_embeddings`` rows from lines and vectors, or copy a donor document's rows (decision 0015).
 
-A donor, in the main index or on a branch, has the same path, content hash and embedding fingerprint.
+A donor is a document in the main index or on a branch with the same path, content hash and model fingerprint.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def line_rows(
 ) -> pa.Table:
     """Build rows of ``storage.lines.line_table.schema``; arrays have equal length, ``vectors`` is ``(n, dim) float16``.
 
-    ``entities`` is one source for all documents, or one for each document. ``doc_index`` points into ``documents``,
-    ``anchors``, and ``definitions``, which are None if they were not determined. Documents, and the rows of each, are
-    in order. ``column_number`` is 0 by default. ``texts`` are the documents' texts from ``first_line`` on; by default,
-    only the given lines. A zero vector, which has no direction, becomes null, so that no search returns it.
+    ``entities`` is one source for all documents, or one source per document. ``doc_index`` points into ``documents``,
+    ``anchors`` and ``definitions``; the latter two are None if they were not determined. Documents, and the rows of
+    each, are in order. ``column_number`` defaults to 0. ``texts`` holds the documents' texts from ``first_line`` on; by
+    default, only the given lines. Zero vectors become null, so that no search returns them.
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
@@ -91,7 +91,7 @@ def _texts_of_lines(documents: int, numbers: Numbers, text: pa.StringArray) -> l
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The positions of ``n`` rows, in order, as arrays ``(n,) int32``. ``starts`` are the rows that begin a block."""
+    """The positions of ``n`` rows, in order, as arrays ``(n,) int32``. ``starts`` holds the rows that start a block."""
 
     document: NDArray[np.int32]
     line: NDArray[np.int32]
@@ -100,7 +100,10 @@ class Numbers:
 
     @classmethod
     def of(cls, doc_index: pa.Int32Array, line_number: pa.Int32Array, column_number: pa.Int32Array) -> Numbers:
-        """Number the rows. A group of LINES_PER_BLOCK lines is one block, or several if it has more rows than that."""
+        """Number the rows.
+
+        Each group of LINES_PER_BLOCK lines is one block, or several if it has more rows than that.
+        """
         document, line, column = (each.to_numpy() for each in (doc_index, line_number, column_number))
         group = line // LINES_PER_BLOCK
         first = np.ones(len(line), np.bool_)
@@ -113,7 +116,7 @@ class Numbers:
         return cls(document, line, column, starts)
 
     def of_starts(self, values: pa.Array) -> pa.Array:
-        """Return ``values`` of blocks as a column that is null except in the first row of each block."""
+        """Return block ``values`` as a column that is null except in each block's first row."""
         first = np.zeros(len(self.line), np.bool_)
         first[self.starts] = True
         return values.take(pa.array(np.cumsum(first) - 1, mask=~first))
@@ -125,9 +128,9 @@ def blocks(
     text: pa.StringArray,
     definitions: Sequence[Sequence[Definition]] | None = None,
 ) -> pa.StringArray:
-    """Return ``(n,)``: the column ``block`` of the schema, null except in the first row of each block."""
+    """Return ``(n,)``: the schema's column ``block``, null except in each block's first row."""
     starts = numbers.starts
-    # Lines without a row are empty lines in the block.
+    # Lines that have no row are empty lines in the block.
     breaks = np.diff(numbers.line, prepend=0)
     breaks[starts] = numbers.line[starts] % LINES_PER_BLOCK + 1
     before = pc.binary_repeat("\n", pa.array(breaks))
@@ -158,9 +161,9 @@ def outlines(
     definitions: Sequence[Sequence[Definition]] | None,
     anchors: Sequence[Sequence[Anchor]] | None = None,
 ) -> pa.StringArray:
-    """Return ``(n,)``: the column ``outline`` of the schema, null except in the first row of each block.
+    """Return ``(n,)``: the schema's column ``outline``, null except in each block's first row.
 
-    A block that begins within a line has only the definitions that extend beyond that line, and all anchors.
+    A block that starts within a line has all anchors, but only the definitions that extend beyond that line.
     """
     if definitions is None:
         return pa.nulls(len(numbers.line), pa.string())
@@ -181,7 +184,7 @@ _Part = TypeVar("_Part", Definition, Anchor)
 
 
 def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
-    """Return the definitions or anchors of a document, in order, for each block that they overlap."""
+    """Map each block to the document's definitions or anchors that overlap it, in order."""
     found: dict[int, list[_Part]] = {}
     for each in parts:
         for block in range(each.first // LINES_PER_BLOCK, each.last // LINES_PER_BLOCK + 1):
@@ -190,10 +193,10 @@ def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
 
 
 def _enclosing_names(positions: Iterable[tuple[int, int]], definitions: Sequence[Sequence[Definition]]) -> list[str]:
-    """Return the suffix of the path in the head of each block, which begins at ``(document, line)``.
+    """Return the suffix of the path in the head of each block, which starts at ``(document, line)``.
 
-    The suffix is a tab and the name of the innermost definition that began before the block, if any, so that the words
-    of the name also find blocks inside the definition.
+    The suffix is a tab and the name of the innermost definition that started before the block, if any, so that the
+    name's words also find blocks inside the definition.
     """
     of_blocks = [_by_block(found) for found in definitions]
     names: list[str] = []
@@ -215,10 +218,9 @@ def extension(path: str) -> str:
 
 
 def row_ids(entities: Sequence[str], paths: Sequence[str], numbers: Numbers) -> NDArray[np.int64]:
-    """Return ``(n,) int64`` ids derived from entity, path, line and column: the same in every attempt and on every
-    worker.
+    """Return ``(n,) int64`` ids derived from entity, path, line and column: stable across attempts and workers.
 
-    Document hash and position are mixed as by splitmix64 (Steele et al., 2014).
+    Document hash and position are mixed as in splitmix64 (Steele et al., 2014).
     """
     names = zip(entities, paths, strict=True)
     seeds = b"".join(hashlib.blake2b(f"{entity}\0{path}".encode(), digest_size=8).digest() for entity, path in names)
@@ -233,13 +235,13 @@ def row_ids(entities: Sequence[str], paths: Sequence[str], numbers: Numbers) -> 
 log = logging.getLogger(__name__)
 
 MAX_DONORS = 20
-"""Branches to search for donors, the newest first; each costs a few requests."""
+"""Maximum number of branches to search for donors, newest first; each costs a few requests."""
 _COLUMNS = ["path", "hash", "lines", "fingerprint", "reason", "extractor"]
 
 
 @dataclass(frozen=True, slots=True)
 class Donated:
-    """A document that a donor has embedded: the main index if ``branch`` is None, else a branch."""
+    """An embedded document to copy: from the main index if ``branch`` is None, otherwise from that branch."""
 
     hash: str
     lines: int
@@ -248,16 +250,16 @@ class Donated:
 
 
 Donations = Mapping[str, tuple[Donated, ...]]
-"""The documents of donors, keyed by path; picklable."""
+"""Maps paths to donor documents; picklable."""
 
 
 def find_donations(
     workspace: Workspace, entity: Entity, paths: pa.Array, fingerprint: str, superseded: BranchRecord | None = None
 ) -> Donations:
-    """Find the documents, among ``paths`` of a source, that another index of the source has already embedded.
+    """Find the documents among a source's ``paths`` that another index of the source already embedded.
 
-    A run of the main index searches the branches. A run of a branch searches the main index and the ``superseded`` cut.
-    A donor that cannot be read is skipped.
+    Runs of the main index search the branches. Branch runs search the main index and the ``superseded`` snapshot.
+    Unreadable donors are skipped.
     """
     if not len(paths):
         return {}
@@ -282,8 +284,8 @@ def find_donations(
             changed = workspace.on([branch]).manifest(entity).changes_since(record.main_revision, columns=_COLUMNS)
             requested = pc.and_(pc.equal(changed["op"], ADD), pc.is_in(changed["path"], value_set=paths))
             add(branch, changed.filter(requested))
-    except DriftlineError as error:  # donors only save work
-        log.warning("Nothing is copied from branches of %s: %s", entity, error)
+    except DriftlineError as error:  # donors are only an optimisation
+        log.warning("Cannot copy lines from branches of %s: %s", entity, error)
     return found
 
 
@@ -294,7 +296,7 @@ def _donated(row: Mapping[str, Any], branch: Branch | None) -> Donated:
 def copy_rows(
     workspace: Workspace, entity: Entity, fingerprint: str, dim: int, requested: Mapping[str, Donated]
 ) -> Iterable[tuple[str, pa.Table]]:
-    """Yield the path and the rows of each requested document, if its donor still has all of them."""
+    """Yield the path and rows of each requested document whose donor still has all of them."""
     columns = schema(dim)
     for branch in {donated.branch for donated in requested.values()}:
         paths = [path for path, donated in requested.items() if donated.branch == branch]
@@ -302,7 +304,7 @@ def copy_rows(
         try:
             rows = table.of_documents(entity, paths)
         except DriftlineError as error:  # the branch may have been deleted
-            log.info("Lines of %s are embedded again: %s", entity, error)
+            log.info("Re-embedding lines of %s: %s", entity, error)
             continue
         for path in paths:
             of_path = rows.filter(pc.and_(pc.equal(rows["path"], path), pc.equal(rows["hash"], requested[path].hash)))
@@ -314,5 +316,5 @@ def copy_rows(
 
 
 def only(donations: Donations, paths: Sequence[str]) -> Donations:
-    """Return the donations of ``paths``."""
+    """Restrict ``donations`` to ``paths``."""
     return {path: donations[path] for path in paths if path in donations} if donations else {}

@@ -1,8 +1,8 @@
-"""Run the steps of a cleanup: fence off writers, expire memory entries, and delete orphans (DESIGN, "Cleanup").
+"""The steps of a cleanup: fence off writers, expire memory entries, and delete orphans (DESIGN, "Cleanup").
 
-``Fence`` takes the leases of tenants and sources whose files are judged. ``Deletion`` deletes in audited batches and
-checks the leases and the workspace before each batch. The store's clock, not this machine's, determines the age of
-objects.
+``Fence`` takes the leases of tenants and sources whose files are classified. ``Deletion`` deletes in audited batches,
+and checks the leases and the workspace before each batch. Object ages are measured by the store's clock, not this
+machine's.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from driftline.tasks.indexing.commit import finish_staged
 
 @dataclass(slots=True)
 class Fence:
-    """Leases that keep writers out while files are judged and deleted; a context manager that releases them.
+    """Leases that keep writers out while files are classified and deleted; a context manager that releases them.
 
-    ``tenants`` and ``sources`` are the directories whose tables or staged deltas may be judged. ``published`` counts
-    the staged deltas of killed runs that were published when the leases were taken. ``skip`` gets a message for each
-    busy tenant or source.
+    ``tenants`` and ``sources`` are the directories whose tables or staged deltas may be classified. ``published``
+    counts the staged deltas of killed runs that were published when the leases were taken. ``skip`` receives a message
+    for each busy tenant or source.
     """
 
     workspace: Workspace
@@ -58,7 +58,7 @@ class Fence:
         self._stack.close()
 
     def take_tenant(self, tenant: Entity, sources: Iterable[Entity]) -> None:
-        """Fence off all writers to the tables of ``tenant``, or nothing if one of its sources is busy."""
+        """Fence off all writers to the tables of ``tenant``, unless one of its sources is busy."""
         with ExitStack() as stack:
             try:
                 leases = [
@@ -75,7 +75,7 @@ class Fence:
             self.tenants.add(tenant.directory)
 
     def take_source(self, source: Entity) -> None:
-        """Fence off earlier runs of ``source``, unless a run holds its lease."""
+        """Fence off earlier runs of ``source`` unless a run holds its lease."""
         if source.directory in self.sources:
             return
         with ExitStack() as stack:
@@ -102,7 +102,7 @@ class Fence:
 def unleased(scan: ReferenceScan, tenants: Iterable[Entity], skip: Callable[[str], None]) -> tuple[set[str], set[str]]:
     """Return the directories of the tenants and the sources without busy leases, which a Fence could take.
 
-    No lease is taken.
+    Takes no leases.
     """
     idle, open_sources = set(), set()
     for tenant in tenants:
@@ -125,16 +125,16 @@ def unleased(scan: ReferenceScan, tenants: Iterable[Entity], skip: Callable[[str
 
 
 DELETE_BATCH = 1_000
-"""Objects per deletion, the limit of one bulk request to S3."""
+"""Objects per deletion: the limit of an S3 bulk request."""
 DELETE_ATTEMPTS = 5
 
 _audit = logging.getLogger("driftline.audit")
 
 
 def store_time(objects: ObjectStore, listing: Iterable[ObjectInfo], *, may_write: bool) -> datetime:
-    """Return the time of the store's own clock, from a small object that is written and deleted again.
+    """Return the time by the store's own clock, from a small object that is written and deleted again.
 
-    Without ``may_write``, it is the later of this host's time and the newest object's time, which is accurate enough
+    Without ``may_write``, return the later of this host's time and the newest object's time, which is accurate enough
     for a report, but not for a deletion. Raises StorageError.
     """
     if not may_write:
@@ -162,10 +162,9 @@ class Deletion:
     deleted: list[Orphan] = field(default_factory=list)
 
     def run(self, orphans: Sequence[Orphan]) -> None:
-        """Delete ``orphans``, each with a line in the log ``driftline.audit``.
+        """Delete ``orphans``, logging each to ``driftline.audit``.
 
-        Before each batch, call ``check`` and compare the id of the workspace. Raises CleanupAborted, LeaseLost,
-        StorageError.
+        Calls ``check`` and compares the workspace id before each batch. Raises CleanupAborted, LeaseLost, StorageError.
         """
         for start in range(0, len(orphans), DELETE_BATCH):
             batch = orphans[start : start + DELETE_BATCH]
@@ -196,7 +195,7 @@ class Deletion:
         objects, known = self.workspace.objects, self.workspace.config.workspace_id
         config = read_record(objects, CONFIG, WorkspaceConfig)
         if config is None or config.workspace_id != known:
-            raise CleanupAborted("Another workspace has replaced this one", objects.uri, "Run the cleanup again.")
+            raise CleanupAborted("Another workspace replaced this one", objects.uri, "Run the cleanup again.")
 
     def _line(self, orphan: Orphan) -> dict[str, object]:
         return {
@@ -213,13 +212,13 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class CatalogAtHand:
-    """The catalog that was found, if any, and the ``error`` if it cannot be read or reached."""
+    """The catalog, if there is one, and the ``error`` if it cannot be read or reached."""
 
     catalog: Catalog | None = None
     error: CatalogError | None = None
 
     def problem(self, workspace: Workspace) -> str | None:
-        """Return why no memory in ``workspace`` may be judged, or None. Raises CatalogError, StorageError."""
+        """Return why memory in ``workspace`` must not be checked, or None. Raises CatalogError, StorageError."""
         if self.error is not None:
             return f"its catalog cannot be read: {self.error}"
         return catalog_problem(workspace, self.catalog)
@@ -227,7 +226,7 @@ class CatalogAtHand:
 
 @contextmanager
 def open_catalog(workspace: Workspace, url: str | None) -> Iterator[CatalogAtHand]:
-    """Open the catalog at ``url``, by default the one in the workspace. It is never created. Raises CatalogMismatch."""
+    """Open the catalog at ``url``, by default the workspace's own. It is never created. Raises CatalogMismatch."""
     objects = workspace.objects
     if url is None and objects.is_local and objects.head(CATALOG) is not None:
         url = embedded_url(objects.uri)
@@ -249,7 +248,10 @@ def _look(catalog: Catalog) -> CatalogAtHand:
 
 
 def drop_expired(workspace: Workspace, catalog: Catalog) -> int:
-    """Delete expired entries and update the indexes, and return their number. Raises CatalogError, StorageError."""
+    """Delete expired entries and update the indexes; return how many were deleted.
+
+    Raises CatalogError, StorageError.
+    """
     removed = collect_expired(catalog, datetime.now(UTC))
     if removed:
         Flusher(catalog, workspace.objects, None, lambda: datetime.now(UTC)).flush()
@@ -257,7 +259,7 @@ def drop_expired(workspace: Workspace, catalog: Catalog) -> int:
 
 
 def forget_deleted(workspace: Workspace, catalog: Catalog, deleted: Sequence[Orphan]) -> None:
-    """Remove deleted blobs from the catalog's list of retired ones, including those that a killed cleanup deleted."""
+    """Remove deleted blobs from the catalog's list of retired blobs, including blobs deleted by a killed cleanup."""
     _, retired = catalog.read(blob_references)
     gone = {orphan.path for orphan in deleted} & retired.keys()
     gone |= {path for path in retired.keys() - gone if workspace.objects.head(path) is None}

@@ -1,4 +1,4 @@
-"""Measure a tenant for the report of a compaction: its size, and the latency and recall of its search."""
+"""Measure a tenant for the compaction report: size, search latency and recall."""
 
 from __future__ import annotations
 
@@ -22,33 +22,36 @@ QUERIES = 32
 TOP_K = 10
 SAMPLE_SEED = 7
 TIE = 1e-3
-"""Distances that differ by less count as equal: float16 rounds more finely, and relevant differences are larger."""
+"""Distances that differ by less are treated as equal:
+
+float16 rounding is smaller, and relevant differences are larger.
+"""
 ROWS_AT_ONCE = 8192
-"""Number of vectors to compare with all queries at once; few enough for a processor's cache."""
+"""Number of vectors to compare with all queries at a time; few enough for the CPU cache."""
 IO_BUFFER_BYTES = 64 * 2**20
 ALWAYS_MEASURED_ROWS = 1 << 18
-"""Tables of up to this many rows are measured by every compaction, in about a second."""
+"""Every compaction measures tables of up to this many rows, in about a second."""
 REBUILT_SHARE = 0.05
-"""A compaction measures a table if it has rebuilt the vector index of more than this share of it."""
+"""A compaction measures a table if it rebuilt the vector index for more than this fraction of the rows."""
 MEASURED_EVERY = timedelta(days=7)
 RECORDS_READ = 20
-"""Number of newest run records in which a compaction looks for the last measurement."""
+"""How many of the newest run records a compaction searches for the last measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchQuality:
-    """``p50_seconds`` is the median latency, ``recall`` the mean share of the ``TOP_K`` hits that are truly nearest."""
+    """``p50_seconds`` is the median latency, ``recall`` the mean fraction of ``TOP_K`` hits that are correct."""
 
     p50_seconds: float
     recall: float
 
 
 def measure(table: LineTable, queries: int | None = None) -> SearchQuality | None:
-    """Compare normal searches with exact ones, for a sample of vectors; None if there are no lines.
+    """Compare normal with exact searches for a sample of vectors; None if there are no lines.
 
-    ``queries`` is the size of the sample, by default QUERIES. One pass over the vectors answers all exact searches.
+    ``queries`` is the sample size (default: QUERIES). All exact searches share one pass over the vectors.
 
-    All searches read the same version of the table, because writers may add nearer lines in the meantime.
+    All searches read the same table version, because writers may concurrently add nearer lines.
     """
     version = table.open().version
     sample = _sample(table, version, queries or QUERIES)
@@ -61,7 +64,7 @@ def measure(table: LineTable, queries: int | None = None) -> SearchQuality | Non
         hits.append(LineQuery(table, version=version).nearest(query, TOP_K, columns=(*RESULT_COLUMNS, "vector")))
         seconds.append(time.perf_counter() - started)
     nearest = _nearest(table, version, sample)
-    # Compare distances, not names, because many lines are equal. Distances of an index are approximate.
+    # Compare distances, not names, because many lines are equal. Index distances are approximate.
     recalls = [
         np.sum(_distances(_matrix(found["vector"]), query[np.newaxis]) <= exact[-1] + TIE) / len(exact)
         for found, query, exact in zip(hits, sample, nearest.T, strict=True)
@@ -79,7 +82,7 @@ def _sample(table: LineTable, version: int, count: int) -> NDArray[np.float32]:
 
 
 def _nearest(table: LineTable, version: int, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the sorted distances of the TOP_K lines nearest to each query, ``(TOP_K, n)``, from a single pass."""
+    """Return the sorted distances of the TOP_K lines nearest to each query, ``(TOP_K, n)``, in a single pass."""
     best = np.full((0, len(queries)), np.inf, np.float32)
     scanner = table.open(version).scanner(
         columns=["vector"],
@@ -97,7 +100,7 @@ def _nearest(table: LineTable, version: int, queries: NDArray[np.float32]) -> ND
 
 
 def _distances(vectors: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return half of the squared distance of each of ``vectors`` to each of ``queries``, ``(n, m)``, as searches do."""
+    """Return half the squared distance of each vector to each query, ``(n, m)``, like searches do."""
     squares = np.einsum("ij,ij->i", vectors, vectors)[:, np.newaxis] + np.einsum("ij,ij->i", queries, queries)
     distances: NDArray[np.float32] = squares / 2 - vectors @ queries.T
     return distances
@@ -111,7 +114,7 @@ def _matrix(vectors: pa.Array | pa.ChunkedArray) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Sizes of a tenant's part of a workspace, and latency and recall of its search, which are None if unmeasured."""
+    """The size of a tenant's part of a workspace, and its search latency and recall, None if unmeasured."""
 
     files: int
     bytes: int
@@ -122,12 +125,12 @@ class Figures:
     recall_at_10: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``compact --json`` prints."""
+        """Return the object for ``compact --json``."""
         return asdict(self)
 
 
-def take_stock(workspace: Workspace, tenant: Entity, quality: SearchQuality | None = None) -> Figures:
-    """Count the tenant's files; ``quality`` has the measurements of its search."""
+def measure_table(workspace: Workspace, tenant: Entity, quality: SearchQuality | None = None) -> Figures:
+    """Count the tenant's files; ``quality`` holds its search measurements."""
     files = list(workspace.objects.list(tenant.directory))
     tables = [table for table in workspace.line_tables(tenant) if table.exists()]
     return Figures(
@@ -142,9 +145,9 @@ def take_stock(workspace: Workspace, tenant: Entity, quality: SearchQuality | No
 
 
 def measure_if_due(workspace: Workspace, tenant: Entity, rebuilt: int, now: datetime) -> SearchQuality | None:
-    """Measure the search of the current table if it is due; None otherwise, or without lines.
+    """Measure the current table's search if it is due; None otherwise, or if there are no lines.
 
-    It is due if the table is small, if the compaction has built the vector index of ``rebuilt`` rows, more than
+    It is due if the table is small, if the compaction built the vector index for ``rebuilt`` rows, more than
     REBUILT_SHARE of all, or if the last measurement is older than MEASURED_EVERY.
     """
     tables = [table for table in workspace.line_tables(tenant) if table.exists()]
@@ -160,7 +163,7 @@ def measure_if_due(workspace: Workspace, tenant: Entity, rebuilt: int, now: date
 
 
 def last_measured(workspace: Workspace, tenant: Entity) -> datetime | None:
-    """Return when a compaction last measured the search, according to the newest run records, or None."""
+    """Return when a compaction last measured search quality, according to the newest run records, or None."""
     for record in islice(RunHistory(workspace.objects, tenant).newest_first(), RECORDS_READ):
         if record.kind == "compact":
             found = record.report.get("measured")

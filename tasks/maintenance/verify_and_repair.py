@@ -1,6 +1,6 @@
 """Verify documents, lines, indexes and branches against each other, and prepare repairs (DESIGN, "Verification").
 
-A repair sets damaged parts aside for the next index run to rebuild, and restores a lost ``_workspace.json``.
+A repair quarantines damaged parts for the next index run to rebuild, and restores a lost ``_workspace.json``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _COLUMNS = ["path", "hash", "lines", "reason"]
 
 @dataclass(frozen=True, slots=True)
 class BranchFinding:
-    """A branch whose content contradicts its record or its manifest, with a description of the contradiction."""
+    """A branch whose content does not match its record or its manifest, with a description of the mismatch."""
 
     entity: Entity
     name: str
@@ -63,17 +63,17 @@ class BranchFinding:
 
 
 def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFinding]:
-    """Yield the inconsistent branches of a tenant, except those that a run is working on.
+    """Yield a tenant's inconsistent branches, except those that a run is working on.
 
-    Compares the lines of each document that differs from the main index, and the number of lines of all others. Raises
-    CorruptFile for a record that cannot be read, StorageError.
+    Compares the lines of documents that differ from the main index, and the line counts of all others. Raises
+    CorruptFile for an unreadable record, StorageError.
     """
     for entity, _ in workspace.readable_sources(tenant):
         for record in branch_records(workspace, entity):
             if not peek(workspace.objects, branch_lease_path(entity, record.name)).is_free:
                 continue
             if record.fingerprint != workspace.config.fingerprint:
-                continue  # the next run recuts the branch
+                continue  # the next run takes a new snapshot
             try:
                 detail = survived(_difference, workspace.on([branch_at(entity, record)]), entity, record)
             except (CorruptFile, StorageError) as error:
@@ -108,12 +108,12 @@ DAMAGED_PREFIX = "_damaged_"
 def quarantine(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
     """Rename a damaged base, delta, record or lease of ``entity``, so that the rest is readable. Raises LeaseHeld.
 
-    The lines of its documents, or the next index run, reveal missing ones. Returns whether a file was renamed.
+    Missing documents are then found through their lines, or by the next index run. Returns whether a file was renamed.
     """
     directory, _, name = path.rpartition("/")
     objects = workspace.objects
     if path == lease_path(entity):
-        # Its holder loses the lease: the token of the next lease, which continues from the index, fences it off.
+        # The holder loses its lease: the next lease's token, which continues from the index, fences it off.
         with contextlib.suppress(ObjectNotFound):
             objects.create(f"{path}.{DAMAGED_PREFIX}{run_id}", objects.get(path))
             objects.delete([path])
@@ -132,16 +132,16 @@ def quarantine_table(workspace: Workspace, tenant: Entity, fingerprint: str, run
     """Drop the unreadable versions and fragments of the table of ``fingerprint``, and return how many there were of
     each.
 
-    The manifests then reveal the documents whose lines are missing. Raises LeaseHeld, StorageError.
+    Documents with missing lines are then found through the manifests. Raises LeaseHeld, StorageError.
     """
     with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
         return workspace.lines(tenant, fingerprint).quarantine_damage(f".{DAMAGED_PREFIX}{run_id}")
 
 
 def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
-    """Settle ``entity``, and remove the documents ``paths`` from each table, by fingerprint. Raises LeaseHeld.
+    """Settle ``entity``, and remove the documents ``paths``, keyed by table fingerprint. Raises LeaseHeld.
 
-    A table without documents to remove gets a new commit marker, so that there is exactly one.
+    A table with no documents to remove gets a new commit marker, so that there is exactly one.
     """
     with acquire_source(workspace, entity, run_id) as lease:
         settle(workspace, entity, lease)
@@ -157,7 +157,7 @@ def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[
 
 
 def repair_indexes(workspace: Workspace, tenant: Entity, names: Sequence[str], run_id: str) -> None:
-    """Rebuild the search indexes ``names`` of the current table. Raises LeaseHeld."""
+    """Rebuild the current table's search indexes ``names``. Raises LeaseHeld."""
     with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
         table = workspace.lines(tenant)
         drop(table, names)
@@ -174,15 +174,15 @@ def config_is_lost(objects: ObjectStore) -> bool:
 
 
 def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None = None) -> None:
-    """Write a lost configuration again, with the ``workspace_id`` of the memory catalog, if there is one.
+    """Rewrite a lost configuration, with the memory catalog's ``workspace_id``, if there is one.
 
-    The record names the embedding that most documents use. Unless its model is this host's default, the model's name
+    It records the model fingerprint that most documents use. Unless that is this host's default model, the model's name
     stays unknown until the next run supplies it. Raises StorageError.
     """
     config = WorkspaceConfig() if workspace_id is None else WorkspaceConfig(workspace_id=workspace_id)
     fingerprint, dim = _embedding(Workspace(objects, config))
     data = to_json(replace(config, fingerprint=fingerprint, dim=dim, model=_default_model(fingerprint)))
-    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # another process has written it in the meantime
+    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # another process wrote it concurrently
         try:
             damaged, version = objects.get_versioned(CONFIG)
         except ObjectNotFound:
@@ -193,7 +193,7 @@ def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None =
 
 
 def _default_model(fingerprint: str | None) -> str | None:
-    """Return the name of the default model if it has this fingerprint."""
+    """Return the default model's name if it has this fingerprint."""
     with contextlib.suppress(ModelNotFound):
         model = model_of()
         return model.name if model.fingerprint == fingerprint else None
@@ -215,7 +215,7 @@ def _embedding(workspace: Workspace) -> tuple[str | None, int | None]:
 
 
 class FindingKind(enum.StrEnum):
-    """The kinds of inconsistency."""
+    """The types of inconsistencies."""
 
     UNREADABLE = "unreadable"
     MISSING_LINES = "document without its lines"
@@ -240,7 +240,7 @@ OF_DOCUMENTS = {
     FindingKind.NO_DOCUMENT,
     FindingKind.DUPLICATE_LINES,
 }
-"""Findings that are repaired by indexing the document again."""
+"""Findings that are repaired by reindexing the document."""
 OF_MEMORY = {FindingKind.CATALOG, FindingKind.BLOB, FindingKind.MEMORY_INDEX, FindingKind.MEMORY_VECTORS}
 
 
@@ -248,8 +248,8 @@ OF_MEMORY = {FindingKind.CATALOG, FindingKind.BLOB, FindingKind.MEMORY_INDEX, Fi
 class Finding:
     """One inconsistency.
 
-    ``path`` is a document or a branch of ``entity``, a file of the workspace, the name of an index, or the key of a
-    memory entry. ``fingerprint`` identifies the affected table, "" if there is none.
+    ``path`` is a document or branch of ``entity``, a workspace file, an index name, or a memory entry's key.
+    ``fingerprint`` identifies the affected table, "" if there is none.
     """
 
     kind: FindingKind
@@ -261,7 +261,10 @@ class Finding:
 
 @dataclass(slots=True)
 class Verification:
-    """The result of a verification. ``busy`` are the skipped sources, on which another run was working."""
+    """The result of a verification.
+
+    ``busy`` lists the sources that were skipped because another run was working on them.
+    """
 
     documents: int = 0
     lines: int = 0
@@ -320,7 +323,7 @@ class _TenantCheck:
         self._verification.leases |= before
 
     def _sources(self) -> list[Entity]:
-        """Return the sources bound to a URI, and those that a run has ever leased."""
+        """Return the sources bound to a URI, and sources that any run ever leased."""
         workspace, directory = self._workspace, f"{self._tenant.directory}/_leases"
         leased = (leased_entity(info.path) for info in workspace.objects.list(directory, recursive=False))
         bound = workspace.entities(self._tenant)
@@ -380,7 +383,7 @@ class _TenantCheck:
 
 
 def survived_check(table: LineTable) -> list[tuple[str, str]]:
-    """Run ``check_indexes`` in another process; if an index crashes that process, report all of them as damaged."""
+    """Run ``check_indexes`` in another process; if an index crashes it, report all indexes as damaged."""
     try:
         return survived(_checked_indexes, table)
     except ProcessDied:
@@ -397,11 +400,11 @@ def _checked_indexes(table: LineTable) -> list[tuple[str, str]]:
 def compare(
     manifest: pa.Table | None, counts: pa.Table, fingerprint: str, *, serves: bool
 ) -> Iterator[tuple[FindingKind, str, str]]:
-    """Yield ``(kind, path, detail)`` for each document whose lines differ from ``manifest``; pure.
+    """Yield ``(kind, path, detail)`` for each document whose lines differ from ``manifest``; a pure function.
 
     ``manifest`` has path, hash, lines and fingerprint, ``counts`` path, hash and rows. Only documents embedded with
-    ``fingerprint`` are judged. During a re-embedding, the table that ``serves`` may keep lines of documents that have
-    moved or were deleted.
+    ``fingerprint`` are checked. During a re-embedding, the current table (``serves``) may keep lines of moved or
+    deleted documents.
     """
     if manifest is None:
         manifest = pa.table({"path": [], "hash": [], "lines": [], "fingerprint": []}, schema=_MANIFEST)
@@ -436,11 +439,11 @@ _KEYS_IN_A_DETAIL = 3
 
 @dataclass(frozen=True, slots=True)
 class _CatalogEntries:
-    """The entries of a tenant in the catalog, sorted by the directory of their owner."""
+    """A tenant's entries in the catalog, sorted by their owner's directory."""
 
     paths: list[str]
     rows: list[tuple[str, str, str]]
-    """``(key, directory of the owner, content hash)`` of each entry, in the order of ``paths``."""
+    """``(key, owner's directory, content hash)`` of each entry, in the order of ``paths``."""
 
     def at_or_below(self, directory: str) -> Iterator[tuple[str, str, str]]:
         yield from self.rows[bisect_left(self.paths, directory) : bisect_right(self.paths, directory)]
@@ -449,7 +452,7 @@ class _CatalogEntries:
 
 
 def verify_memory(workspace: Workspace, catalog: Catalog, verification: Verification) -> None:
-    """Add the findings in the memory of each tenant to ``verification``; skip a tenant that changes during the check.
+    """Add each tenant's memory findings to ``verification``, skipping tenants that change during the check.
 
     Raises CatalogMismatch, CatalogError, StorageError.
     """
@@ -484,7 +487,7 @@ def _check(workspace: Workspace, catalog: Catalog, tenant: Entity) -> tuple[list
     alive = [row for row in rows if row.expires is None or row.expires > now]
     listing = {info.path: info.size_bytes for info in workspace.objects.list(tenant.directory)}
     findings = [
-        Finding(FindingKind.BLOB, tenant.directory, row.key, f"{row.blob_path} is missing or has another size")
+        Finding(FindingKind.BLOB, tenant.directory, row.key, f"{row.blob_path} is missing or has the wrong size")
         for row in alive
         if row.blob_path is not None and listing.get(row.blob_path) != row.size_bytes
     ]
@@ -515,7 +518,7 @@ def _compare(
     waiting: frozenset[str],
     now: datetime,
 ) -> Finding | None:
-    """Compare an index with the catalog; whether the index has expired entries does not matter."""
+    """Compare an index with the catalog, ignoring expired entries in the index."""
     try:
         table = MemoryIndex(workspace.objects, directory).read(columns=["key", "entity", "content_hash", "expires"])
     except CorruptFile as error:
@@ -536,7 +539,7 @@ def _vectors(
 ) -> Iterator[Finding]:
     """Yield findings for vectors of entries that are not in the catalog.
 
-    Missing vectors cannot be detected without a model.
+    Detecting missing vectors would require a model.
     """
     for table in vector_tables(workspace.objects, tenant):
         kind, name = FindingKind.MEMORY_VECTORS, table.fingerprint

@@ -25,7 +25,7 @@ LISTING_SCHEMA = pa.schema(
         ("inode", pa.int64()),
     ]
 )
-"""The columns of a listing. If the source has no such value, ``etag`` is "", and each number except the size is 0."""
+"""The columns of a listing. Values that the source does not have are "" for ``etag`` and 0 for numbers."""
 _KEPT = [
     ("hash", pa.string()),
     ("fingerprint", pa.string()),
@@ -34,24 +34,24 @@ _KEPT = [
     ("extractor", pa.string()),
 ]
 MANIFEST_SCHEMA = pa.schema([*LISTING_SCHEMA, *_KEPT, ("racy", pa.bool_())])
-"""The columns of a manifest row; ``reason`` is null for an indexed document."""
+"""The columns of a manifest row; ``reason`` is null for indexed documents."""
 
 CHANGE_SCHEMA = pa.schema(
     [*MANIFEST_SCHEMA, ("metadata_differs", pa.bool_()), ("must_embed", pa.bool_())],
 )
 """A listed file joined with its manifest row.
 
-``hash`` to ``reason`` come from the manifest and are null for a new file. The rest comes from the listing, so that the
-columns of MANIFEST_SCHEMA are the next row of a file with the same content."""
+``hash`` to ``reason`` come from the manifest and are null for new files. The rest comes from the listing, so that for
+unchanged content, the columns of MANIFEST_SCHEMA are the file's next manifest row."""
 
 RACY_NS = 2_000_000_000
-"""The age below which a file is racy: it may change again within the same tick of its clock."""
+"""The age below which a file is racy: it may change again within the same clock tick."""
 
 CTIME_TICK_NS = 20_000_000
-"""The corresponding age for a ctime: the kernel's clock for it ticks at least every 10 ms."""
+"""The same for ctimes: the kernel's clock for them ticks at least every 10 ms."""
 
 FEW_INODES = 10
-"""Up to this number, files that differ only in the inode are read, however large their share of the listing."""
+"""Up to this many files that differ only in the inode are always read, however large their share of the listing."""
 
 _AS_TEXT = How()
 DELETED_SCHEMA = pa.schema([("path", pa.string()), *_KEPT])
@@ -63,9 +63,9 @@ class Diff:
     """The differences between a listing and the manifest.
 
     ``new`` and ``candidates`` (CHANGE_SCHEMA) must be read and classified by content. ``retouched`` (CHANGE_SCHEMA)
-    files have other metadata, but their etag shows the same content. ``deleted`` (DELETED_SCHEMA) files are missing
+    files have different metadata, but their etag shows the same content. ``deleted`` (DELETED_SCHEMA) files are missing
     from the listing. ``skipped`` (SKIPPED_SCHEMA) files are unchanged and not indexed. ``unchanged`` counts the other
-    unchanged files. Tables have the order of the listing; ``deleted`` has the order of the manifest.
+    unchanged files. Tables are in listing order; ``deleted`` is in manifest order.
     """
 
     new: pa.Table
@@ -87,17 +87,17 @@ def diff(
 ) -> Diff:
     """Compare ``listing`` (LISTING_SCHEMA) with ``manifest`` (MANIFEST_SCHEMA), each with unique paths.
 
-    Content counts as equal without a read if sizes and etags are equal or, if one side has no etag, sizes, mtimes,
-    ctimes and inodes. Programs can set an mtime, but not a ctime. Some network file systems renumber their files with
-    each mount, so inodes are ignored if most files differ only in the inode. A file whose git etag is gone is dirty.
-    Git compares whole seconds, so its etag proves nothing about a file whose mtime is unchanged but whose ctime or
-    inode has changed. Unknown times (0), a racy row, another fingerprint, another extractor or another way to read the
-    file than ``how``, and ``full`` make a candidate; all but the first two require embedding even if the content is the
-    same. ``now_ns`` is the start of the listing: files that may have changed since are marked as racy. Fastest if both
-    tables are sorted by path.
+    Content is treated as unchanged, without reading it, if sizes and etags are equal or, if one side has no etag, if
+    sizes, mtimes, ctimes and inodes are equal. Programs can set an mtime, but not a ctime. Some network file systems
+    renumber their files on each mount, so inodes are ignored if most files differ only in the inode. A file whose git
+    etag is gone is dirty. Git compares whole seconds, so its etag proves nothing about a file with the same mtime but a
+    different ctime or inode. Files are also candidates if times are unknown (0), the row is racy, the fingerprint, the
+    extractor or another read setting in ``how`` differs, or ``full`` is set; except for the first two reasons, they are
+    re-embedded even if the content is the same. ``now_ns`` is the start of the listing: files that may have changed
+    since then are marked as racy. Fastest if both tables are sorted by path.
     """
     listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
-    if not len(manifest):  # which saves time for each small source of a first run
+    if not len(manifest):  # saves time in first runs over many small sources
         none = CHANGE_SCHEMA.empty_table()
         return Diff(_new(listing), none, none, DELETED_SCHEMA.empty_table(), SKIPPED_SCHEMA.empty_table(), 0)
     manifest = manifest.combine_chunks()
@@ -141,13 +141,13 @@ def diff(
 
 
 def is_inside(manifest: pa.Table) -> pa.ChunkedArray:
-    """Return which rows of the manifest are members of archives."""
+    """Return which manifest rows are archive members."""
     etags = pc.fill_null(manifest["etag"], "")
     return pc.or_(*(pc.starts_with(etags, beginning) for beginning in OF_MEMBERS))
 
 
 def joined(files: Diff, members: Diff) -> Diff:
-    """Join the differences of files and of members of archives."""
+    """Combine the differences of files and of archive members."""
     tables = {
         name: pa.concat_tables([getattr(files, name), getattr(members, name)])
         for name in ("new", "candidates", "retouched", "deleted", "skipped")
@@ -156,10 +156,10 @@ def joined(files: Diff, members: Diff) -> Diff:
 
 
 def classify(candidate: Mapping[str, Any], content_hash: str) -> DocumentState:
-    """Return the state of a row of CHANGE_SCHEMA (as a mapping) once its content is known.
+    """Return the state of a CHANGE_SCHEMA row (as a mapping) once its content is known.
 
-    ``UNCHANGED`` is a racy row whose content and metadata are the same. A file that must be embedded again is
-    ``CHANGED``, whatever its content.
+    ``UNCHANGED`` is a racy row with the same content and metadata. A file that must be re-embedded is always
+    ``CHANGED``.
     """
     if candidate["hash"] is None:
         return DocumentState.NEW
@@ -169,13 +169,13 @@ def classify(candidate: Mapping[str, Any], content_hash: str) -> DocumentState:
 
 
 def _other_model(old: pa.Table, fingerprint: str) -> NDArray[np.bool_]:
-    """Return which files have vectors of another model; skipped files have no vectors."""
+    """Return which files have another model's vectors; skipped files have no vectors."""
     unmarked_skip = _numpy(pc.and_(pc.is_valid(old["reason"]), pc.equal(old["fingerprint"], "")))
     return _numpy(pc.not_equal(old["fingerprint"], fingerprint)) & ~unmarked_skip
 
 
 def _align(paths: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return the row of each path in ``known``, or -1."""
+    """Return each path's row in ``known``, or -1."""
     if paths.equals(known):
         return np.arange(len(known), dtype=np.int64)
     rows = pc.fill_null(pc.index_in(paths, value_set=known), -1)
@@ -187,18 +187,18 @@ def _same_times(now: pa.Table, old: pa.Table) -> NDArray[np.bool_]:
 
 
 def _same_or_unknown(now: pa.ChunkedArray, old: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Return for which rows a number is the same as in the manifest, or 0 (unknown) there."""
+    """Return for which rows a number equals the manifest's, or is 0 (unknown) there."""
     return _numpy(pc.fill_null(pc.or_(pc.equal(now, old), pc.equal(old, 0)), False))
 
 
 def _are_renumbered(other_inode: NDArray[np.bool_], comparable: NDArray[np.bool_]) -> bool:
-    """Return whether the file system has renumbered its files: too many ``comparable`` files have ``other_inode``."""
+    """Return whether the file system renumbered its files: too many ``comparable`` files have ``other_inode``."""
     others = np.count_nonzero(other_inode)
     return bool(others > FEW_INODES and 2 * others > np.count_nonzero(comparable))
 
 
 def _racy(listing: pa.Table, now_ns: int) -> pa.ChunkedArray:
-    """Return which files are racy. A store's etag reveals a later change; an etag from git is older than the read."""
+    """Return which files are racy. A store's etag detects later changes; git's etag is older than the read."""
     young = pc.or_(
         pc.greater(listing["mtime_ns"], now_ns - RACY_NS), pc.greater(listing["ctime_ns"], now_ns - CTIME_TICK_NS)
     )

@@ -1,7 +1,7 @@
 """Select local files by name: a file, a folder or a glob, with braces and ``~``.
 
-A named file is always selected. Folders and globs skip ignored files (``tasks.scanning.path_patterns``). A glob matches
-at any depth with ``**``, and does not enter folders in which nothing can match.
+A file given by name is always selected. Folders and globs skip ignored files (``tasks.scanning.path_patterns``). In
+globs, ``**`` matches at any depth; folders where nothing can match are not entered.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ STDIN = "-"
 
 _MAGIC = re.compile(r"[*?[]|\{[^}]*(?:,|\.\.)")
 _SPECIAL = re.compile(r"([\\*?\[\]{}])")
-_BLANK = re.compile(r"(\s)")  # at the end of a pattern, gitignore strips them
+_BLANK = re.compile(r"(\s)")  # gitignore strips whitespace at the end of a pattern
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Files below ``folder`` (as written, with ``~`` expanded): ``file``, or all files that ``rules`` admit."""
+    """Files below ``folder`` (as given, with ``~`` expanded): ``file``, or all files that pass ``rules``."""
 
     folder: str
     file: str | None = None
@@ -37,9 +37,9 @@ class Selection:
 
 
 def select(named: str) -> Selection:
-    """Return the selection of a name; the name of an existing file is not a glob. Raises SourceNotFound, UsageError."""
+    """Return the selection for a name; an existing file's name is never a glob. Raises SourceNotFound, UsageError."""
     if not named:
-        raise UsageError("A file name is empty", fix="Name files, folders or globs; '.' is the current folder.")
+        raise UsageError("A file name is empty", fix="Specify files, folders or globs; '.' is the current folder.")
     path = os.path.expanduser(named)
     if os.path.isdir(path):
         return Selection(path)
@@ -52,7 +52,7 @@ def select(named: str) -> Selection:
     if magic is None or not os.path.isdir(base):
         raise SourceNotFound("No such file or folder", named, "Check the spelling.")
     patterns = alternatives(path[len(folder) + len(slash) :], escapes=True)
-    # A folder among the alternatives of a brace group is selected whole.
+    # Folders among the alternatives of a brace group are selected as a whole.
     whole = [not _MAGIC.search(each) and os.path.isdir(f"{folder}{slash}{each}") for each in patterns]
     include = tuple(f"/{each}/**" if all_of_it else f"/{each}" for each, all_of_it in zip(patterns, whole, strict=True))
     steps = [pattern[1:].split("/") for pattern in include]
@@ -63,7 +63,7 @@ def select(named: str) -> Selection:
 
 
 def is_glob(named: str) -> bool:
-    """Return whether a name is a glob: it has wildcards, and no file of that name exists."""
+    """Return whether a name is a glob: it has wildcards, and no file with that name exists."""
     return _MAGIC.search(named) is not None and not os.path.lexists(os.path.expanduser(named))
 
 
@@ -78,11 +78,11 @@ def files_named(
     stdin: bool = False,
     on_skip: Callable[[str, SkipReason], None] = lambda path, reason: None,
 ) -> Iterator[str]:
-    """Yield the path of each file that ``names`` select, without duplicates; files of a folder or glob are sorted.
+    """Yield the path of each file that ``names`` select, without duplicates; files in a folder or glob are sorted.
 
-    If ``stdin``, STDIN selects standard input. Files above MAX_FILE_BYTES, and secrets that are not named themselves,
-    are skipped and reported to ``on_skip``; files that patterns exclude are not reported. Raises SourceNotFound, also
-    for a glob that matches nothing, AccessDenied, StorageError, UsageError.
+    With ``stdin``, STDIN selects standard input. Files above MAX_FILE_BYTES, and secrets that are not given by name,
+    are skipped and reported to ``on_skip``; files excluded by patterns are not reported. Raises SourceNotFound
+    (including for a glob that matches nothing), AccessDenied, StorageError, UsageError.
     """
     seen: set[str] = set()
     for name in names:
@@ -106,7 +106,9 @@ def _files(named: str, selection: Selection, on_skip: Callable[[str, SkipReason]
         if reason != SkipReason.EXCLUDED:
             on_skip(prefix + path, SkipReason(reason))
     if not listing.paths and selection.rules.include:
-        raise SourceNotFound("No file matches", named, "Name skipped files one by one, without a glob.")
+        raise SourceNotFound(
+            "No file matches", named, "To include skipped files, list them individually instead of using a glob."
+        )
     for path, size in sorted(zip(listing.paths, listing.sizes, strict=True)):
         if size <= MAX_FILE_BYTES:
             yield prefix + path

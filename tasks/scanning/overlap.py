@@ -1,6 +1,6 @@
-"""Assign each file of overlapping sources to one source, whatever the order of their runs (DESIGN, "Index run").
+"""Assign each file of overlapping sources to one source, independent of the order of runs (DESIGN, "Index run").
 
-If several sources of a tenant select a file, the one with the nearest folder gets it, then the first by entity.
+If several sources of a tenant select a file, the source with the nearest folder gets it, then the first by entity.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from driftline.tasks.scanning.path_patterns import Matcher, Rules
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Files below ``prefix`` ("" or a folder with a trailing slash) that ``rules`` admit belong to another source."""
+    """Files below ``prefix`` ("" or a folder with a trailing slash) that pass ``rules`` belong to another source."""
 
     prefix: str
     rules: Rules
@@ -33,7 +33,7 @@ class Claim:
         return self.rules == Rules()
 
     def covers(self, paths: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: which ``paths``, relative to the source that loses them, the claim takes."""
+        """Return ``(n,) bool``: which ``paths``, relative to the source that loses them, are claimed."""
         below = np.asarray(pc.starts_with(paths, self.prefix).to_numpy(zero_copy_only=False), dtype=bool)
         if not self.is_whole and below.any():
             inside = pc.utf8_slice_codeunits(paths.filter(pa.array(below)), len(self.prefix))
@@ -42,7 +42,7 @@ class Claim:
 
 
 def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
-    """Return ``(n,) bool``: the paths that any of ``claims`` covers."""
+    """Return ``(n,) bool``: the paths covered by any of ``claims``."""
     taken = np.zeros(len(paths), dtype=bool)
     for claim in claims:
         taken |= claim.covers(paths)
@@ -51,7 +51,7 @@ def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The sources of a workspace, keyed by folder, so that sources that may share files are found fast."""
+    """A workspace's sources, keyed by folder, for quickly finding sources that may share files."""
 
     records: Mapping[Entity, SourceRecord]
     _sorted: list[tuple[str, Entity]] = field(init=False)
@@ -60,7 +60,7 @@ class Neighbours:
         object.__setattr__(self, "_sorted", sorted((_root(record.uri), e) for e, record in self.records.items()))
 
     def at_or_below(self, uri: str) -> list[Entity]:
-        """Return the sources whose folder is ``uri``, or is in it."""
+        """Return the sources whose folder is ``uri`` or inside it."""
         root = _root(uri)
         start = bisect_left(self._sorted, root, key=itemgetter(0))
         return [
@@ -68,7 +68,7 @@ class Neighbours:
         ]
 
     def at_or_above(self, uri: str) -> list[Entity]:
-        """Return the sources whose folder is ``uri``, or contains it."""
+        """Return the sources whose folder is ``uri`` or contains it."""
         root = _root(uri)
         lengths = [at + 1 for at, character in enumerate(root) if character == "/"]
         found: list[Entity] = []
@@ -79,14 +79,14 @@ class Neighbours:
         return found
 
     def claims_on(self, entity: Entity, record: SourceRecord) -> tuple[Claim, ...]:
-        """Return the claims of other sources of the tenant on files below the folder of ``record``."""
+        """Return the claims of the tenant's other sources on files below the folder of ``record``."""
         others = (other for other in self.at_or_below(record.uri) if other != entity)
         claims = (claim_of(other, self.records[other], entity, record) for other in others)
         return tuple(claim for claim in claims if claim is not None)
 
 
 def claim_of(entity: Entity, record: SourceRecord, on: Entity, loser: SourceRecord) -> Claim | None:
-    """Return the claim of ``record`` on files of another source; None if it has none, or yields to that source."""
+    """Return the claim of ``record`` on another source's files; None if it has none, or lower priority."""
     inside = below(loser.uri, record.uri)
     if inside is None or entity.tenant != on.tenant or (not inside and str(entity) >= str(on)):
         return None
@@ -94,7 +94,7 @@ def claim_of(entity: Entity, record: SourceRecord, on: Entity, loser: SourceReco
 
 
 def below(folder: str, path: str) -> str | None:
-    """Return a path or URI relative to ``folder`` ("" for itself), or None if it is elsewhere."""
+    """Return a path or URI relative to ``folder`` ("" for the folder itself), or None if it is outside."""
     if path == folder:
         return ""
     root = _root(folder)

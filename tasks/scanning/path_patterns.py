@@ -1,9 +1,9 @@
 """Select the files to index: ignore files, ``--include``, ``--exclude`` and secrets.
 
-Patterns have gitignore syntax and match bytes, as git does: ``?`` is one byte. If git differs from its manual, git is
-the reference (``tests/hostile``): ``ab**/c`` means ``ab`` and then ``**/c``, and an open bracket matches nothing.
-Consecutive patterns of one sign form one RE2 expression over an Arrow array of paths: 100,000 paths and a hundred
-patterns take about 20 ms.
+Patterns have gitignore syntax and match bytes, like in git: ``?`` is one byte. Where git differs from its manual, git
+is the reference (``tests/hostile``): ``ab**/c`` means ``ab`` and then ``**/c``, and an open bracket matches nothing.
+Consecutive patterns of one sign are combined into one RE2 expression over an Arrow array of paths: 100,000 paths and a
+hundred patterns take about 20 ms.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SPECIAL = frozenset(b"*?[\\")
 _PLAIN = frozenset((string.ascii_letters + string.digits + "_/").encode())
 _SLASH = ord("/")
 NO_BYTE = r"[^\x00-\xff]"
-"""The expression for brackets that match nothing."""
+"""The regular expression for brackets that match nothing."""
 _CLASSES = {
     "alnum": string.ascii_letters + string.digits,
     "alpha": string.ascii_letters,
@@ -48,10 +48,10 @@ _CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One pattern: ``regex`` matches the path of an entry, without a trailing slash, from the first byte to the last.
+    """A pattern: ``regex`` must match an entry's whole path, without a trailing slash.
 
-    ``negated`` patterns (``!``) include paths that an earlier one excluded. ``only_folders`` is set for a trailing
-    slash. Every path that matches has ``needle`` in it.
+    ``negated`` patterns (``!``) include paths that an earlier pattern excluded. ``only_folders`` is set by a trailing
+    slash. Every matching path contains ``needle``.
     """
 
     regex: str
@@ -62,9 +62,9 @@ class Pattern:
 
 @lru_cache(maxsize=8_192)
 def translate(line: bytes, base: str = "") -> Pattern | None:
-    """Translate a line into a pattern, relative to the folder ``base`` ("" or with a trailing slash).
+    """Translate a line to a pattern, relative to the folder ``base`` ("" or with a trailing slash).
 
-    Returns None for a comment, a blank line, and a pattern that can match nothing.
+    Returns None for comments, blank lines, and patterns that can match nothing.
     """
     if line.startswith(b"#"):
         return None
@@ -88,7 +88,7 @@ def translate(line: bytes, base: str = "") -> Pattern | None:
 
 
 def _needle(beginning: bytes, after_brackets: bytes) -> bytes:
-    """Return the longest literal part of a pattern, "" if it has none."""
+    """Return a pattern's longest literal part; "" if it has none."""
     parts = (part.strip(b"/") for part in (beginning, *re.split(rb"[*?\[\\]", after_brackets)))
     return max(parts, key=len)
 
@@ -100,7 +100,7 @@ def _without_trailing_spaces(line: bytes) -> bytes:
 
 
 def _wildcards(pattern: bytes) -> str | None:
-    """Translate the part of a pattern after its literal beginning; None if it can match nothing."""
+    """Translate the part of a pattern after its literal prefix; None if it can match nothing."""
     parts: list[str] = []
     i = 0
     while i < len(pattern):
@@ -138,7 +138,7 @@ def _wildcards(pattern: bytes) -> str | None:
 
 
 def _bracket(pattern: bytes, start: int) -> tuple[frozenset[int], int] | None:
-    """Return the bytes that a bracket expression matches, and the position after it; None if it is malformed."""
+    """Return the bytes matched by a bracket expression, and the position after it; None if it is malformed."""
     i = start
     negated = pattern[i : i + 1] in (b"!", b"^")
     i += negated
@@ -195,29 +195,29 @@ def _escaped(text: bytes) -> str:
 
 OUR_IGNORE_FILE = ".driftlineignore"
 IGNORE_FILES = (".gitignore", OUR_IGNORE_FILE)
-"""The ignore files that are read in every folder; later ones take precedence."""
+"""The ignore files read in every folder; later ones take precedence."""
 
 BY_GIT, BY_US = 1, 2
-"""The origin of a pattern: an ignore file of git, or of Driftline, which alone excludes files that git tracks."""
+"""The origin of a pattern: git's or Driftline's ignore files; only the latter exclude files that git tracks."""
 
 GIT = ".git"
 NEVER_ENTERED = frozenset({GIT, ".hg", ".svn", ".driftline"})
-"""Folders of metadata, which are skipped without a report."""
+"""Metadata folders, which are skipped silently."""
 
 _DESCENDING = re.compile(r"\[(.)-(.)\]")
 _PATTERNS_PER_REGEX = 100
-"""Maximum number of patterns in one expression: RE2 limits the memory of an expression, and matches larger ones slowly.
+"""Maximum number of patterns per expression: RE2 limits an expression's memory, and matches larger ones slowly.
 """
 _FEW_PATHS = 1_000
-"""For fewer paths, compiling all patterns takes longer than first selecting the ones that can match."""
+"""For fewer paths, it is faster to compile only the patterns that can match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The caller's filters for a source, in gitignore syntax with braces (``*.{ts,tsx}``).
+    """The caller's filters for a source, in gitignore syntax plus braces (``*.{ts,tsx}``).
 
-    A non-empty ``include`` selects only matching files. If ``archives``, it matches the files inside of archives and
-    mail as if these were folders, and archives are always opened first.
+    A non-empty ``include`` selects only matching files. If ``archives`` is set, it matches the files inside archives
+    and email as if these were folders, and archives are always opened first.
     """
 
     include: tuple[str, ...] = ()
@@ -234,10 +234,10 @@ class Rules:
 
 
 def _check(pattern: str, opposite: str, root: str | None) -> None:
-    """Raise UsageError, with the nearest right spelling, for a pattern that can match nothing."""
+    """Raise UsageError if a pattern can never match, suggesting the closest valid spelling."""
     nearest = ""
     if not pattern.strip():
-        raise _invalid(pattern, "It is empty: leave it out; '*' matches everything.")
+        raise _invalid(pattern, "It is empty: omit it; '*' matches everything.")
     if pattern.startswith("!"):
         raise _invalid(pattern, f"Leave out '!', and --{opposite} {pattern[1:]!r}.")
     if not is_unicode(pattern):
@@ -245,7 +245,7 @@ def _check(pattern: str, opposite: str, root: str | None) -> None:
     if root and (pattern == root or pattern.startswith(f"{root}/")):
         nearest = pattern[len(root) :] or "*"
     elif "://" in pattern or pattern.startswith(("~/", "../")):
-        raise _invalid(pattern, "Patterns are relative to their source: write it as seen from there.")
+        raise _invalid(pattern, "Patterns are relative to their source: write it relative to that.")
     elif pattern.startswith("./"):
         nearest = pattern[1:]
     elif "//" in pattern:
@@ -270,20 +270,20 @@ def _is_unmatchable(pattern: str) -> bool:
 
 
 def _spelled(patterns: Iterable[str]) -> list[str]:
-    """Expand the braces of a caller's patterns, and spell accents composed and decomposed."""
+    """Expand braces in a caller's patterns, and add the composed and decomposed forms of accents."""
     return [form for pattern in patterns for each in alternatives(pattern, escapes=True) for form in spellings(each)]
 
 
 _Run = tuple[bool, list[tuple[bytes, str]]]
-"""Consecutive patterns of one sign, with their needles and expressions."""
+"""Consecutive patterns of the same sign, with their needles and expressions."""
 
 
 class PatternList:
-    """Ordered gitignore patterns: the last match decides.
+    """Ordered gitignore patterns: the last match wins.
 
     Patterns are relative to the folder ``base`` ("" or with a trailing slash). By default, a pattern matches a single
-    entry, as in git's walk. If ``descendants``, a match of a folder also matches everything below it. ``mark`` is the
-    verdict on a match.
+    entry, like in git's walk. If ``descendants`` is set, matching a folder also matches everything below it. ``mark``
+    is the verdict for a match.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class PatternList:
     def apply(self, paths: pa.Array, verdict: NDArray[np.bool_] | NDArray[np.uint8], *, folders: bool = False) -> None:
         """Update ``verdict`` in place where a pattern matches: ``mark`` for a match, 0 for a negated one.
 
-        ``paths`` name files, or folders without a trailing slash.
+        ``paths`` are files, or folders without a trailing slash.
         """
         as_bytes = paths.cast(pa.binary())
         for positive, regexes in self._selected(as_bytes, self._of_folders if folders else self._of_files):
@@ -319,7 +319,7 @@ class PatternList:
                 verdict[hit.to_numpy(zero_copy_only=False)] = self.mark if positive else 0
 
     def matches(self, paths: pa.Array, *, folders: bool = False) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: the paths that the patterns select."""
+        """Return ``(n,) bool``: the paths selected by the patterns."""
         verdict = np.zeros(len(paths), dtype=bool)
         self.apply(paths, verdict, folders=folders)
         return verdict
@@ -340,7 +340,7 @@ class PatternList:
         return runs
 
     def _selected(self, paths: pa.Array, runs: Sequence[_Run]) -> Iterator[tuple[bool, list[str]]]:
-        """Yield the sign and the expressions of each run; if ``paths`` are few, only of patterns that may match."""
+        """Yield each run's sign and expressions; for few ``paths``, only those of patterns that may match."""
         text = b"\n".join(paths.to_pylist()) if len(paths) <= _FEW_PATHS else None
         if text is not None and self._ignores_case:
             text = text.lower()
@@ -351,7 +351,7 @@ class PatternList:
 
 
 class Matcher:
-    """The compiled rules of a caller. Paths consist of ``base`` and the path in the source (see PatternList)."""
+    """A caller's compiled rules. Paths consist of ``base`` and the path in the source (see PatternList)."""
 
     def __init__(self, rules: Rules, base: str = "") -> None:
         self.exclude = PatternList(_spelled(rules.exclude), base, descendants=True)
@@ -378,7 +378,7 @@ class Matcher:
         return excluded
 
     def _matches(self, patterns: PatternList, files: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: the files that ``patterns`` select, ``a.zip!/b`` also as ``a.zip/b``."""
+        """Return ``(n,) bool``: the files selected by ``patterns``; ``a.zip!/b`` also matches as ``a.zip/b``."""
         selected = patterns.matches(files)
         if self._archives:
             selected |= patterns.matches(pc.replace_substring(files, INSIDE, "/"))
@@ -393,9 +393,9 @@ class Matcher:
 
 
 class OwnIgnoreFiles:
-    """The ``.driftlineignore`` files of a tree of tracked files, in which git's ignore files have no effect.
+    """The ``.driftlineignore`` files of a tree of tracked files, where git's ignore files have no effect.
 
-    ``files`` has a ``(path, content)`` pair for each of them.
+    ``files`` holds their ``(path, content)`` pairs.
     """
 
     def __init__(self, files: Iterable[tuple[str, bytes]]) -> None:
@@ -404,7 +404,7 @@ class OwnIgnoreFiles:
         self._lists = [PatternList(read_ignore_file(data), base, mark=BY_US) for base, data in bases]
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: the files that a pattern excludes directly or through a folder above."""
+        """Return ``(n,) bool``: the files excluded by a pattern, directly or through a parent folder."""
         excluded = np.zeros(len(files), dtype=bool)
         if not self._lists or not len(files):
             return excluded
@@ -421,20 +421,20 @@ class OwnIgnoreFiles:
         return excluded
 
     def admitted(self, secret: NDArray[np.bool_], files: pa.Array) -> NDArray[np.bool_]:
-        """Return ``secret`` without the files that a negated pattern names."""
+        """Remove the files that match a negated pattern from ``secret``."""
         still = secret.copy()
         for patterns in self._lists:
             patterns.apply(files, still)
         return secret & still
 
 
-def lets_through(rules: Rules, path: str) -> bool:
-    """Return whether the caller's patterns admit a file, regardless of ignore files."""
+def accepts(rules: Rules, path: str) -> bool:
+    """Return whether a file passes the caller's patterns, regardless of ignore files."""
     return not Matcher(rules).excluded(pa.array([path], pa.string()))[0]
 
 
 def read_ignore_file(data: bytes) -> list[bytes]:
-    """Return the lines of an ignore file."""
+    """Split an ignore file into lines."""
     return [line.removesuffix(b"\r") for line in data.removeprefix(codecs.BOM_UTF8).split(b"\n")]
 
 

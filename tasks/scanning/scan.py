@@ -1,4 +1,4 @@
-"""Scan a source in partitions, on any worker: list each one and compare it with its slice of the manifest."""
+"""Scan a source in partitions, on any worker: list each partition and compare it with its slice of the manifest."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 _SUBTREES_PER_PARTITION = 4
-"""More subtrees than partitions, so that partitions have similar sizes."""
+"""Use more subtrees than partitions, so that partitions have similar sizes."""
 _MAX_PLAN_DEPTH = 4
 _MOST_FOLDERS_PER_PARTITION = 16
-"""The limit for buckets: each folder costs at least one request, whereas a flat listing has pages of 1,000."""
+"""The limit for buckets: each folder costs at least one request, but a flat listing has pages of 1,000."""
 
 ReadManifest = Callable[[Sequence[str]], pa.Table]
 """Reads the manifest rows (MANIFEST_SCHEMA) of paths below any of the prefixes, and possibly more."""
@@ -71,10 +71,10 @@ ReadManifest = Callable[[Sequence[str]], pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class ScanSpec:
-    """The inputs of a scan; picklable. Files that ``claims`` cover belong to other sources.
+    """The inputs of a scan; picklable. Files covered by ``claims`` belong to other sources.
 
-    A document that the last run read with another ``redaction``, or with other ``outputs`` of notebooks, is read again.
-    If ``archives``, the files inside of archives and mail are listed, too.
+    Documents that the last run read with another ``redaction`` or ``outputs`` setting are reread. If ``archives`` is
+    set, the files inside archives and email are also listed.
     """
 
     source: Source
@@ -91,12 +91,12 @@ class ScanSpec:
 
     @property
     def most_bytes(self) -> int:
-        """The limit of documents and records."""
+        """The size limit for documents and records."""
         return largest_document(self.max_file_bytes, self.max_document_bytes)
 
     @property
     def how(self) -> How:
-        """How the run reads files; with other settings, it lists the members of each archive again."""
+        """How the run reads files; if the settings changed, it lists each archive's members again."""
         settings = self.rules, self.max_file_bytes, self.max_document_bytes, self.claims
         return How(self.redaction, self.most_bytes, opened_mark(settings) if self.archives else "", self.outputs)
 
@@ -105,12 +105,12 @@ class ScanSpec:
 class ScanResult:
     """The result of a scan.
 
-    ``skipped`` (SKIPPED_SCHEMA) has every file that is not indexed; an ignored folder has one row, with a trailing
+    ``skipped`` (SKIPPED_SCHEMA) lists every file that is not indexed; an ignored folder has one row, with a trailing
     slash. ``listed`` counts the compared files, ``known`` the files in the manifest. ``complete`` is False if folders
-    could not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the time
-    taken by the worker; ``too_large`` has the sizes of files beyond their limit. ``opened`` are the archives and mail
-    whose members were listed, and ``carriers`` those that are not documents themselves, because no pattern includes
-    them.
+    could not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the
+    worker's time; ``too_large`` maps files over the limit to their sizes. ``opened`` holds the archives and email whose
+    members were listed, and ``container_only_paths`` those that are not documents themselves, because no pattern
+    includes them.
     """
 
     diff: Diff
@@ -121,15 +121,15 @@ class ScanResult:
     seconds: float = 0.0
     too_large: Mapping[str, int] = field(default_factory=dict)
     opened: Mapping[str, Opened] = field(default_factory=dict)
-    carriers: frozenset[str] = frozenset()
+    container_only_paths: frozenset[str] = frozenset()
 
 
 def plan_partitions(source: Source, n: int, rules: Rules | None = None) -> list[tuple[Subtree, ...]]:
-    """Split the source into about ``n`` disjoint parts that cover it, including folders that do not exist yet.
+    """Split the source into about ``n`` disjoint parts that cover it, including folders created later.
 
-    A bucket is split only while that costs few requests.
+    A bucket is split only as long as that costs few requests.
     """
-    if n <= 1 or isinstance(source, RepositorySource):  # git lists a commit at once
+    if n <= 1 or isinstance(source, RepositorySource):  # git lists a whole commit in one call
         return [(Subtree(),)]
     subfolders = _subfolders(source, rules or Rules())
     whole, split = [""], list[Subtree]()
@@ -172,9 +172,9 @@ def scan_paths(
     now_ns: int,
     read_members: ReadManifest | None = None,
 ) -> ScanResult:
-    """Like ``scan``, for single files. A path that is not a file counts as deleted if the manifest has it.
+    """Like ``scan``, for single files. A path in the manifest that is not a file is treated as deleted.
 
-    ``read_members`` reads the rows below the prefixes of archives.
+    ``read_members`` reads the rows below archive prefixes.
     """
     files = sorted({path for path in paths if path and not path.endswith("/")})
     if spec.archives:
@@ -215,7 +215,7 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
         result, listed = joined(result, changes), listed + len(members)
     skipped = pa.concat_tables([listing.skipped_table(), result.skipped]).cast(SKIPPED_SCHEMA)
     sizes = dict(zip(large["path"].to_pylist(), large["size_bytes"].to_pylist(), strict=True))
-    carriers = _carriers(spec, table["path"]) if spec.archives and spec.rules.include else frozenset()
+    container_only_paths = _carriers(spec, table["path"]) if spec.archives and spec.rules.include else frozenset()
     return ScanResult(
         result,
         skipped.sort_by("path"),
@@ -224,12 +224,14 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
         not listing.unread,
         too_large=sizes,
         opened=opened,
-        carriers=carriers,
+        container_only_paths=container_only_paths,
     )
 
 
 def _fitting(spec: ScanSpec, listing: Listing, table: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the files of ``table`` that belong to the source and are small enough, and those that are too large."""
+    """Split the files of ``table`` that belong to the source into those that are small enough and those that are too
+    large.
+    """
     if spec.claims:
         table = table.filter(pa.array(~claimed(table["path"].combine_chunks(), spec.claims)))
     large = _too_large(spec, table)
@@ -247,7 +249,7 @@ def _fitting(spec: ScanSpec, listing: Listing, table: pa.Table) -> tuple[pa.Tabl
 
 
 def is_container(path: str) -> bool:
-    """Return whether a file has the name of an archive or mail, which a run can open as a folder."""
+    """Return whether a file name looks like an archive or email that can be opened as a folder."""
     return INSIDE not in path and re.search(NAMED_LIKE_ARCHIVE, path) is not None
 
 
@@ -260,10 +262,10 @@ def _carriers(spec: ScanSpec, paths: pa.ChunkedArray) -> frozenset[str]:
 def _open(
     spec: ScanSpec, listing: Listing, table: pa.Table, result: Diff, inside: pa.Table
 ) -> tuple[pa.Table, pa.Table, dict[str, Opened]]:
-    """Return the members of the archives of ``table`` (LISTING_SCHEMA), and their rows in the manifest.
+    """Return the members of archives in ``table`` (LISTING_SCHEMA), and their manifest rows.
 
-    New and changed archives are read. Members of unchanged archives come from the manifest, ``inside``; members of
-    currently unreadable archives are in neither result. The third result is the archives that were read.
+    New and changed archives are read. Members of unchanged archives come from the manifest rows ``inside``; members of
+    currently unreadable archives are in neither table. The third result holds the archives that were read.
     """
     changes = (path for part in (result.new, result.candidates) for path in part["path"].to_pylist())
     changed = {path for path in changes if is_container(path)} if spec.archives else set[str]()
@@ -292,11 +294,11 @@ def _open(
 
 
 _UNNAMED = (SkipReason.ODD_KEY, SkipReason.BAD_NAME, SkipReason.REPLACED)
-"""Reasons for which members are not recorded in the manifest: their names are not unique, or not plain paths."""
+"""Reasons why members are not recorded in the manifest: their names are not unique, or not plain paths."""
 
 
 def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files: pa.ChunkedArray) -> list[Member]:
-    """Return the members that the rules admit, each with the reason if it must not be indexed."""
+    """Return the members that pass the rules, each with the reason if it must not be indexed."""
     for member in members:
         if member.reason is not None and member.reason in _UNNAMED:
             listing.skip(member.reason, member.path)
@@ -304,7 +306,9 @@ def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files
     paths, matcher = pa.array([member.path for member in members], pa.string()), Matcher(spec.rules)
     secret, excluded = matcher.secret(paths), matcher.excluded(paths)
     excluded |= claimed(paths, spec.claims)
-    excluded |= pc.is_in(paths, files.combine_chunks()).to_numpy(zero_copy_only=False)  # a folder with such a name
+    excluded |= pc.is_in(paths, files.combine_chunks()).to_numpy(
+        zero_copy_only=False
+    )  # a folder with the same name as a member
 
     def judged(member: Member, *, is_secret: bool) -> Member:
         is_large = member.size_bytes > _limit(spec, member.path)
@@ -316,17 +320,17 @@ def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files
 
 
 def has_own_limit(path: str) -> bool:
-    """Return whether the limit of a file with this name is ``max_document_bytes``."""
+    """Return whether ``max_document_bytes`` is the limit for files with this name."""
     return holds_records(path) or any(re.search(each, path) for each in (NAMED_LIKE_DOCUMENT, NAMED_LIKE_ARCHIVE))
 
 
 def largest_document(max_file_bytes: int, max_document_bytes: int) -> int:
-    """Return the size up to which a document or records are read whole."""
+    """Return the size up to which documents and record files are read whole."""
     return min(max(max_file_bytes, max_document_bytes), MAX_TEXT_BYTES)
 
 
 def _too_large(spec: ScanSpec, table: pa.Table) -> pa.Table:
-    """Return the files of ``table`` that exceed the size limit for files of their name."""
+    """Return the files of ``table`` that exceed the size limit for their name."""
     files = table.filter(pc.greater(table["size_bytes"], min(spec.max_file_bytes, MAX_TEXT_BYTES)))
     paths, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
     large = [size > _limit(spec, path) for path, size in zip(paths, sizes, strict=True)]
@@ -396,7 +400,7 @@ def _list_remote(spec: ScanSpec) -> Listing:
 
 
 def _list_commit(spec: ScanSpec, source: RepositorySource, paths: Sequence[str] | None = None) -> Listing:
-    """Return the files of a commit, or only those at ``paths``, as a scan of its clean work tree would list them."""
+    """List the files of a commit, or only those at ``paths``, like a scan of its clean working tree."""
     listing = Listing()
     above = {"", *(name for name in above_and_self(paths or ()) if name.endswith("/"))}
     rules = [f"{folder}{OUR_IGNORE_FILE}" for folder in above]
@@ -429,7 +433,7 @@ def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> 
 
 
 def _add_files(listing: Listing, spec: ScanSpec, files: list[FileInfo], ours: OwnIgnoreFiles) -> None:
-    """Add the files that the rules of the caller and the ignore files of the source admit, and skip the others."""
+    """Add the files that pass the caller's rules and the source's ignore files, and skip the others."""
     matcher = Matcher.of(spec.rules)
     paths = pa.array([info.path for info in files], pa.string())
     secret, excluded = ours.admitted(matcher.secret(paths), paths), matcher.excluded(paths) | ours.excluded(paths)
@@ -457,7 +461,7 @@ def _subfolders(source: Source, rules: Rules) -> Callable[[Sequence[str]], list[
 
 
 def _subfolders_remote(source: Source, prefixes: Sequence[str]) -> list[str]:
-    """Return the direct subfolders of ``prefixes``; none if a listing has more than one page."""
+    """Return the direct subfolders of ``prefixes``; empty if a listing has more than one page."""
     subfolders: list[str] = []
     for prefix in prefixes:
         folders, _, complete = source.first_look(prefix)
@@ -469,7 +473,7 @@ def _subfolders_remote(source: Source, prefixes: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpec:
-    """A part of a source; ``now_ns`` is the start of the scan. With ``paths`` only these files are scanned."""
+    """A part of a source; ``now_ns`` is the start of the scan. With ``paths``, only these files are scanned."""
 
     scan: ScanSpec
     entity: Entity
@@ -497,7 +501,7 @@ def _scan(spec: PartitionSpec, context: TaskContext) -> ScanResult:
 def analyze_document_states(
     workspace: Workspace, entity_path: str, paths: Sequence[str]
 ) -> list[tuple[str, DocumentState]]:
-    """Return ``(path, state)`` of documents of a source, in the order of ``paths``, which are relative to the source.
+    """Return ``(path, state)`` of a source's documents, in the order of ``paths``, which are relative to the source.
 
     Paths that are neither documents nor files to be indexed are omitted. Raises BadEntity, UsageError before the first
     run, SourceNotFound.
@@ -534,9 +538,9 @@ def analyze_document_states(
     states |= dict.fromkeys(differences.retouched["path"].to_pylist(), DocumentState.TOUCHED)
     for change in pa.concat_tables([differences.new, differences.candidates]).to_pylist():
         if change["path"] not in paths:
-            continue  # the archive of a document
+            continue  # a document's archive
         if is_container(change["path"]):
-            change["must_embed"] = False  # what is listed inside depends on a run's limits
+            change["must_embed"] = False  # what is listed inside depends on the run's limits
         try:
             etag = change["etag"]
             digest = etag.partition(":")[2] if is_of_member(etag) else content_hash(source.read(change["path"]))
@@ -548,7 +552,7 @@ def analyze_document_states(
 
 
 def _fingerprint(config: WorkspaceConfig) -> str:
-    """Return the fingerprint of the next run, which embeds lines again if an earlier version prepared their text."""
+    """Return the next run's fingerprint; it differs, and lines are re-embedded, if the text preparation changed."""
     bound = config.fingerprint or ""
     try:
         files = resolve_model(config.model) if config.model else None
@@ -560,7 +564,7 @@ def _fingerprint(config: WorkspaceConfig) -> str:
 def states_of_files(workspace: Workspace, files: Sequence[str]) -> list[tuple[str, DocumentState]]:
     """Return ``(path, state)`` of local files, in the order of ``files``: absolute, or relative to the current folder.
 
-    A file belongs to the source with the nearest folder. A file that no source indexes is NEW if it exists, else
+    A file belongs to the source with the nearest folder. A file that no source indexes is NEW if it exists, otherwise
     MISSING. Raises UsageError before the first run, SourceNotFound.
     """
     local = [

@@ -28,7 +28,7 @@ from driftline.tasks.scanning.path_patterns import IGNORE_FILES, OUR_IGNORE_FILE
 
 @dataclass(frozen=True, slots=True)
 class WorkTreeAtCommit:
-    """A work tree and the commit that is checked out when a run begins.
+    """A working tree and the commit that is checked out when a run starts.
 
     ``scanned_with`` is a hash of all settings that determine what a run indexes. A run with another hash scans
     everything.
@@ -40,7 +40,7 @@ class WorkTreeAtCommit:
 
     @classmethod
     def look(cls, root: str, rules: object) -> Self | None:
-        """Return the work tree that contains ``root``, or None; ``rules`` are identified by their ``repr``."""
+        """Return the working tree that contains ``root``, or None; ``rules`` are identified by their ``repr``."""
         tree = find_work_tree(root)
         commit = head(root) if tree is not None else None
         if tree is None or commit is None:
@@ -54,7 +54,7 @@ class WorkTreeAtCommit:
         return self.commit.id
 
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
-        """Return the paths to scan so that an index that matched ``last`` matches the disk.
+        """Return the paths to scan to bring an index from ``last`` to the state on disk.
 
         ``token`` is the current lease's, or None for a dry run, which holds no lease and may miss changes.
         """
@@ -76,7 +76,7 @@ class WorkTreeAtCommit:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryAtCommit:
-    """A git repository without a work tree, and the commit that a run indexes; otherwise like WorkTreeAtCommit."""
+    """A git repository with no working tree, and the commit that a run indexes; otherwise like WorkTreeAtCommit."""
 
     source: RepositorySource
     scanned_with: str
@@ -119,13 +119,13 @@ def _why_void(last: IndexedCommit | None, scanned_with: str, token: int | None) 
     if last is None:
         return "no indexed commit is recorded"
     if token is not None and last.token != token - 1:
-        return "another run has worked on the source since"
+        return "another run worked on the source since then"
     return "" if last.scanned_with == scanned_with else "the source was indexed with other settings"
 
 
 @cache
 def _release() -> str:
-    """Return the version of Driftline, cached because Python parses a metadata file for it."""
+    """Return Driftline's version, cached because Python parses a metadata file for it."""
     return version("driftline")
 
 

@@ -1,6 +1,6 @@
-"""Walk a local tree level by level and skip excluded paths.
+"""Walk a local tree level by level, skipping excluded paths.
 
-The patterns are matched for a whole level at once, and only the remaining files are stat'ed.
+Patterns are matched for a whole level at a time, and only the remaining files are stat'ed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _OF_GIT = _BARE | {GIT}
 class Subtree:
     """A part of a source: everything below ``prefix`` except the direct child folders ``without``.
 
-    ``prefix`` is "" or a folder with a trailing slash; ``without`` are complete relative paths with a trailing slash.
-    Every folder that is created later therefore belongs to some part.
+    ``prefix`` is "" or a folder with a trailing slash; ``without`` holds full relative paths with a trailing slash.
+    Every folder created later therefore belongs to some part.
     """
 
     prefix: str = ""
@@ -59,9 +59,9 @@ class Subtree:
 
 @dataclass(slots=True)
 class Listing:
-    """The listed files (``etags`` may be empty), the skipped ones with their reasons, and the unreadable paths.
+    """The listed files (``etags`` may be empty), the skipped files with reasons, and the unreadable paths.
 
-    ``unsure`` are ignored files and folders for which git did not say whether it tracks them.
+    ``unsure`` holds ignored files and folders that git may or may not track, because its listing failed.
     """
 
     paths: list[str] = field(default_factory=list)
@@ -92,9 +92,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class _Repository:
-    """The repository of a folder: its ``tracked`` files, relative to ``base`` (a folder of the source), if known.
+    """A folder's repository: its ``tracked`` files, relative to ``base`` (a folder in the source), if known.
 
-    ``common_dirs`` are the git directories of this repository and of the repositories around it.
+    ``common_dirs`` holds the git directories of this repository and of its enclosing repositories.
     """
 
     base: str = ""
@@ -111,9 +111,9 @@ class _Repository:
 
 @dataclass(frozen=True, slots=True)
 class _FolderRules:
-    """The rules for the entries of a folder: the ignore files above it, and the repository that it belongs to.
+    """The rules for a folder's entries: the ignore files above it, and the repository it belongs to.
 
-    Git ignores a folder that is ``closed``, so only its tracked files count.
+    ``closed`` is set if git ignores the folder, so that only its tracked files are listed.
     """
 
     stack: tuple[PatternList, ...] = ()
@@ -125,7 +125,7 @@ class _FolderRules:
 class _Level:
     """The entries of one level. ``scopes`` maps a list of patterns to the slices of files and folders it applies to.
 
-    ``starts`` has the first file and the first folder of each parent folder, ``rules`` the rules for them.
+    ``starts`` holds the first file and first folder of each parent folder, ``rules`` their rules.
     """
 
     file_paths: list[str] = field(default_factory=list)
@@ -136,7 +136,7 @@ class _Level:
     inside: dict[str, _FolderRules] = field(default_factory=dict)
 
     def add(self, folder_rules: _FolderRules, first_file: int, first_folder: int) -> None:
-        """Record that the following entries belong to a folder with the rules of ``folder_rules``."""
+        """Record that the following entries belong to a folder with ``folder_rules``."""
         last = slice(first_file, len(self.file_paths)), slice(first_folder, len(self.folders))
         for patterns in folder_rules.stack:
             known = self.scopes.setdefault(patterns, [])
@@ -152,10 +152,10 @@ class _Level:
 
 
 class Walk:
-    """One walk over a local tree.
+    """A walk over a local tree.
 
-    ``only`` (files and all their parent folders) restricts it to these paths. The folders ``without`` are not entered.
-    ``tracked`` are the files that git tracks in the source, if git is already listing them. In a git work tree, and in
+    ``only`` (files and all their parent folders) restricts it to these paths. The folders in ``without`` are not
+    entered. ``tracked`` holds the source's tracked files, if git is already listing them. In a git working tree, and in
     each repository inside, the listing equals ``git ls-files --cached --others --exclude-standard``.
     """
 
@@ -170,7 +170,7 @@ class Walk:
     ) -> None:
         self._root = root.rstrip("/")
         self._tree = SafeFolder(root)
-        # Patterns of parent folders of the source are relative to them, so paths are matched from the top of the work
+        # Patterns from the source's parent folders are relative to these, so match paths from the top of the working
         # tree.
         self._above = work_tree.prefix if work_tree else ""
         self._matcher = Matcher(rules, self._above)
@@ -223,7 +223,7 @@ class Walk:
     def _entered(
         self, folder: str, folder_rules: _FolderRules, ignore_files: Sequence[str], *, has_git: bool
     ) -> _FolderRules | None:
-        """Return the rules for the entries of ``folder``; None for another work tree of a repository around it."""
+        """Return the rules for the entries of ``folder``; None for another working tree of an enclosing repository."""
         nested = find_nested(self._tree, folder) if has_git and folder else None
         if nested is not None:
             outer = folder_rules.repository
@@ -242,7 +242,7 @@ class Walk:
         return replace(folder_rules, stack=(*folder_rules.stack, *filter(None, lists)))
 
     def _rules_of(self, folder: str) -> _FolderRules:
-        """Return the rules for ``folder`` if the walk begins there."""
+        """Return the rules for ``folder`` if the walk starts there."""
         if not folder:
             return self._outer
         above = folder[: folder.rindex("/", 0, -1) + 1] if "/" in folder[:-1] else ""
@@ -264,11 +264,11 @@ class Walk:
         return True
 
     def _is_git_directory(self, folder: str, of_git: Collection[str]) -> bool:
-        """Return whether ``folder`` of the source is a git directory; ``of_git`` are its entries that may be git's."""
+        """Return whether ``folder`` in the source is a git directory; ``of_git`` holds entries that may be git's."""
         return bool(folder) and _BARE.issubset(of_git) and bare_repository(f"{self._root}/{folder}") is not None
 
     def _scan_folder(self, folder: str, level: _Level, without: Collection[str]) -> tuple[list[str], set[str]]:
-        """Add the entries of a folder to the level.
+        """Add a folder's entries to the level.
 
         Returns the names of its ignore files, lowest precedence first, and of the entries that may be git's.
         """
@@ -296,13 +296,13 @@ class Walk:
                 if self._escapes(path, folder):
                     self.listing.skip(SkipReason.OUTSIDE, _printable(path))
             else:
-                self.listing.skip(SkipReason.UNREADABLE, _printable(path))  # a pipe, a socket, a device
+                self.listing.skip(SkipReason.UNREADABLE, _printable(path))  # a pipe, socket or device
         return [name for name in IGNORE_FILES if name in ignore_files], of_git
 
     def _unlisted(self, folder: str, error: OSError) -> None:
         if not folder or not os.path.isdir(self._root):
             raise StorageError("The source cannot be listed", self._root, str(error)) from error
-        if error.errno not in VANISHED:  # vanished or replaced in the meantime
+        if error.errno not in VANISHED:  # deleted or replaced concurrently
             log.debug("cannot list %s: %s", folder, error)
             self.listing.skip(SkipReason.UNREADABLE, folder)
             self.listing.unread.append(folder)
@@ -347,7 +347,7 @@ class Walk:
                 listing.inodes.append(info.st_ino & INODE_BITS)
 
     def _ignored(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: paths that ignore files exclude. Those of git do not exclude files that git tracks."""
+        """Return ``(n,) bool``: paths excluded by ignore files. Git ignore files never exclude tracked files."""
         verdict = self._verdict(paths, level, folders=folders)
         names = level.folders if folders else level.file_paths
         starts = level.starts[folders]
@@ -363,9 +363,9 @@ class Walk:
         return verdict > 0
 
     def _verdict(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.uint8]:
-        """Return BY_GIT or BY_US if such an ignore file excludes a path, whether or not git tracks it, else 0."""
+        """Return BY_GIT or BY_US if such an ignore file excludes a path, whether or not git tracks it, otherwise 0."""
         verdict = np.zeros(len(paths), dtype=np.uint8)
-        # From the top down (the sort is stable), so that the deepest ignore file takes precedence.
+        # Top-down (the sort is stable), so that the deepest ignore file takes precedence.
         for patterns, parts in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
             for part in (slices[folders] for slices in parts):
                 if part.stop > part.start:
@@ -378,7 +378,7 @@ class Walk:
         return verdict
 
     def _admit(self, secret: NDArray[np.bool_], paths: pa.Array, level: _Level) -> None:
-        """Remove from ``secret`` the files that a negated pattern in one of our ignore files names."""
+        """Remove from ``secret`` the files that match a negated pattern in one of our ignore files."""
         admitted = secret.copy()
         for patterns, parts in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
             for files, _ in parts:
@@ -387,7 +387,7 @@ class Walk:
         secret &= admitted
 
     def _good_names(self, paths: Sequence[str]) -> NDArray[np.bool_]:
-        """Return False for names that are not UTF-8, which are reported as skipped."""
+        """Return False for names that are not UTF-8, and report them as skipped."""
         good = np.ones(len(paths), dtype=bool)
         try:
             "".join(paths).encode()
@@ -405,7 +405,7 @@ class Walk:
         return pa.array([self._above + path for path in paths] if self._above else paths, pa.string())
 
     def _escapes(self, link: str, folder: str) -> bool:
-        """Return whether a link leads outside the source or in a circle; other targets are indexed anyway."""
+        """Return whether a link points outside the source or forms a cycle; other targets are indexed anyway."""
         try:
             target = os.path.realpath(f"{self._root}/{link}", strict=True)
         except OSError as error:
@@ -421,7 +421,7 @@ class Walk:
         repository = _Repository("", tracked, (work_tree.repository.common_dir,))
         lists = [self._patterns_outside(path, "", repository) for path in (work_tree.excludes, work_tree.exclude)]
         parts = self._above.rstrip("/").split("/") if self._above else []
-        closed = False  # an ignored folder with tracked files; without tracked files, it is not a work tree
+        closed = False  # an ignored folder with tracked files; if there are none, it is not a working tree
         for depth, part in enumerate(parts):
             above = "".join(part + "/" for part in parts[:depth])
             paths = (f"{work_tree.top}/{above}{name}" for name in IGNORE_FILES)

@@ -1,4 +1,4 @@
-"""Search the lines that only a branch has, and find the existing code nearest to each of its new functions."""
+"""Search the lines that only a branch has, and find existing code that resembles its new functions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.search.search import SearchReport, answer, notes_on
 
 MAX_FETCHED = 400
-"""Hits to fetch for a search of lines that the main index lacks."""
+"""How many hits to fetch when searching for lines that are new on a branch."""
 
 
 def changed_paths(workspace: Workspace, branch: Branch) -> list[str]:
-    """Return the documents of a branch that differ from the main index at its cut, sorted. Raises CorruptFile."""
+    """Return a branch's documents that differ from its snapshot of the main index, sorted. Raises CorruptFile."""
     record = read_branch(workspace, branch.entity, branch.name)
     since = record.main_revision if record is not None else 0
     changed = workspace.manifest(branch.entity).changes_since(since, columns=["path", "reason"])
@@ -37,9 +37,9 @@ def changed_paths(workspace: Workspace, branch: Branch) -> list[str]:
 
 
 def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Search as ``answer`` does on the branches of ``workspace``, without hits whose best line is in the main index.
+    """Like ``answer`` on the branches of ``workspace``, dropping hits whose best line is in the main index.
 
-    A line that has only moved within its document is not new. Raises the errors of ``search``.
+    Lines that only moved within their document are not new. Raises the same errors as ``search``.
     """
     changed = {branch.entity: changed_paths(workspace, branch) for branch in workspace.branches}
     where = LineFilter(
@@ -72,21 +72,21 @@ def _new(workspace: Workspace, hits: tuple[Hit, ...]) -> Iterator[Hit]:
 MAX_DISTANCE = 0.25
 """Functions farther than this from all others are not reported."""
 MIN_LINES = 3
-"""Shorter functions resemble many others."""
+"""Minimum length: shorter functions resemble many others."""
 MAX_LINES = 24
-"""Maximum number of lines of a function to look up, evenly spaced."""
+"""Maximum number of lines to look up per function, evenly spaced."""
 MAX_FUNCTIONS = 50
 NEAREST = 8
-"""Number of lines of the main index to look up for each line."""
+"""Number of main index lines to look up for each line."""
 _FUNCTIONS = frozenset(("function", "method"))
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A new function of a branch and the nearest existing one. Lines are 1-based.
+    """A branch's new function and the nearest existing function. Lines are 1-based.
 
-    ``distance`` is the mean, over the lines of the new function, of 1 - cosine to the nearest line of the other; a line
-    without a near line counts as twice MAX_DISTANCE.
+    ``distance`` is the mean, over the new function's lines, of 1 - cosine to the other's nearest line; a line with no
+    near line adds twice MAX_DISTANCE.
     """
 
     source: str
@@ -101,11 +101,10 @@ class Duplicate:
 
 
 def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[Duplicate]:
-    """Return the nearest function of the main index for each new function of the branches of ``workspace``, nearest
-    first.
+    """Return the nearest main index function for each new function on the branches of ``workspace``.
 
-    A function is not new if the main index has one of the same name in the same document. Functions farther than
-    ``limit`` from all others are omitted. Raises StorageError, CorruptFile.
+    Nearest pairs come first. A function is not new if the main index has one with the same name in the same document.
+    Functions farther than ``limit`` from all others are omitted. Raises StorageError, CorruptFile.
     """
     found: list[Duplicate] = []
     for branch in workspace.branches:
@@ -118,7 +117,7 @@ def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[D
 
 
 def _new_functions(workspace: Workspace, branch: Branch) -> Iterator[tuple[str, Definition, NDArray[np.float32]]]:
-    """Yield each new function of a branch, at most MAX_FUNCTIONS, with its line vectors, ``(n, dim) float32``."""
+    """Yield up to MAX_FUNCTIONS new functions of a branch, each with its line vectors, ``(n, dim) float32``."""
     paths, count = changed_paths(workspace, branch), 0
     here = workspace.lines(branch.entity).of_documents(branch.entity, paths).sort_by("line_number")
     there = workspace.on(()).lines(branch.entity).of_documents(branch.entity, paths)
@@ -135,7 +134,7 @@ def _new_functions(workspace: Workspace, branch: Branch) -> Iterator[tuple[str, 
 
 
 def _definitions(rows: pa.Table) -> Sequence[Definition]:
-    """Return the distinct definitions of a document, sorted by line."""
+    """Return a document's distinct definitions, sorted by line."""
     outlines = (text for text in rows[OUTLINE_COLUMN].to_pylist() if text)
     return sorted({each for text in outlines for each in decode(text)}, key=lambda each: (each.first, -each.last))
 
@@ -157,7 +156,7 @@ def _vectors(rows: pa.Table, definition: Definition) -> NDArray[np.float32]:
 def _nearest(
     query: LineQuery, branch: Branch, path: str, new: Definition, vectors: NDArray[np.float32], limit: float
 ) -> Duplicate | None:
-    """Return the function of the main index whose lines are nearest to ``vectors``.
+    """Return the main index function whose lines are nearest to ``vectors``.
 
     Returns None if none is within ``limit``.
     """

@@ -1,4 +1,4 @@
-"""Gather and rank the candidates of a hybrid search: lines of the best blocks by words, and the nearest by meaning.
+"""Collect and rank the candidates of a hybrid search: lines of the best lexical blocks, and the semantically nearest.
 
 The result is the best of the candidates, best first (DESIGN, "Search").
 """
@@ -33,7 +33,7 @@ from driftline.tasks.search.ranking import (
     count_words,
     document_scores,
     line_scores,
-    meaning_scores,
+    semantic_scores,
     text_scores,
     word_weights,
 )
@@ -47,11 +47,11 @@ _NUMBER_BITS = 32
 class Candidates:
     """``n`` distinct lines, in the order of ``documents`` and lines.
 
-    ``lines`` has the position of each line (``number`` 0-based), ``column`` ``(n,)`` the start of a row of a long line,
-    and ``texts`` the text. ``block`` ``(n,)`` is its row among the blocks, -1 if it has none; ``block_documents`` has
-    the document of each block, ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks lines near in
-    meaning. ``counts``, ``(n, t) float32``, is how often a line contains each of ``words``, ``t`` terms, and
-    ``lengths``, ``(n,) float32``, its length. ``definition`` ``(n,)`` is the innermost of ``definitions`` around it,
+    ``lines`` holds each line's position (``number`` 0-based), ``column`` ``(n,)`` the start of its row within a long
+    line, and ``texts`` its text. ``block`` ``(n,)`` is its row among the blocks, -1 if it has none; ``block_documents``
+    holds each block's document, ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks semantically near
+    lines. ``counts``, ``(n, t) float32``, is how often a line contains each of ``words``, ``t`` terms, and ``lengths``,
+    ``(n,) float32``, its length. ``definition`` ``(n,)`` is its innermost enclosing definition in ``definitions``,
     NO_DEFINITION, or UNKNOWN.
     """
 
@@ -75,15 +75,15 @@ class Candidates:
         return len(self.texts)
 
     def definition_of(self, at: int) -> Definition | None:
-        """Return the innermost definition around a line, if it is known."""
+        """Return a line's innermost enclosing definition, if it is known."""
         position = int(self.definition[at])
         return self.definitions[position] if position >= 0 else None
 
 
 def lines_of(blocks: pa.Table, query: str) -> Candidates:
-    """Return the lines of ``blocks`` (``LineQuery.blocks``), and the words of ``query`` in them.
+    """Return the lines of ``blocks`` (``LineQuery.blocks``), with their counts of the words of ``query``.
 
-    A column ``near`` marks the blocks whose meaning is near; by default none.
+    The column ``near``, if there is one, marks semantically near blocks.
     """
     words = distinct_terms(keywords(query))
     of_blocks = _documents(blocks)
@@ -102,7 +102,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
     block = np.repeat(order, sizes)
     number = first[block] + np.arange(len(block)) - np.repeat(sizes.cumsum() - sizes, sizes)
     texts = [*chain.from_iterable(split)]
-    held = np.fromiter(map(bool, texts), np.bool_, len(texts))  # lines without a word have no row
+    held = np.fromiter(map(bool, texts), np.bool_, len(texts))  # lines with no words have no row
     texts = [text for text in texts if text]
     block, number = block[held], number[held]
     texts, parts, column = _rows_of(texts, block, blocks["column_number"].to_numpy())
@@ -130,9 +130,9 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
 def _rows_of(
     texts: list[str], block: NDArray[np.int64], first_columns: NDArray[np.int32]
 ) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """Split the lines of blocks into rows: return the rows, their number per line, and the column of each row.
+    """Split the lines of blocks into rows: return the rows, the row count of each line, and the column of each row.
 
-    The first line of a block begins at the column of the block.
+    A block's first line starts at the block's column.
     """
     begins = np.diff(block, prepend=-1) != 0
     column = np.where(begins, first_columns[block], 0).astype(np.int64)
@@ -152,9 +152,9 @@ def _rows_of(
 def _definitions(
     outlines: Sequence[str | None], block: NDArray[np.int64], number: NDArray[np.int64]
 ) -> tuple[list[Definition], NDArray[np.int64]]:
-    """Return the definitions in the outlines of blocks, and for each line, ``(n,)``, the innermost around it."""
+    """Return the definitions in the blocks' outlines, and for each line, ``(n,)``, the innermost enclosing one."""
     definitions: list[Definition] = []
-    starts = np.flatnonzero(np.diff(block, prepend=-1))  # the lines of a block are adjacent
+    starts = np.flatnonzero(np.diff(block, prepend=-1))  # a block's lines are adjacent
     of_blocks = [outlines[at] for at in block[starts].tolist()]
     counts = []
     for outline in of_blocks:
@@ -163,7 +163,7 @@ def _definitions(
     sizes = np.diff(starts, append=len(block))
     known = np.fromiter((outline is not None for outline in of_blocks), np.bool_, len(of_blocks))
     innermost = np.repeat(np.where(known, NO_DEFINITION, UNKNOWN), sizes)
-    # Numbers that increase through all blocks, so that one search finds the lines of all definitions.
+    # Numbers that increase across all blocks, so that one search finds the lines of all definitions.
     at = np.repeat(np.arange(len(starts)), counts) << _NUMBER_BITS
     keys = np.repeat(np.arange(len(starts)), sizes) << _NUMBER_BITS | number
     bounds = np.array([(each.first, each.last) for each in definitions], np.int64).reshape(-1, 2)
@@ -175,7 +175,7 @@ def _definitions(
 
 
 def gather(found: Candidates, nearest: pa.Table) -> Candidates:
-    """Return the distinct lines of ``found`` and of ``nearest`` (``line_queries.nearest_lines``)."""
+    """Merge ``found`` and ``nearest`` (``line_queries.nearest_lines``) into distinct lines."""
     of_nearest = _documents(nearest)
     documents = sorted({*found.documents, *of_nearest})
     moved = _positions(found.documents, documents)
@@ -211,13 +211,13 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
 
 
 def _positions(subset: Sequence[Document], documents: Sequence[Document]) -> NDArray[np.int64]:
-    """Return ``(n,)``: the position of each of the ``subset`` documents among ``documents``."""
+    """Return ``(n,)``: the position in ``documents`` of each document in ``subset``."""
     position = {document: at for at, document in enumerate(documents)}
     return np.fromiter((position[document] for document in subset), np.int64, len(subset))
 
 
 def _row_keys(document: NDArray[np.int64], number: NDArray[np.int64], column: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return one sortable number per row, in the order of documents, lines and columns, which are below 2**16."""
+    """Return one sortable number per row, ordered by document, line and column (below 2**16)."""
     return document << 47 | number << 16 | column
 
 
@@ -226,27 +226,29 @@ def _documents(rows: pa.Table) -> list[Document]:
 
 
 JUDGED_LINES = 20
-"""Number of lines with the best words, per result, whose meaning is also scored."""
+"""How many of the lexically best lines per result are also scored semantically."""
 MIN_RESULTS = 10
 DISTANCE_DIGITS = 6
-"""Digits to keep of distances. Beyond them, float32 sums depend on their order; a line equal to the query has distance
-0."""
+"""Digits to keep of distances:
+
+beyond these, float32 sums depend on their order, and a line equal to the query must have distance 0.
+"""
 LEAST_OF_UNKNOWN = 6.0
 """The minimum weight of a word that no block contains."""
 BEYOND_WORDS = 10.0
-"""The contribution of meaning and definitions to the score of a good answer. It is limited to the contribution of
-words, which have little weight in a small tree.
+"""The contribution of cosines and definitions to the score of a good result. It is limited to the words' contribution,
+because words have little weight in a small tree.
 """
 LINES_OF_LARGE = 64
 """A definition with this many lines is more than a declaration."""
 OTHER_CASE_OF_CONSTANT = 0.3
 """Factor for a definition named like a constant in another case: ``download_delay()`` is not DOWNLOAD_DELAY."""
 IMPLEMENTS = 0.25
-"""Deduction for a definition that only extends the type of its name, so that ``struct`` precedes ``impl``."""
+"""Deduction for a definition that only extends the type it is named after, so that ``struct`` ranks above ``impl``."""
 HEAD_OF_FILE = 0.9
-"""The score of the lines after the first one in the first block of a file that the query names."""
+"""The score of the lines after the first in the first block of a file named in the query."""
 MENTION_OF_CONSTANT = 0.25
-"""The score of a line that mentions, but does not set, a constant that the query names."""
+"""The score of a line that mentions, but does not set, a constant named in the query."""
 _SETS = r"^[^#(=]*\b%s\b['\"]?\s*(?::[^=]*)?:?=(?!=)|^\s*['\"]?%s['\"]?:\s"
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
@@ -262,16 +264,17 @@ def rank(
     only: LineKinds = ALL_LINES,
     weights: Weights = WEIGHTS,
 ) -> Iterator[FoundLine]:
-    """Return the best ``candidates``, best first; they come from ``blocks`` (``lines_of``) and elsewhere (``gather``).
+    """Return the best ``candidates``, best first. They come from ``blocks`` (``lines_of``) and nearest lines
+    (``gather``).
 
-    ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, words alone decide, and lines without any are
-    dropped. Lines that ``only`` does not allow are always dropped.
+    ``vector`` ``(dim,) float32`` is the query's. Without ``meaning``, only words are scored, and lines with none of
+    them are dropped. Lines that do not pass ``only`` are always dropped.
     """
     if not len(candidates):
         return iter(())
     lines, texts = candidates.lines, candidates.texts
-    of_words, of_own_words, attainable = _text_scores(candidates, blocks, weights)
-    attainable = attainable + (min(attainable, BEYOND_WORDS) if meaning else 0.0) or 1.0  # nothing is divided by 0
+    of_words, of_own_words, max_score = _text_scores(candidates, blocks, weights)
+    max_score = max_score + (min(max_score, BEYOND_WORDS) if meaning else 0.0) or 1.0  # avoids a division by 0
     allowed = _allowed(candidates, only)
     best = np.flatnonzero((of_words > 0) & allowed)
     best = best[np.argsort(-of_words[best], kind="stable")][: JUDGED_LINES * max(n_windows, MIN_RESULTS)]
@@ -284,7 +287,7 @@ def rank(
         own_cosines = embedder.embed([texts[number] for number in chosen.tolist()]) @ vector
     else:
         prose = _of_documents(candidates, is_prose)[lines.document[chosen]]
-        prose &= (relevance > 0).any()  # without words, all are scored by meaning
+        prose &= (relevance > 0).any()  # if no words match, all are scored semantically
         own_cosines, gain, own_gain = np.zeros((3, len(chosen)), np.float32)
         for kind, rows in ((weights.code, np.flatnonzero(~prose)), (weights.prose, np.flatnonzero(prose))):
             if len(rows):
@@ -307,20 +310,20 @@ def rank(
         distances.tolist(),
         relevance[order].tolist(),
         fit[order].tolist(),
-        repeat(attainable),
+        repeat(max_score),
         (named[at] > 0).tolist(),
         map(definitions.__getitem__, position.clip(-1).tolist()),
         (position != UNKNOWN).tolist(),
     )
-    return map(FoundLine._make, zip(*columns, strict=False))  # lazily: the first rows make enough windows
+    return map(FoundLine._make, zip(*columns, strict=False))  # lazily: the first rows yield enough windows
 
 
 def _kept_shares(
     candidates: Candidates, chosen: NDArray[np.int64], named: NDArray[np.float32], weights: Weights
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: the share of relevance that each of the ``chosen`` rows keeps because of its document.
+    """Return ``(n,)``: the fraction of relevance that each of the ``chosen`` rows keeps, depending on its document.
 
-    A module of tests inside a source file, as in Rust, counts as a test.
+    A test module inside a source file, as in Rust, is treated as a test.
     """
     shares = np.where(_of_documents(candidates, is_prose), weights.text, weights.source)
     shares *= np.where(_of_documents(candidates, is_auxiliary), weights.auxiliary, 1.0)
@@ -329,7 +332,7 @@ def _kept_shares(
         with_name[candidates.lines.document[named > 0]] = True
         shares *= np.where(with_name, 1.0, weights.unnamed)
     of_rows = shares[candidates.lines.document[chosen]]
-    if weights.source < weights.text or not _ASKS_FOR_TESTS & {*candidates.words}:  # how-to questions, too
+    if weights.source < weights.text or not _ASKS_FOR_TESTS & {*candidates.words}:  # including how-to questions
         tests = _of_documents(candidates, is_test)[candidates.lines.document[chosen]]
         inline = np.fromiter((*(each.is_test for each in candidates.definitions), False), np.bool_)
         of_rows *= np.where(tests | inline[candidates.definition[chosen].clip(-1)], weights.test, 1.0)
@@ -337,7 +340,7 @@ def _kept_shares(
 
 
 def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
-    """Return ``(n,)``: the lines that ``only`` allows."""
+    """Return ``(n,)``: the lines that pass ``only``."""
     if only == ALL_LINES:
         return np.ones(len(candidates), np.bool_)
     paths, numbers = [path for _, path, _ in candidates.documents], candidates.lines.number.tolist()
@@ -349,14 +352,14 @@ def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
 
 
 def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """Return ``(d,)``: the result of ``holds`` for the path of each document."""
+    """Return ``(d,)``: the result of ``holds`` for each document's path."""
     return np.fromiter((holds(path) for _, path, _ in candidates.documents), np.bool_, len(candidates.documents))
 
 
 def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
-    """Return ``(n,)``: 1 if a line begins a definition that the query names, half in prose, else less.
+    """Return ``(n,)``: 1 for lines that start a definition named in the query (half in prose, less elsewhere).
 
-    Also 1 for the lines that the query locates, and for a line that sets a constant.
+    Also 1 for lines that the query points to, and for lines that set a constant it names.
     """
     found = _placed(candidates)
     if not candidates.names:
@@ -378,9 +381,9 @@ def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
 
 
 def _placed(candidates: Candidates) -> NDArray[np.float32]:
-    """Return ``(n,)``: 1 for a line that the query locates, and for the first line of a file that it names.
+    """Return ``(n,)``: 1 for lines that the query points to, and for the first line of a file that it names.
 
-    The lines around that first one get less, so that a result shows how the file begins.
+    The lines around that first line get less, so that a result shows the start of the file.
     """
     found = np.zeros(len(candidates), np.float32)
     lines = candidates.lines
@@ -400,10 +403,10 @@ def _placed(candidates: Candidates) -> NDArray[np.float32]:
 
 
 def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return ``(n,)``: whether each of the ``chosen`` rows begins its definition, if that is known."""
+    """Return ``(n,)``: whether each of the ``chosen`` rows starts its definition, if that is known."""
     first = np.fromiter(
         (*(each.line for each in candidates.definitions), -1), np.int64
-    )  # the last belongs to no definition
+    )  # the last entry stands for no definition
     return np.asarray(first[candidates.definition[chosen].clip(-1)] == candidates.lines.number[chosen], np.bool_)
 
 
@@ -421,7 +424,7 @@ def _share(definition: Definition, names: Sequence[str]) -> float:
 
 
 def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return ``(n,)``: the ``chosen`` rows that begin the definition of a function, a class or a type."""
+    """Return ``(n,)``: the ``chosen`` rows that start the definition of a function, class or type."""
     is_code = np.fromiter((*(each.is_code for each in candidates.definitions), False), np.bool_)
     definition = candidates.definition[chosen]
     begins: NDArray[np.bool_] = _begins_known(candidates, chosen) & is_code[definition.clip(-1)]
@@ -437,25 +440,25 @@ def _meaning(
     vector: NDArray[np.float32],
     embedder: Embedder,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the cosines and the ``meaning_scores`` of the ``chosen`` rows, ``(n,)`` each."""
+    """Return the cosines and the ``semantic_scores`` of the ``chosen`` rows, ``(n,)`` each."""
     farthest = max(near.lines for near in meaning)
     is_near = np.zeros(len(candidates), np.bool_)
     is_near[(chosen[:, None] + np.arange(-farthest, farthest + 1)).clip(0, len(candidates) - 1)] = True
     around = np.flatnonzero(is_near)
     vectors = embedder.embed([candidates.texts[number] for number in around.tolist()])
-    at = np.searchsorted(around, chosen)  # the positions of the chosen rows among those around them
+    at = np.searchsorted(around, chosen)  # the positions of the chosen rows among their neighbours
     lines = CandidateLines(candidates.lines.document[around], candidates.lines.number[around])
-    return (vectors @ vector)[at], meaning_scores(lines, vectors, vector, meaning)[at]
+    return (vectors @ vector)[at], semantic_scores(lines, vectors, vector, meaning)[at]
 
 
 def _text_scores(
     candidates: Candidates, blocks: pa.Table, chosen: Weights
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-    """Return two scores of each candidate, ``(n,)`` each: for the words around it and of its document, and for its own
+    """Return two scores per candidate, ``(n,)`` each: for the words around it and in its document, and for its own
     words.
 
-    The third value is the score of a line that has all words of the query many times. Words that no block contains
-    count, but not pairs of characters that no block contains: most of them are parts of two words.
+    The third value is the score of a line that contains all query words many times. Words that no block contains are
+    included, but not character bigrams that no block contains: most of these span two words.
     """
     words, counts, lengths = candidates.words, candidates.counts, candidates.lengths
     in_path, path_lengths = count_words([path for _, path, _ in candidates.documents], words)
@@ -467,17 +470,17 @@ def _text_scores(
     document = candidates.block_documents
     bm25 = blocks["bm25"].to_numpy()
     in_heads, head_lengths = count_words(candidates.block_names, words)
-    by_words = bm25 > 0  # not the ones found by a name
+    by_words = bm25 > 0  # excluding blocks found by a name
     counts_in = block_counts + in_path[document] + in_heads
     lengths_of = block_lengths + path_lengths[document] + head_lengths
     weights = word_weights(counts_in[by_words], lengths_of[by_words], bm25[by_words])
     lines = candidates.lines
     in_names, _ = count_words([*(each.name for each in candidates.definitions), ""], words)
-    in_names = in_names[candidates.definition.clip(-1)]  # the last row, without words, means no definition
+    in_names = in_names[candidates.definition.clip(-1)]  # the last row, which has no words, stands for no definition
     scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, weights, chosen)
     scores += document_scores(document, bm25, len(candidates.documents), chosen)[lines.document] * (scores > 0)
     held: list[bool] = np.any(counts_in > 0, axis=0).tolist()
     absent = sum(not known and not is_paired(word) for word, known in zip(words, held, strict=True))
     unknown = absent * max(LEAST_OF_UNKNOWN, weights.max(initial=0))
-    attainable = (BM25_K1 + 1) * float(weights.sum() + unknown)
-    return scores, line_scores(counts, lengths, weights), attainable
+    max_score = (BM25_K1 + 1) * float(weights.sum() + unknown)
+    return scores, line_scores(counts, lengths, weights), max_score

@@ -1,6 +1,6 @@
-"""List the documents of an index, in pages or by folder, and read lines of one document.
+"""List an index's documents, in pages or by folder, and read a document's lines.
 
-``read_excerpt`` returns a part of an indexed document, and of nothing else, to a program that knows only results.
+``read_excerpt`` returns parts of indexed documents, and nothing else, to programs that know only search results.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DocumentCursor:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document as it was indexed. If it was skipped, ``reason`` says why it has no lines."""
+    """A document as indexed. If it was skipped, ``reason`` explains why it has no lines."""
 
     source: str
     path: str
@@ -61,13 +61,16 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPage:
-    """One page of documents, sorted by source and path. ``next`` is the start of the next page, None on the last."""
+    """One page of documents, sorted by source and path.
+
+    ``next`` is the start of the next page, None on the last page.
+    """
 
     documents: tuple[Document, ...]
     next: DocumentCursor | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the documents as JSON."""
+        """Return the page as a JSON object."""
         return {"documents": [asdict(document) for document in self.documents]}
 
 
@@ -81,10 +84,10 @@ def document_page(
     limit: int,
     after: DocumentCursor | None = None,
 ) -> DocumentPage:
-    """Return at most ``limit`` documents that follow ``after``, of the ``sources`` (default: all) ``within`` a
-    boundary.
+    """Return at most ``limit`` documents after ``after``.
 
-    ``dirs`` include everything below them. Raises UsageError for a directory outside of its source, StorageError.
+    Only documents of ``sources`` (default: all) inside the boundary ``within`` are listed. ``dirs`` includes everything
+    below these directories. Raises UsageError for a directory outside its source, StorageError.
     """
     entities = sorted((entity for entity, _ in workspace.readable_sources(within)), key=str)
     if sources is not None:
@@ -103,10 +106,10 @@ def document_page(
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The content of a folder of a source as it was indexed; its ``path`` is empty for the root.
+    """A source folder's content as indexed; ``path`` is empty for the root.
 
-    ``folders`` are names with the number of documents below each, ``documents`` are the names of documents with their
-    sizes in bytes, and the reason if they were skipped. Both are sorted by name. ``left_out`` counts further ones.
+    ``folders`` holds names with the number of documents below each; ``documents`` holds names, sizes in bytes, and the
+    reason if the document was skipped. Both are sorted by name. ``left_out`` counts entries beyond the limit.
     """
 
     source: str
@@ -117,7 +120,7 @@ class Folder:
 
 
 def read_folder(workspace: Workspace, source: str, path: str, *, within: Boundary | None = None, limit: int) -> Folder:
-    """Return the folder ``path`` of a source ``within`` a boundary, with at most ``limit`` entries.
+    """Return the folder ``path`` of a source inside the boundary ``within``, with at most ``limit`` entries.
 
     Raises NotIndexed for anything else, BadEntity, StorageError.
     """
@@ -174,16 +177,16 @@ def _time(nanoseconds: int | None) -> str | None:
 
 
 _LAST_LINE = 2**31 - 1
-"""Lance refuses to compare a column of int32 with a larger number."""
+"""Lance cannot compare an int32 column with a larger number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Lines of a document from ``start_line`` (1-based) on, as they were indexed.
+    """A document's lines from ``start_line`` (1-based) on, as indexed.
 
-    ``current`` is False if the document cannot be read or has changed. The lines then come from the index. ``url`` is
-    the permanent link of the requested line, as of a hit. ``anchors`` are the sections of a document, in order, each
-    with the first of these lines that it has.
+    ``current`` is False if the document cannot be read or has changed; the lines then come from the index. ``url`` is a
+    permalink to the requested line, as in a hit. ``anchors`` holds the document's sections, in order, each with its
+    first line here.
     """
 
     source: str
@@ -205,12 +208,12 @@ def read_excerpt(
     source: str | None = None,
     within: Boundary | None = None,
 ) -> Excerpt:
-    """Return the line of an indexed document, and ``n_lines`` on each side.
+    """Return a line of an indexed document, with ``n_lines`` of context on each side.
 
-    ``path`` may also begin with ``./`` or be absolute. ``source`` may be omitted if only one has the path. Only
-    documents of sources ``within`` a boundary are read. Text that is not indexed is never returned: a document is read
-    by its path in the manifest, and trusted only if its hash is the manifest's. Raises NotIndexed for anything else,
-    UsageError, StorageError.
+    ``path`` may also begin with ``./`` or be absolute. ``source`` may be omitted if only one source has the path. Only
+    documents of sources inside the boundary ``within`` are read. Text that is not indexed is never returned: a document
+    is read by its path in the manifest, and used only if its hash matches the manifest's. Raises NotIndexed for
+    anything else, UsageError, StorageError.
     """
     if line < 1 or n_lines < 0:
         raise UsageError("line must be at least 1, and n_lines at least 0", f"{line}, {n_lines}")
@@ -227,7 +230,7 @@ def read_excerpt(
     if not part:
         count = len(lines or _from_index(workspace, entity, path, 0, last))
         what = f"The document has no line {line}: it has {count} {'line' if count == 1 else 'lines'}"
-        raise NotIndexed(what, path, "Take line numbers from search results.")
+        raise NotIndexed(what, path, "Use a line number from a search result.")
     document = str(entity), path
     may_have_anchors = is_named_like_document(path) or (data is not None and is_extracted(path, data))
     anchors = _anchors_between(workspace, entity, path, first, first + len(part) - 1) if may_have_anchors else ()
@@ -265,7 +268,7 @@ def _indexed_excerpt(
         hashes = {row["path"]: row["hash"] for row in rows if row["reason"] is None}
         found += [(entity, name, hashes[name]) for name in names if name in hashes][:1]
     if not found:
-        raise NotIndexed("No such document is indexed", path, "Take path and source from search results.")
+        raise NotIndexed("No such document is indexed", path, "Use the path and source from a search result.")
     if len(found) > 1:
         sources = ", ".join(str(entity) for entity, *_ in found)
         raise UsageError("Several sources contain this document", path, f"Name one of them: {sources}.")
@@ -273,14 +276,14 @@ def _indexed_excerpt(
 
 
 def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, digest: str) -> bytes | None:
-    """Return a document as it was indexed; None if it has changed or cannot be read."""
+    """Return a document's content as indexed; None if it changed or cannot be read."""
     if record is None or not workspace.access.allows(record.uri):
         return None
     source = known_source(record.uri, workspace.objects.storage_options)
     try:
         data = source.read(path) if is_readable(source, path) else b""
     except DriftlineError:
-        return None  # the index answers for it
+        return None  # fall back to the index
     return data if content_hash(data) == digest else None
 
 

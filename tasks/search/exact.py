@@ -1,6 +1,6 @@
-"""Find every line that matches patterns, sorted by file or ranked by other words (DESIGN, "Search").
+"""Find every line that matches patterns, sorted by file or ranked by other query words (DESIGN, "Search").
 
-Packs whose grams cannot match are left out; the others are read in the order of the results until there are enough.
+Packs whose grams cannot match are skipped; the others are read in result order until there are enough results.
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ from driftline.tasks.search.search import (
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
-"""Time limit of an exact search. At the limit, the search ends and reports that its results are incomplete."""
+"""Time limit of an exact search; at the limit, it stops and reports incomplete results."""
 MAX_RANKED = 10_000
-"""Maximum number of matching lines that words rank."""
+"""Maximum number of matching lines to rank by words."""
 RANKED_WINDOWS = 200
-"""Number of windows, found by words, in which to rank matching lines."""
+"""Number of lexically found windows used for ranking matching lines."""
 MAX_PATHS_IN_FILTER = 1_000
-"""Up to this many matching documents become the filter of a ranked search; with more, its results are filtered."""
+"""Up to this many matching documents become a ranked search's filter; with more, its results are filtered."""
 MAX_FACET_PACKS = 300
-"""Maximum number of packs to read for the counts of facets. Unlike a time limit, it always gives the same counts."""
+"""Maximum number of packs to read for facet counts. Unlike a time limit, it always yields the same counts."""
 MAX_IMPORT_PACKS, SHARE_OF_IMPORTS = 300, 0.25
-"""Limits for finding the files that import used names: the number of packs to read, and the share of the time of a
-search. Imports only affect the order of the results, so most of the time is left for the results.
+"""Limits for finding files that import used names: the number of packs to read, and the fraction of the search's time.
+Imports affect only the order of results, so most of the time is reserved for the results.
 """
 _FIRST_PACKS, _MOST_PACKS = 16, 256
 """Number of packs to read at once: few at first, because the first packs often suffice, but as many as possible in a
 bucket, where reading some of them takes as long as reading one."""
 
 _IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
-"""The beginning of a line that imports names, in the languages that Driftline parses."""
+"""The start of an import line, in the languages that Driftline parses."""
 
 Document = tuple[str, str]
 """Entity and path."""
@@ -88,7 +88,7 @@ Document = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ExactTerms:
-    """Describe what a document must contain: a match of each pattern, a definition of each name, a use of each name.
+    """What a document must contain: a match for each pattern, a definition of each name, a use of each name.
 
     A line matches if it matches one of the patterns, defines one of the names in ``definitions``, or uses one of
     ``uses`` without defining it. With ``inside``, only lines inside definitions of these names match.
@@ -103,7 +103,7 @@ class ExactTerms:
         return bool(self.patterns or self.definitions or self.uses or self.inside)
 
     def spans(self, lines: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """Return the matches of all patterns and names in each line: begin and end in characters, in order."""
+        """Return the matches of all patterns and names in each line: start and end in characters, in order."""
         patterns = [*self.patterns, *map(use_of, (*self.uses, *self.definitions))]
         array = pa.array(lines, pa.string())
         of_patterns = [pattern.spans(array) for pattern in patterns] if len(lines) else []
@@ -121,7 +121,7 @@ class IndexedDocument(NamedTuple):
 
     @property
     def key(self) -> Document:
-        """Return its entity and path, which identify it."""
+        """The entity and path that identify it."""
         return self.entity, self.path
 
 
@@ -139,18 +139,18 @@ def importance(path: str) -> int:
 
 
 Matches = tuple[IndexedDocument, NDArray[np.int64], NDArray[np.bool_]]
-"""A document, the numbers of its matching lines, ``(n,)``, and which patterns match each of them, ``(p, n)``."""
+"""A document, its matching line numbers, ``(n,)``, and which patterns match each line, ``(p, n)``."""
 _PackRow = tuple[IndexedDocument, int, int]
-"""A document, the row id of one of its packs, and the number of the pack's first line."""
+"""A document, the row id of one of its packs, and the pack's first line number."""
 
 
 @dataclass(slots=True)
 class ExactFinder:
-    """Finds the lines of some tables that match patterns, document by document.
+    """Finds the lines in several tables that match patterns, document by document.
 
-    ``order`` sorts the documents, and ``chosen`` leaves some of them out; if ``documents`` are given, only they are
-    searched. ``late`` returns whether the time is up, and ``max_packs`` limits the packs to read; ``cut`` then means
-    that some were not read. ``read`` counts the packs read.
+    ``order`` sorts the documents, and ``chosen`` drops some of them; if ``documents`` is given, only these are
+    searched. ``late`` returns whether the time is up, and ``max_packs`` limits the number of packs to read; ``cut`` is
+    set if some were not read. ``read`` counts the packs read.
     """
 
     tables: Sequence[LineQuery]
@@ -164,7 +164,7 @@ class ExactFinder:
     read: int = 0
 
     def lines(self) -> Iterator[Matches]:
-        """Yield each document that matches every pattern, with its lines that match any of them."""
+        """Yield each document that matches every pattern, with its lines that match any pattern."""
         if any(pattern.multiline for pattern in self.patterns):
             yield from self._in_whole_documents()
             return
@@ -175,7 +175,7 @@ class ExactFinder:
                 yield document, np.concatenate([numbers for _, numbers, _ in found]), matched
 
     def _parts(self) -> Iterator[Matches]:
-        """Yield the matches of each pack, in the order of the results."""
+        """Yield each pack's matches, in result order."""
         packs = self._candidate_packs()
         at, size = 0, _FIRST_PACKS if all(table.table.is_local for table in self.tables) else _MOST_PACKS
         while at < len(packs):
@@ -188,7 +188,7 @@ class ExactFinder:
             yield from self._matching(batch)
 
     def _in_whole_documents(self) -> Iterator[Matches]:
-        """Like ``lines``, with all packs of a document together."""
+        """Like ``lines``, combining all packs of a document."""
         for document, packs in groupby(self._candidate_packs(), key=lambda pack: pack[0]):
             if self.late() or (self.max_packs is not None and self.read >= self.max_packs):
                 self.cut = True
@@ -221,7 +221,7 @@ class ExactFinder:
         return [(each, row, line) for each in self.chosen(documents) for line, row in sorted(found[each])]
 
     def _may_match(self, query: LineQuery, packs: Packs) -> NDArray[np.bool_]:
-        """Return which packs may match a pattern, of documents that may match all patterns."""
+        """Return which packs may match a pattern, among documents that may match all patterns."""
         if any(pattern.multiline for pattern in self.patterns):
             of_patterns = [packs.documents_that_may_hold(pattern.required) for pattern in self.patterns]
             left = np.asarray(np.stack(of_patterns).all(axis=0))
@@ -247,7 +247,7 @@ class ExactFinder:
         split = pc.split_pattern(read, "\n")
         lines, bounds = split.flatten(), split.offsets.to_numpy()
         matched = np.stack([pattern.matches(lines).to_numpy(zero_copy_only=False) for pattern in self.patterns])
-        # The empty text after the last line feed of a pack is not a line.
+        # The empty string after a pack's last newline is not a line.
         matched[:, bounds[1:][pc.ends_with(read, "\n").to_numpy(zero_copy_only=False)] - 1] = False
         limits = zip(rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
         for row, start, stop in limits:
@@ -270,14 +270,14 @@ def search_exactly(
     max_seconds: float = MAX_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> SearchReport:
-    """Return the first ``top_k`` matching lines of the documents that hold all ``terms``; without terms, first lines.
+    """Return the first ``top_k`` matching lines of documents that contain all ``terms``; without terms, first lines.
 
-    They are in order of importance, path and line. Every line of every indexed document that the request allows is
-    searched, whether it holds a word or not. If ``files``, only the first line of each document is a result; if
-    ``count``, no line is, and all are counted. If the request has a query, its words rank the lines as ``answer`` does;
-    lines without any of them come last, in order. After ``max_seconds`` of ``clock`` the search ends.
+    They are ordered by importance, path and line. Every line of every indexed document that passes the request's
+    filters is searched, whether or not it contains a word. With ``files``, only the first line of each document is a
+    result; with ``count``, lines are only counted. If the request has a query, its words rank the lines like in
+    ``answer``; lines with none of them come last, in order. The search stops after ``max_seconds`` of ``clock``.
 
-    Raises UsageError, NotIndexed, StorageError, CorruptFile, and with a query the errors of ``answer``.
+    Raises UsageError, NotIndexed, StorageError, CorruptFile and, with a query, the errors of ``answer``.
     """
     asked = "Exact terms" if terms else "Filters without words"
     if request.kinds or request.symbols:
@@ -296,7 +296,7 @@ def search_exactly(
     def late(share: float = 1.0) -> bool:
         return clock() - started > max_seconds * share
 
-    found = ExactSearch(workspace, tables, terms, late, left_out, late_to_order=lambda: late(SHARE_OF_IMPORTS))
+    found = ExactSearch(workspace, tables, terms, late, left_out, sort_deadline_passed=lambda: late(SHARE_OF_IMPORTS))
     if not workspace.objects.is_local and not request.count:
         found.records.read_ahead(search_threads(), chain.from_iterable(table.sources for table in tables))
     if not terms:
@@ -315,7 +315,7 @@ def search_exactly(
 
 
 def what_is_missing(counts: ExactCounts, shown: int) -> str:
-    """Return a note if not all matching lines are shown, else "". It names options in backticks."""
+    """Return a note if not all matching lines are shown, otherwise "". It has option names in backticks."""
     if counts.reason == "time":
         return "The search timed out, so there may be more lines: narrow it to some files."
     if counts.reason == "limit":
@@ -335,15 +335,15 @@ def open_exact_tables(workspace: Workspace, where: LineFilter | None, *, texts: 
 
 
 Line = tuple[IndexedDocument, int]
-"""A document, and the 0-based number of one of its lines."""
+"""A document and a 0-based line number."""
 
 
 @dataclass(slots=True)
 class ExactSearch:
-    """One exact search.
+    """An exact search.
 
-    ``late_to_order``, by default ``late``, returns whether to stop looking for files that import a used name. With
-    ``max_packs``, which limits a count, the search does not look for them.
+    ``sort_deadline_passed`` (default: ``late``) returns whether to stop looking for files that import a used name. With
+    ``max_packs``, which limits a count, these files are not looked up.
     """
 
     workspace: Workspace
@@ -352,7 +352,7 @@ class ExactSearch:
     late: Callable[[], bool]
     left_out: Sequence[Callable[[str], bool]] = ()
     max_packs: int | None = None
-    late_to_order: Callable[[], bool] | None = None
+    sort_deadline_passed: Callable[[], bool] | None = None
     patterns: list[Pattern] = field(init=False)
     records: SourceRecords = field(init=False)
     timers: Explanation = field(default_factory=lambda: Explanation("exact", "auto"))
@@ -363,7 +363,7 @@ class ExactSearch:
         self.patterns = [*self.terms.patterns, *map(use_of, self.terms.uses)]
 
     def lines(self) -> Iterator[tuple[IndexedDocument, list[int]]]:
-        """Yield the documents that hold all terms, in order, and the numbers of their matching lines."""
+        """Yield the documents that contain all terms, in order, with their matching line numbers."""
         defined, used, inside = (
             [self._defined(name) for name in names]
             for names in (self.terms.definitions, self.terms.uses, self.terms.inside)
@@ -390,12 +390,12 @@ class ExactSearch:
                 yield document, kept
 
     def _importing(self) -> set[Document]:
-        """Return the most important documents with a line that imports one of the used names, within the limits."""
+        """Return the most important documents that import one of the used names, within the limits."""
         if self.max_packs is not None:
             return set()
         names = [quoted(use_of(name).text) for name in self.terms.uses]
         patterns = [Pattern.of(rf"{_IMPORTS}\b{name}\b", ignore_case=False) for name in names]
-        late, packs = self.late_to_order or self.late, max(1, MAX_IMPORT_PACKS // len(names))
+        late, packs = self.sort_deadline_passed or self.late, max(1, MAX_IMPORT_PACKS // len(names))
         finders = (
             ExactFinder(self.tables, [each], late, _by_importance, self._chosen, max_packs=packs) for each in patterns
         )
@@ -407,7 +407,7 @@ class ExactSearch:
         documents: frozenset[Document] | None,
         defined: Sequence[Mapping[Document, Sequence[tuple[IndexedDocument, Definition]]]],
     ) -> Iterator[tuple[IndexedDocument, list[set[int]]]]:
-        """Yield documents, and the lines that match each pattern; without patterns, the lines of the definitions."""
+        """Yield documents with the lines that match each pattern; without patterns, the lines of the definitions."""
         if self.patterns:
             finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents, self.max_packs)
             for document, numbers, matched in finder.lines():
@@ -420,7 +420,7 @@ class ExactSearch:
             yield document, [{each.line for _, each in found[document.key]} for found in defined]
 
     def files(self, *, in_order: bool) -> list[IndexedDocument]:
-        """Return the documents that the filters allow; if the time is up, those found so far."""
+        """Return the documents that pass the filters; if the time is up, the ones found so far."""
         found: list[tuple[int, str, str, IndexedDocument]] = []
         with self.timers.timed("exact"):
             every = ((table, row) for table, query in enumerate(self.tables) for row in documents_of(query))
@@ -428,7 +428,7 @@ class ExactSearch:
                 if self.late():
                     self.cut = True
                     break
-                # Judging a path takes longer than all else, and a count needs no order.
+                # Rating a path takes longer than everything else, and a count needs no order.
                 place = importance(path) if in_order else 0
                 found.append((place, path, entity, IndexedDocument(path, entity, digest, table)))
             if in_order:
@@ -436,7 +436,7 @@ class ExactSearch:
             return [*self._chosen([document for *_, document in found])]
 
     def _defined(self, name: str) -> dict[Document, list[tuple[IndexedDocument, Definition]]]:
-        """Return the definitions of a name in code, keyed by document. Case matters, as for uses."""
+        """Return the code definitions of a name, keyed by document. Case-sensitive, like uses."""
         parts = parts_of_name(name)
         found: dict[Document, list[tuple[IndexedDocument, Definition]]] = {}
         for table, query in enumerate(self.tables):
@@ -448,7 +448,7 @@ class ExactSearch:
         return found
 
     def _chosen(self, documents: list[IndexedDocument]) -> Iterator[IndexedDocument]:
-        """Yield ``documents``, except those left out and files that an earlier source has shown."""
+        """Yield ``documents``, except excluded ones and files already shown under an earlier source."""
         several = len({document.entity for document in documents}) > 1
         owners: dict[tuple[str, ...], str] = {}
         for document in documents:
@@ -461,7 +461,7 @@ class ExactSearch:
                 yield document
 
     def first(self, limit: int | None, *, files: bool = False) -> tuple[list[Line], ExactCounts]:
-        """Return the first ``limit`` lines and the known counts; if ``files`` is set, only one line per document."""
+        """Return the first ``limit`` lines and the known counts; with ``files``, only one line per document."""
         kept: list[Line] = []
         lines = documents = 0
         reason: Literal["limit", "time"] | None = None
@@ -480,7 +480,7 @@ class ExactSearch:
         return kept, ExactCounts(lines, documents, reason or ("time" if self.cut else None))
 
     def in_order(self, request: SearchRequest) -> SearchReport:
-        """Return the first matching lines or, if ``count``, only their number."""
+        """Return the first matching lines or, with ``count``, only their number."""
         with self.timers.timed("exact"):
             lines, counts = self.first(None if request.count else request.top_k, files=request.files)
         found = () if request.count else self._hits(lines, request.n_lines)
@@ -489,11 +489,11 @@ class ExactSearch:
         return SearchReport("", found, notes=notes, exact=counts)
 
     def listed(self, request: SearchRequest, files: Sequence[IndexedDocument]) -> SearchReport:
-        """Return the first lines of the first of ``files`` or, if ``count``, only the number of files."""
+        """Return the first lines of the first ``files`` or, with ``count``, only the number of files."""
         counts = ExactCounts(0, len(files), "time" if self.cut else None)
         if not files and counts.complete:
             unmatched, notes = why_nothing(self.workspace, self.tables, request)
-            notes = notes or ("No file that the filters allow is left.",)
+            notes = notes or ("No file passes all filters.",)
             return SearchReport("", (), unmatched=unmatched, notes=notes, exact=counts)
         shown = () if request.count else files[: request.top_k]
         found = self._hits([(document, 0) for document in shown], request.n_lines)
@@ -506,12 +506,12 @@ class ExactSearch:
         return SearchReport("", found, notes=notes, exact=counts)
 
     def explained(self, request: SearchRequest) -> Explanation:
-        """Return the steps of this search, with the numbers of lines that the filter of ``request`` allows."""
+        """Return the steps of this search, with the number of lines that pass the filter of ``request``."""
         lines, matches = (sum(getattr(table, name) for table in self.tables) for name in ("lines", "matches"))
         return replace(self.timers, strategy=request.strategy, lines=lines, matches=matches)
 
     def ranked(self, request: SearchRequest) -> SearchReport:
-        """Return matching lines in windows that answer the query of ``request``, and then all other matching lines."""
+        """Return matching lines in windows that match the request's query, then all other matching lines."""
         with self.timers.timed("exact"):
             lines, counts = self.first(MAX_RANKED)
         of_document: dict[Document, list[Line]] = {}
@@ -552,7 +552,7 @@ class ExactSearch:
             return tuple(self.hits(lines, n_lines))
 
     def hits(self, lines: Sequence[Line], n_lines: int) -> Iterator[Hit]:
-        """Yield the results of ``lines``, with ``n_lines`` of context on each side, as they were indexed."""
+        """Yield the results for ``lines``, with ``n_lines`` of context on each side, as indexed."""
         windows = [_window(document, number) for document, number in lines]
         add_definitions(self.tables, windows)
         read = read_documents(self.workspace, windows, self.records, context=False)
@@ -600,7 +600,7 @@ class ExactSearch:
 
 
 def use_of(name: str) -> Pattern:
-    """Return the pattern of a name, or of the last part of a qualified name, as a whole word."""
+    """Return the whole-word pattern for a name, or for the last part of a qualified name."""
     parts = [part for part in name.replace("::", ".").replace("->", ".").replace("#", ".").split(".") if part]
     return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=False, words=True)
 
@@ -614,7 +614,7 @@ def _window(document: IndexedDocument, number: int = 0) -> Window:
 
 
 def _nearness(homes: Set[Document], importing: Set[Document]) -> Callable[[str, str], int]:
-    """Return a sort key of documents: where a name is defined, the same folders, files that import it, and the rest."""
+    """Return a document sort key: where a name is defined, the same folders, files that import it, then the rest."""
     folders = {(entity, posixpath.dirname(path)) for entity, path in homes}
 
     def order(entity: str, path: str) -> int:
@@ -627,7 +627,7 @@ def _nearness(homes: Set[Document], importing: Set[Document]) -> Callable[[str, 
 
 
 def _scored(hit: Hit, by_words: Hit | None) -> Hit:
-    """Return ``hit`` with the scores of ``by_words``, the window around it that the words of the query found."""
+    """Return ``hit`` with the scores of ``by_words``, the window around it found by the query's words."""
     if by_words is None:
         return replace(hit, score=0.0, label="weak")
     values = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}
@@ -635,7 +635,7 @@ def _scored(hit: Hit, by_words: Hit | None) -> Hit:
 
 
 def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:
-    """Return a filter that allows only these documents."""
+    """Return a filter for only these documents."""
     of_source: dict[str, list[str]] = {}
     for entity, path in documents:
         of_source.setdefault(entity, []).append(path)
@@ -647,7 +647,7 @@ def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:
 def _beginnings(
     tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Like ``_contexts``, for the first lines of documents, without reading which packs the tables have."""
+    """Like ``_contexts``, for documents' first lines, without reading the tables' lists of packs."""
     passages = {document: Passage(*document.key, 0, n_lines) for document, _ in lines}
     read: dict[Passage, list[str]] = {}
     for table, query in enumerate(tables):
@@ -660,7 +660,7 @@ def _beginnings(
 def _contexts(
     tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield, for each line, the number of the first line of its context, and the context."""
+    """Yield, for each line, its context and the context's first line number."""
     packs: dict[IndexedDocument, tuple[list[int], list[int]]] = {}
     for table, query in enumerate(tables):
         of_table = {document.key: document for document, _ in lines if document.table == table}

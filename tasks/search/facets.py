@@ -1,8 +1,8 @@
-"""Count the matching files of each source, language, directory and kind of definition, and those that are tests.
+"""Count the matching files by source, language, directory, definition kind, and whether they are tests.
 
-The values of one facet are alternatives, so each facet is counted as if none of its values were chosen: a count says
-how many files another value would add. One more search, without any chosen value, counts all of them. An exact search
-counts the files that match, up to a limit; a ranked one counts the files of the lines that it ranks.
+The values of a facet are alternatives, so each facet is counted as if none of its values were selected: a count shows
+how many files another value would add. One extra search, with no values selected, counts them all. An exact search
+counts matching files, up to a limit; a ranked search counts the files of the lines that it ranks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from driftline.tasks.search.request import ALIASES, FILTERS, LANGUAGES, SearchRequest, extensions_of, is_test
 
 FACETS = ("sources", "languages", "kinds", "dirs", "tests")
-"""The options that are facets, in the order in which pages show them."""
+"""The options that are facets, in the order they are displayed."""
 _OF_SUFFIX = {ext: name for name, exts in reversed(LANGUAGES.items()) for ext in exts}
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A file that matches, and the kinds of the definitions around its matching lines, if they are known."""
+    """A matching file, and the kinds of the definitions around its matching lines, if known."""
 
     source: str
     path: str
@@ -31,10 +31,10 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Facets:
-    """For each countable option of FACETS, its values and their numbers of files, most files first.
+    """For each countable option in FACETS, its values and their file counts, largest first.
 
-    The values of ``tests`` are ``true`` and ``false``. Unless ``complete``, there may be more files. ``files`` are the
-    counted files, until the search is finished.
+    The values of ``tests`` are ``true`` and ``false``. Unless ``complete`` is set, there may be more files. ``files``
+    holds the counted files until the search is finished.
     """
 
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -43,12 +43,12 @@ class Facets:
 
     @classmethod
     def of(cls, files: Mapping[str, Mapping[str, int]], *, complete: bool) -> Facets:
-        """Return the facets that ``to_dict`` has written."""
+        """Read facets written by ``to_dict``."""
         names = {FILTERS[name].parameter: name for name in FACETS}
         return cls({names[parameter]: values for parameter, values in files.items() if parameter in names}, complete)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts, keyed by the parameters of the HTTP API, as ``search --json`` prints them."""
+        """Return the counts as in ``search --json``, keyed by HTTP API parameter."""
         return {
             "complete": self.complete,
             "files": {FILTERS[name].parameter: dict(values) for name, values in self.counts.items()},
@@ -56,7 +56,7 @@ class Facets:
 
 
 def counted(matches: Iterable[Match], request: SearchRequest, *, complete: bool = True) -> Facets:
-    """Return the facets of ``matches``, each a different file.
+    """Count the facets of ``matches``, which are distinct files.
 
     Examples:
         >>> found = counted([Match("source:a", "src/x.py"), Match("source:a", "y.go")], SearchRequest("x"))
@@ -79,12 +79,12 @@ def _counts(matches: Iterable[Match], request: SearchRequest) -> dict[str, dict[
 
 
 def language_of(path: str) -> str | None:
-    """Return the first language of LANGUAGES that has the extension of a file."""
+    """Return the first language in LANGUAGES with the file's extension."""
     return _OF_SUFFIX.get(posixpath.splitext(path)[1][1:].lower())
 
 
 def _directories(path: str, chosen: Sequence[str]) -> Iterator[str]:
-    """Yield the top directory of a file, and in each chosen directory around it, the next one."""
+    """Yield a file's top directory, and for each selected directory around it, the next level."""
     names = path.split("/")[:-1]
     depths = {0, *(len(each.strip("/").split("/")) for each in chosen if path.startswith(f"{each.strip('/')}/"))}
     for depth in sorted(depths):
@@ -93,7 +93,7 @@ def _directories(path: str, chosen: Sequence[str]) -> Iterator[str]:
 
 
 def chosen(request: SearchRequest) -> dict[str, tuple[str, ...]]:
-    """Return the facets for which a request has values, with the values as ``counted`` spells them."""
+    """Return the facets that a request selects values of, with the values spelled like in ``counted``."""
     values = {name: getattr(request, name) for name in FACETS}
     found = {name: tuple(map(str, each)) for name, each in values.items() if name != "tests" and each}
     if "languages" in found:
@@ -102,14 +102,14 @@ def chosen(request: SearchRequest) -> dict[str, tuple[str, ...]]:
 
 
 def without_chosen(request: SearchRequest) -> SearchRequest:
-    """Return a request without the chosen values of all facets, whose results do not matter."""
+    """Remove all selected facet values from a request whose results are not needed."""
     rest: dict[str, Any] = {name: FILTERS[name].default for name in FACETS}
     rest |= {"n_lines": 0, "count": False, "explain": False}
     return replace(request, top_k=1, rerank=False, deep=False, **rest)
 
 
 def with_alternatives(found: Facets, wider: Facets, request: SearchRequest) -> Facets:
-    """Return ``found`` with the alternatives to each chosen value, counted among the files of ``wider``."""
+    """Add to ``found`` the alternatives to each selected value, counted among the files of ``wider``."""
     counts, conditions = dict(found.counts), _conditions(request)
     for name in conditions:
         others = [holds for other, holds in conditions.items() if other != name]
@@ -121,7 +121,7 @@ def with_alternatives(found: Facets, wider: Facets, request: SearchRequest) -> F
 
 
 def _conditions(request: SearchRequest) -> dict[str, Callable[[Match], bool]]:
-    """Return, for each facet with selected values, whether each file has one of them."""
+    """Return, for each facet with selected values, a predicate that tests whether a file has one of them."""
     sources = tuple(map(str, request.sources or ()))
     dirs = tuple(f"{each.strip('/')}/" for each in request.dirs or ())
     exts = frozenset(extensions_of(request.languages or ()))

@@ -1,6 +1,6 @@
-"""Translate the filter of a search into the lines that it allows in a workspace: paths, languages, definitions, tests.
+"""Translate a search filter (paths, languages, definitions, tests) to a line filter for a workspace.
 
-Absolute local paths are translated to paths within the sources that contain them.
+Absolute local paths are translated to paths inside the sources that contain them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.request import FILTERS, WILDCARD, SearchFilter, extensions_of
 
 Kind = Literal["file", "folder", "either"]
-"""Names of documents, of folders with everything below them, or of both."""
+"""What names refer to: documents, folders with everything below them, or either."""
 
 
 def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either") -> LineFilter:
-    """Return a filter for the documents that ``names`` name.
+    """Return a filter for the documents that ``names`` refer to.
 
-    Names are files and folders on this machine, which may be links or contain sources, URIs, or paths inside a source.
-    A name in the current folder takes precedence over one inside a source; ``.``, ``./x``, ``..`` and absolute paths
-    never refer to a source. Raises UsageError for a name that leads outside its source and does not exist.
+    Names are files and folders on this machine (including links, and folders that contain sources), URIs, or paths
+    inside a source. A name in the current folder takes precedence over one inside a source; ``.``, ``./x``, ``..`` and
+    absolute paths never refer to paths inside a source. Raises UsageError for a name that escapes its source and does
+    not exist.
     """
     roots = [(entity, record.uri) for entity, record in workspace.readable_sources()]
     found: dict[Entity | None, set[str]] = {}
@@ -51,10 +52,9 @@ def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either
 
 
 def _interpretations(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tuple[Entity | None, str]]:
-    """Return the sources that contain a name, with its path inside each, and the sources inside the named folder, with
-    "".
+    """Return ``(source, path inside it)`` for each source that contains a name; None means any source.
 
-    None means any source.
+    Sources inside the given folder are included with the path "".
     """
     is_uri = "://" in name
     path = name.rstrip("/") if is_uri else os.path.realpath(os.path.expanduser(name))
@@ -72,8 +72,8 @@ def _interpretations(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tup
 
 
 def inside_of(folder: str, path: str) -> str | None:
-    """Return ``path`` relative to ``folder``, as ``below`` does, with accents composed or decomposed."""
-    from driftline.tasks.scanning.overlap import below  # a search without absolute paths does not load it
+    """Like ``below``, but accept composed and decomposed accents."""
+    from driftline.tasks.scanning.overlap import below  # searches with no absolute paths do not load it
 
     inside = below(folder, path)
     if inside is not None or (folder.isascii() and path.isascii()):
@@ -84,21 +84,21 @@ def inside_of(folder: str, path: str) -> str | None:
 
 
 def _is_of_this_machine(name: str, *, exists: bool) -> bool:
-    """Return whether a name cannot be inside a source."""
+    """Return whether a name can only be a path on this machine, not inside a source."""
     if "://" in name or os.path.isabs(os.path.expanduser(name)):
         return True
     return exists and name.partition("/")[0] in (".", "..")
 
 
 _FIXED = re.compile(r"[^*?\[]*/")
-"""The leading folders of a glob that have no wildcard."""
+"""A glob's leading folders with no wildcards."""
 
 
 def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
-    """Return ``where`` with absolute paths, directories and globs relative to the sources that contain them.
+    """Make absolute paths, directories and globs in ``where`` relative to the sources that contain them.
 
-    A directory that contains sources stands for all of them. A path outside all sources is unchanged; a glob then
-    begins at the top of each source.
+    A directory that contains sources stands for all of them. Paths outside all sources are unchanged; such globs start
+    at the top of each source.
     """
     globs = [each for glob in where.globs or () for each in check_glob(glob)]
     absolute = any(os.path.isabs(name) for name in (*(where.paths or ()), *(where.dirs or ())))
@@ -124,10 +124,10 @@ def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
 def _by_source(
     roots: Sequence[tuple[Entity, str]], names: Sequence[str]
 ) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
-    """Return ``names``, relative to their source and keyed by it; names outside all ``roots`` have the key None."""
+    """Return ``names`` relative to their source and keyed by it; names outside all ``roots`` have the key None."""
     found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
     for name in names:
-        # No file name contains NUL, and relative names do not refer to the current directory.
+        # File names never contain NUL, and relative names do not refer to the current directory.
         path = os.path.realpath(name) if os.path.isabs(name) and "\0" not in name else name
         held: list[tuple[tuple[Entity, ...] | None, str]] = []
         for entity, root in roots:
@@ -142,7 +142,7 @@ def _by_source(
 def _globs_by_source(
     sources: Sequence[tuple[Entity, str]], globs: Sequence[str]
 ) -> dict[tuple[Entity, ...] | None, tuple[str, ...]]:
-    """Return globs relative to the sources in which they can match; under None, the globs that match in no source."""
+    """Return globs relative to the sources they can match in; the key None has globs that match in no source."""
     found: dict[tuple[Entity, ...] | None, tuple[str, ...]] = {}
     for glob in globs:
         held: list[tuple[tuple[Entity, ...] | None, str]] = []
@@ -156,7 +156,7 @@ def _globs_by_source(
 
 
 def _names(glob: str) -> list[str]:
-    """Return the names of an absolute glob, with links followed up to its first wildcard."""
+    """Return the spellings of an absolute glob, with links resolved up to its first wildcard."""
     if "://" in glob:
         return glob.split("/")
     fixed = _FIXED.match(glob)
@@ -170,10 +170,10 @@ def _names(glob: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LineKinds:
-    """Conditions on single lines.
+    """Conditions on individual lines.
 
-    If ``symbols``, a line must begin a definition; if there are ``kinds``, its innermost definition must be of one of
-    them. A path for which one of ``left_out`` returns true, such as the path of a test, is excluded.
+    If ``symbols`` is set, a line must start a definition; if there are ``kinds``, its innermost definition must be of
+    one of these kinds. Paths for which any predicate in ``left_out`` returns true, such as tests, are excluded.
     """
 
     symbols: bool = False
@@ -182,7 +182,7 @@ class LineKinds:
 
     @classmethod
     def of(cls, search_filter: SearchFilter) -> Self:
-        """Return the conditions of a filter on single lines."""
+        """Return a filter's conditions on individual lines."""
         switches = ((row.leaves_out, getattr(search_filter, name)) for name, row in FILTERS.items())
         left_out = tuple(leaves_out for leaves_out, is_on in switches if leaves_out is not None and not is_on)
         return cls(search_filter.symbols, tuple(search_filter.kinds or ()), left_out)
@@ -193,7 +193,7 @@ class LineKinds:
         return self.symbols or bool(self.kinds)
 
     def allow(self, definition: Definition | None, line: int, path: str) -> bool:
-        """Return whether a line (0-based) of ``path`` is allowed; ``definition`` is the innermost around it."""
+        """Return whether a line (0-based) of ``path`` passes; ``definition`` is its innermost enclosing definition."""
         if any(leaves_out(path) for leaves_out in self.left_out):
             return False
         if self.symbols and (definition is None or definition.line != line):
@@ -206,9 +206,9 @@ ALL_LINES = LineKinds()
 
 _ESCAPED = re.compile(r"\\([][*?{}!])")
 _SEPARATED = re.compile(r"\\[*?]")
-"""A wildcard after a backslash, which separates folders on Windows and escapes in a shell."""
+"""A wildcard after a backslash, which is a path separator on Windows and an escape character in shells."""
 MAX_REPORTED = 20
-"""Maximum number of values of one filter to report individually."""
+"""Maximum number of values per filter to report individually."""
 _LABELS = {
     "paths": "path",
     "dirs": "directory",
@@ -220,7 +220,7 @@ _LABELS = {
 
 
 def line_filter(search_filter: SearchFilter, workspace: Workspace) -> LineFilter | None:
-    """Return a filter for the lines that every condition allows, None for all lines. Raises BadEntity, UsageError."""
+    """Return a filter for lines that pass every condition, None for all lines. Raises BadEntity, UsageError."""
     levels = workspace.config.hierarchy
     entities = (
         None if search_filter.sources is None else tuple(parse_entity(each, levels) for each in search_filter.sources)
@@ -249,7 +249,7 @@ def further_conditions(search_filter: SearchFilter) -> tuple[LineFilter, ...]:
 
 
 def conditions(search_filter: SearchFilter) -> Iterator[tuple[str, str, SearchFilter]]:
-    """Yield a separate filter for each value: ``(name, message if it allows nothing, filter)``.
+    """Yield a separate filter for each value: ``(name, message if nothing passes, filter)``.
 
     The name is "" for line filters.
     """
@@ -259,7 +259,9 @@ def conditions(search_filter: SearchFilter) -> Iterator[tuple[str, str, SearchFi
             yield *_note_on(name, value), SearchFilter(**alone | {name: (value,)})
     for where in further_conditions(search_filter):
         for name, value, each_of in _values(where):
-            _, note = _note_on(name, value) if name else ("", "No indexed document is in the named files or folders.")
+            _, note = (
+                _note_on(name, value) if name else ("", "The given files and folders contain no indexed documents.")
+            )
             yield "", note, SearchFilter(also=(each_of,), **alone)
 
 
@@ -282,9 +284,9 @@ def _note_on(name: str, value: str | tuple[str, str]) -> tuple[str, str]:
 
 
 def _values(where: LineFilter) -> Iterator[tuple[str, str, LineFilter]]:
-    """Yield the values of a filter one by one, with the names of their fields.
+    """Yield a filter's values one by one, with their field names.
 
-    If there are none or too many, yield it whole.
+    If there are none or too many, yield the whole filter.
     """
     rest = where
     for name in ("entities", "paths", "dirs", "globs", "exts"):

@@ -1,6 +1,6 @@
-"""Search files or texts by meaning without writing anything: compare every line with the query, by cosine.
+"""Semantic search in files or texts without writing anything: compare every line with the query by cosine.
 
-Files that a workspace holds unchanged are searched in its index, the others in memory, in one ranking.
+Files that are unchanged since a workspace indexed them are searched there, others in memory, with a common ranking.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from driftline.tasks.task_context import PLAN_AFTER_LINES, ModelRef, load_embedd
 from driftline.tasks.text import rows_of_line, split_documents, split_lines
 
 _REDACTED_CHARACTERS = 2**20
-"""Characters in which to replace credentials at once."""
+"""Characters to redact at a time."""
 _BATCH_CHARACTERS = 4 * 2**20
-"""Characters to embed at once: some 100,000 lines, whose vectors take 100 MB."""
+"""Characters to embed at a time: some 100,000 lines, whose vectors take 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedText:
-    """One file: its path as named, and its text; ``extracted`` if the text is known to come from a document."""
+    """One file: its path as given, and its text; ``extracted`` is set if the text was extracted from a document."""
 
     path: str
     text: str
@@ -59,7 +59,7 @@ class NamedText:
         return joined([definitions(path, text) for path, text in texts])[0]
 
     def anchor(self, line: int) -> str | None:
-        """Return the position of a 0-based line in a file from which text was extracted."""
+        """Return the position of a 0-based line in a document whose text was extracted."""
         anchors = self.extracted.anchors if self.extracted else ()
         return next((each.name for each in anchors if each.first <= line <= each.last), None)
 
@@ -72,8 +72,8 @@ def read_texts(
 ) -> Iterator[NamedText]:
     """Yield the texts that ``names`` select (see ``named_files``), in order; ``-`` is standard input.
 
-    ``redaction`` returns which credentials to replace in a file; ``on_skip`` receives files that have no text or are
-    too large. Raises SourceNotFound, AccessDenied, StorageError, UsageError.
+    ``redaction`` returns which credentials to redact in a file; ``on_skip`` receives files that have no text or are too
+    large. Raises SourceNotFound, AccessDenied, StorageError, UsageError.
     """
     held: list[NamedText] = []
     mode, size = DEFAULT_REDACTION, 0
@@ -99,7 +99,10 @@ def _redacted(texts: Sequence[NamedText], mode: Redaction) -> Iterator[NamedText
 
 
 def open_embedder(model: str | None = None) -> Embedder:
-    """Return the embedder of DEFAULT_MODEL, a directory or a hub name, ready for few lines. Raises ModelNotFound."""
+    """Return the embedder for DEFAULT_MODEL, a directory or a Hugging Face model, ready for few lines.
+
+    Raises ModelNotFound.
+    """
     from driftline.tasks.embedding.embedder import WordTableEmbedder
     from driftline.tasks.embedding.models import fingerprint, load_parts, resolve_model
 
@@ -110,16 +113,16 @@ def open_embedder(model: str | None = None) -> Embedder:
 def grep(
     request: SearchRequest, texts: Iterable[NamedText], embedder: Embedder, *, ignore_case: bool = False
 ) -> SearchReport:
-    """Return the windows of ``texts`` nearest to a query, best first, as ``search`` reports them; their source is "".
+    """Return the windows of ``texts`` nearest to a query, best first, in the format of ``search``; their source is "".
 
-    Only these limits of the request apply: ``top_k``, ``n_lines``, ``max_distance`` and ``min_relevance``. Lines
-    without a letter or digit are never found. Memory holds the texts and 12 bytes per line.
+    Of the request, only ``top_k``, ``n_lines``, ``max_distance`` and ``min_relevance`` apply. Lines with no letters or
+    digits are never found. Memory holds the texts and 12 bytes per line.
     """
     query = request.query
     asked = lowered(query) if ignore_case else query
     vector = embedder.embed_query(asked) if query.strip() else np.zeros(1, np.float32)
     if request.top_k == 0 or not vector.any():
-        for _ in texts:  # an unreadable text is an error for any request
+        for _ in texts:  # unreadable files are an error for any request
             pass
         notes = () if request.top_k == 0 else ("The query is blank." if not query.strip() else UNKNOWN_WORDS,)
         return SearchReport(query, (), notes=notes)
@@ -133,7 +136,7 @@ def grep(
     found = tuple(_hits(kept, lines.sorted(kept), request, calibration))
     if found or lines.nearest is None:
         why = (
-            "No line contains a word that the model knows."
+            "No line contains a word known to the model."
             if kept
             else "Nothing was searched: the files contain no text."
         )
@@ -145,7 +148,7 @@ def grep(
 
 
 class _Lines:
-    """The near lines so far: arrays of distance, document, 0-based line and column, one of each per batch."""
+    """The near lines so far: per batch, arrays of distance, document, 0-based line and column."""
 
     def __init__(self) -> None:
         self.distance: list[NDArray[np.float32]] = []
@@ -153,7 +156,7 @@ class _Lines:
         self.number: list[NDArray[np.int32]] = []
         self.column: list[NDArray[np.int32]] = []
         self.nearest: tuple[float, int, int, int] | None = None
-        """The nearest of all lines, within the limit or not, in the same order."""
+        """The nearest line, within the limit or not: distance, document, line and column."""
 
     def add(
         self,
@@ -165,7 +168,7 @@ class _Lines:
         max_distance: float | None,
     ) -> None:
         lines = split_documents([lowered(text.text) if ignore_case else text.text for text in batch])
-        distinct = lines.text.dictionary_encode()  # half of the lines of code are repeated
+        distinct = lines.text.dictionary_encode()  # half of all lines of code are repeated
         vectors = embedder.embed(distinct.dictionary)
         distances = (1 - vectors @ query).astype(np.float32)
         distances[~vectors.any(axis=1)] = np.inf  # no known word
@@ -220,7 +223,7 @@ def _hits(
     nearest = zip(*(column.tolist() for column in lines), strict=True)
     rows = (
         FoundLine(
-            ("", str(document), ""),  # two texts may have one path
+            ("", str(document), ""),  # two texts may have the same path
             number,
             column,
             dict(rows_of_line(lines_of(document)[number]))[column],
@@ -291,10 +294,10 @@ def search_files(
     *,
     on_skip: Callable[[str, SkipReason], None] = lambda path, reason: None,
 ) -> SearchReport:
-    """Return the windows of ``files`` nearest to a query, best first, each with the ``path`` that named its file.
+    """Return the windows of ``files`` nearest to a query, best first, each with its file's ``path`` as given.
 
-    ``files`` are files, folders, globs, and URIs of indexed documents. ``open_embedder`` returns the embedder of a
-    workspace that has none yet. Raises SourceNotFound, AccessDenied, UsageError, and the errors of ``search``.
+    ``files`` are files, folders, globs, and URIs of indexed documents. ``open_embedder`` returns the embedder for a
+    workspace that has no model yet. Raises SourceNotFound, AccessDenied, UsageError, and the errors of ``search``.
     """
     uris = [name for name in files if "://" in name]
     shown = {os.path.realpath(path): path for path in files_named((f for f in files if f not in uris), on_skip=on_skip)}
@@ -313,7 +316,7 @@ def search_files(
 
 
 def _redaction_of(workspace: Workspace, path: str) -> Redaction:
-    """Return the redaction setting of the source whose folder is nearest above a file."""
+    """Return the redaction setting of the source that contains a file (the nearest, if several do)."""
     real = os.path.realpath(path)
     around = [record for _, record in workspace.readable_sources() if below(record.uri, real)]
     return max(around, key=lambda record: len(record.uri)).redact if around else DEFAULT_REDACTION
@@ -328,7 +331,7 @@ def _embedder(workspace: Workspace, open_embedder: Callable[[], Embedder]) -> Em
 
 @dataclass(slots=True)
 class _Held:
-    """The documents of a workspace that are unchanged since they were indexed; ``shown`` has the name of each."""
+    """A workspace's documents that are unchanged since they were indexed; ``shown`` maps them to their names."""
 
     workspace: Workspace
     uris: Sequence[str]
@@ -343,7 +346,7 @@ class _Held:
             self.filters.append(where)
 
     def find(self, files: Mapping[str, str]) -> list[str]:
-        """Return the indexed and unchanged ones of ``files``, real paths and their names."""
+        """Return which of ``files`` (real paths and their names) are indexed and unchanged."""
         found: list[str] = []
         rest = dict(files)
         for entity, record in self.workspace.readable_sources():
@@ -374,7 +377,7 @@ class _Held:
             with open(real, "rb") as file:
                 return bool(content_hash(file.read()) == row["hash"])
         except OSError:
-            return False  # the code that reads it next reports why
+            return False  # the code that reads it next reports the reason
 
     def search(self, request: SearchRequest) -> SearchReport | None:
         """Return the nearest windows of the documents; None if there are no documents."""
@@ -390,7 +393,7 @@ class _Held:
 
 
 def _filters(entity: Entity, documents: Iterable[str], chosen: Set[str]) -> Iterator[LineFilter]:
-    """Yield filters that allow the ``chosen`` documents of a source, by whole folders where possible."""
+    """Yield filters for the ``chosen`` documents of a source, using whole folders where possible."""
     folders: set[str] = set()
     paths: list[str] = []
     all_in = Counter(folder for path in documents for folder in _folders(path))
@@ -408,6 +411,6 @@ def _filters(entity: Entity, documents: Iterable[str], chosen: Set[str]) -> Iter
 
 
 def _folders(path: str) -> Iterator[str]:
-    """Yield the parent folders of a path, from the top ("") down."""
+    """Yield a path's parent folders, from the top ("") down."""
     parts = path.split("/")
     return ("/".join(parts[:depth]) for depth in range(len(parts)))

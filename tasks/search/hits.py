@@ -1,7 +1,7 @@
-"""Turn hits on lines into results: windows, their text and context, and their freshness.
+"""Turn line hits into results: windows with text, context and freshness.
 
-Neighbouring hits become one window (``merge_windows``), which ``arranged`` orders by files as well. A file is shown
-once, even if several sources hold it. ``judge`` compares a hit with the current file.
+Neighbouring hits are merged into windows (``merge_windows``), which ``arranged`` orders, taking files into account. A
+file is shown once, even if several sources contain it. ``judge`` compares a hit with the current file.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.query_form import QueryForm
-from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, stem_shares
+from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, filename_boosts
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
 
 MAX_WINDOW_LINES = 32
-"""Maximum number of lines of a window without its context."""
+"""Maximum number of lines in a window, not counting context."""
 GROWTH = 0.7
-"""Minimum relevance of a hit that extends a window, as a share of the window's relevance. Weaker hits would add more
-lines to read than information.
+"""Minimum relevance of a hit that extends a window, as a fraction of the window's relevance. Weaker hits would add more
+lines than information.
 """
 GROWTH_ACROSS = 0.9
-"""The same for a hit in another definition, unless the query is a sentence, whose answer may be in either definition.
+"""The same for a hit in another definition, unless the query is a sentence, which may describe either definition.
 """
 MAX_HEAD_LINES = 8
 MAX_TAIL_LINES = 6
-"""Maximum number of lines that a window grows by to begin, or to end, with its definition."""
+"""Maximum number of lines by which a window is extended to the start or end of its definition."""
 JUDGED_WINDOWS = 60
-"""Number of windows from which the files that a query is about are determined."""
+"""Number of windows used to determine which files a query is about."""
 MAX_WINDOWS_OF_DEFINITION = 3
-"""Maximum number of windows of a function, so that it does not fill the results; sections of prose have no limit."""
+"""Maximum number of windows per function, so that none fills the results; prose sections have no limit."""
 
 
 @dataclass(slots=True)
 class Window:
-    """Neighbouring hits of one document; lines are 0-based, both ends included.
+    """Neighbouring hits in one document; lines are 0-based and inclusive.
 
-    ``best`` is the line of the hit that answers the query best on its own, and ``fit`` the quality of that hit.
-    ``distance``, ``text``, ``column`` (where the text begins in its line) and ``definition`` (the innermost one) belong
-    to this hit; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is the
-    relevance of a hit, at most ``attainable``, or the cosine if hits are sorted by cosine (``attainable`` is then 0).
-    ``set_back`` is the deduction from the score for better windows of the same place, which does not reduce the
-    likelihood. ``copies`` are other documents of its source with the same name and content. If the query has ``named``
+    ``best`` is the line of the hit that matches the query best on its own, and ``fit`` that hit's quality.
+    ``distance``, ``text``, ``column`` (where the text starts in its line) and ``definition`` (the innermost one) are
+    those of this hit; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is a
+    hit's relevance, at most ``max_score``, or the cosine if hits are sorted by cosine (``max_score`` is then 0).
+    ``penalty`` is the deduction from the score for better windows in the same place, which does not reduce the
+    likelihood. ``copies`` lists other documents of its source with the same name and content. If the query ``named``
     the definition, the window stays inside it.
     """
 
@@ -88,8 +88,8 @@ class Window:
     outlined: bool = False
     score: float = field(default=0.0, compare=False)
     column: int = 0
-    attainable: float = 0.0
-    set_back: float = field(default=0.0, compare=False)
+    max_score: float = 0.0
+    penalty: float = field(default=0.0, compare=False)
     copies: tuple[str, ...] = ()
     named: bool = False
 
@@ -100,12 +100,12 @@ class Window:
 
     @property
     def section(self) -> str:
-        """The name of the section of prose around it, "" if there is none: a book has many subjects, a module one."""
+        """The name of its prose section, "" if there is none: a book covers many topics, a module one."""
         return self.definition.name if self.definition is not None and self.definition.kind == "section" else ""
 
     @classmethod
     def around(cls, found: FoundLine) -> Window:
-        """Return the window of one hit."""
+        """Return the window of a single hit."""
         line = found.number
         return cls(
             *found.document,
@@ -119,17 +119,17 @@ class Window:
             outlined=found.outlined,
             score=found.relevance,
             column=found.column,
-            attainable=found.attainable,
+            max_score=found.max_score,
             named=found.named,
         )
 
-    def may_take_in(self, line: int) -> bool:
-        """Return whether the window may grow to a line: to any line, unless the query names its definition."""
+    def can_merge(self, line: int) -> bool:
+        """Return whether the window may grow to a line: always, unless the query names the window's definition."""
         return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
 
-    def gains_by(self, found: FoundLine, across: float) -> bool:
+    def improves_with(self, found: FoundLine, across: float) -> bool:
         """Return whether a later hit is inside the window, or relevant enough to extend it (see ``merge_windows``)."""
-        if self.first <= found.number <= self.last or not self.attainable or self.score <= 0:
+        if self.first <= found.number <= self.last or not self.max_score or self.score <= 0:
             return True
         if found.relevance < min(across, GROWTH) * self.score:
             return False
@@ -137,14 +137,14 @@ class Window:
         return found.relevance >= share * self.score
 
     def is_apart_from(self, definition: Definition | None) -> bool:
-        """Return whether its definition and ``definition`` are code, and neither is part of the other."""
+        """Return whether its definition and ``definition`` are both code, and neither contains the other."""
         own = self.definition
         if own is None or definition is None or not (own.is_code and definition.is_code):
             return False
         return own.last < definition.first or definition.last < own.first
 
-    def take_in(self, other: Window) -> None:
-        """Merge ``other`` into this window; the better fit provides the best line."""
+    def merge(self, other: Window) -> None:
+        """Merge ``other`` into this window; the window with the better fit supplies the best line."""
         if other.fit > self.fit:
             self.best, self.distance, self.text, self.fit = other.best, other.distance, other.text, other.fit
             self.definition, self.outlined, self.column = other.definition, other.outlined, other.column
@@ -152,12 +152,12 @@ class Window:
 
 
 def merge_windows(rows: Iterable[FoundLine], max_gap: int, limit: int, across: float = GROWTH) -> list[Window]:
-    """Merge hits, best first, into at most ``limit`` windows, in the order of their first hits.
+    """Merge hits (best first) into at most ``limit`` windows, ordered by their first hit.
 
-    Hits up to ``max_gap`` lines apart become one window; if that would be too long, or the later hit has less than
-    GROWTH of the relevance of one of them (``across`` definitions: this share), it is dropped. Hits are read until
-    there are enough windows, so that no window grows by hits that are worse than all of them. A window that begins
-    shortly after its definition begins with it, and one that ends shortly before its end ends there.
+    Hits up to ``max_gap`` lines apart are merged into one window. If that would be too long, or if the later hit has
+    less than the fraction GROWTH of a window's relevance (between definitions: ``across``), the hit is dropped. Hits
+    are read until there are enough windows, so that no window is extended by hits that are worse than all windows. A
+    window that starts shortly after the start of its definition, or ends shortly before its end, is extended to it.
     """
     windows: list[Window] = []
     of_document: dict[Document, list[Window]] = {}
@@ -169,17 +169,17 @@ def merge_windows(rows: Iterable[FoundLine], max_gap: int, limit: int, across: f
             kept, *others = near
             if not others and kept.first <= line <= kept.last and row.fit <= kept.fit:
                 continue  # most rows change nothing
-            if not any(window.gains_by(row, across) for window in near):
+            if not any(window.improves_with(row, across) for window in near):
                 continue
             first, last = min(line, *[each.first for each in near]), max(line, *[each.last for each in near])
-            if last - first >= MAX_WINDOW_LINES or not all(window.may_take_in(line) for window in near):
+            if last - first >= MAX_WINDOW_LINES or not all(window.can_merge(line) for window in near):
                 continue
             for other in others:
-                kept.take_in(other)
+                kept.merge(other)
                 known.remove(other)
                 windows.remove(other)
             if row.fit > kept.fit:
-                kept.take_in(Window.around(row))
+                kept.merge(Window.around(row))
             kept.first, kept.last = first, last
             continue
         new = Window.around(row)
@@ -196,7 +196,7 @@ def merge_windows(rows: Iterable[FoundLine], max_gap: int, limit: int, across: f
 
 
 def _complete_definitions(windows: Sequence[Window], max_gap: int) -> None:
-    """Extend ``windows`` of one document to the nearby bounds of their definitions, but not close to another."""
+    """Extend one document's ``windows`` to nearby bounds of their definitions, keeping a distance to other windows."""
     for window in windows:
         definition = window.definition
         if definition is None or not definition.is_code:
@@ -213,22 +213,23 @@ def _complete_definitions(windows: Sequence[Window], max_gap: int) -> None:
 def arranged(
     windows: Sequence[Window], words: Sequence[str], form: QueryForm = "phrase", weights: Weights = WEIGHTS
 ) -> list[Window]:
-    """Sort ``windows`` by their scores and their files: other hits in a file, and its name.
+    """Sort ``windows`` by score and file: other hits in the file, and its name.
 
-    ``words`` are the distinct terms of the query, and ``form`` its form. Each window gets the score that ranks it.
+    ``words`` holds the query's distinct terms, ``form`` its form. Each window is assigned the score that it is ranked
+    by.
     """
     windows = _without_copies(windows)
     if not windows or not words or form == "sentence":
         return list(windows)
     limit = weights.question_words if form in ("question", "usage") else weights.phrase_words
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
-    # If the query is one name, the score of its definition says nothing about how well file names match.
+    # If the query is a single name, its definition's score says nothing about how well file names match.
     of_words = max((each.score for each in windows if not each.named), default=best) if form == "name" else best
     of_file: dict[tuple[str, str], float] = defaultdict(float)
     for window in windows:
         of_file[window.file] += window.score - least
     most = max(of_file.values()) or 1.0
-    named = dict(zip(of_file, stem_shares((path for _, path in of_file), words, weights), strict=True))
+    named = dict(zip(of_file, filename_boosts((path for _, path in of_file), words, weights), strict=True))
     fading = min(1.0, limit / len(words)) ** 3
     seen: dict[tuple[str, str], int] = defaultdict(int)
     for window in windows:
@@ -239,14 +240,14 @@ def arranged(
     of_place: dict[tuple[tuple[str, str], str], int] = defaultdict(int)
     for window in by_score(windows):
         place = window.file, window.section
-        window.set_back = -best * fading * weights.again * of_place[place]
-        window.score -= window.set_back
+        window.penalty = -best * fading * weights.again * of_place[place]
+        window.score -= window.penalty
         of_place[place] += 1
     return by_score(windows)
 
 
 def _without_copies(windows: Sequence[Window]) -> list[Window]:
-    """Drop windows of documents whose name and content an earlier window has; that window then names their paths."""
+    """Drop windows of documents with the same name and content as an earlier window, which then lists their paths."""
     shown: dict[tuple[str, str, str], Window] = {}
     kept: list[Window] = []
     for window in windows:
@@ -259,7 +260,7 @@ def _without_copies(windows: Sequence[Window]) -> list[Window]:
 
 
 def by_score(windows: Sequence[Window]) -> list[Window]:
-    """Sort ``windows``, best first; equal ones keep their order."""
+    """Sort ``windows``, best first; ties keep their order."""
     return sorted(windows, key=lambda window: -window.score)
 
 
@@ -278,17 +279,17 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """The state of a line; ``line`` is its current number (1-based), None if it is stale or gone."""
+    """A line's state; ``line`` is its current number (1-based), None if it is stale or gone."""
 
     state: State
     line: int | None = None
 
 
 def judge(text: str, line: int, current: Sequence[str], column: int = 0) -> Freshness:
-    """Judge ``text``, indexed as ``line`` (1-based), against a file with the lines ``current``.
+    """Determine the freshness of ``text``, indexed as ``line`` (1-based), in a file with the lines ``current``.
 
-    ``text`` is the part of the line that begins at ``column`` (0-based), as ``tasks.text.rows_of_line`` splits lines. A
-    line that is elsewhere has moved to the nearest equal line, or to the later of two equally near ones.
+    ``text`` is the part of the line that starts at ``column`` (0-based), as split by ``tasks.text.rows_of_line``. A
+    line found elsewhere is treated as moved to the nearest equal line, or to the later of two equally near ones.
     """
 
     def matches(number: int) -> bool:
@@ -318,10 +319,10 @@ def judge_read(
     path: str = "",
     redaction: Redaction = DEFAULT_REDACTION,
 ) -> Freshness | None:
-    """Like ``judge``, from the result of reading the document; None if that is not conclusive.
+    """Like ``judge``, from the result of reading the document; None if that is inconclusive.
 
-    The lines of an ``unchanged`` document (``is_unchanged``) are not compared. Text is not extracted again from a
-    changed document. ``redaction`` is the setting of the source.
+    Lines of an ``unchanged`` document (``is_unchanged``) are not compared. Text is not extracted again from a changed
+    document. ``redaction`` is the source's setting.
     """
     if isinstance(read, ObjectNotFound):
         return Freshness(State.GONE)
@@ -338,12 +339,12 @@ def judge_read(
 
 
 _BEFORE_CHARACTERS = 100
-"""Characters of a window before the match."""
+"""How many characters to show before the match."""
 _WORD = re.compile(r"\w+")
 
 
 def clipped(line: str, at: int = 0) -> str:
-    """Return ``line``, or its window of MAX_SHOWN_CHARACTERS around the character ``at``, with an ellipsis at cuts."""
+    """Clip ``line`` to MAX_SHOWN_CHARACTERS around the character ``at``, marking cuts with an ellipsis."""
     if len(line) <= MAX_SHOWN_CHARACTERS:
         return line
     start = max(0, min(at - _BEFORE_CHARACTERS, len(line) - MAX_SHOWN_CHARACTERS))
@@ -354,14 +355,14 @@ def clipped(line: str, at: int = 0) -> str:
 
 @lru_cache(64)
 def _word_of(query: str) -> re.Pattern[str] | None:
-    """Return an expression for the words of a query, in lower case; None if there are none."""
+    """Return a regular expression for the query's words, in lower case; None if there are none."""
     words = {*map(str.lower, _WORD.findall(query))} | {*keywords(query)}
     words = {word for word in words if len(word) > 1} or words
     return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
 
 
 def match_in(line: str, query: str) -> int:
-    """Return the start of the window of ``line`` with the most words of ``query``; 0 if it has none."""
+    """Return the start of the part of ``line`` with the most words of ``query``; 0 if it has none."""
     anyone = _word_of(query)
     found = [(each.start(), each[0]) for each in anyone.finditer(line.lower())] if anyone else []
     best, most, end = 0, 0, 0
@@ -379,9 +380,7 @@ def match_in(line: str, query: str) -> int:
 
 
 def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, records: SourceRecords) -> list[Window]:
-    """Return the first ``limit`` windows that ``find``, called with a number of windows, returns, without windows of a
-    file that an earlier source has shown.
-    """
+    """Return the first ``limit`` windows from ``find(n)``, skipping files already shown under an earlier source."""
     count = limit
     while True:
         found = find(count)
@@ -401,7 +400,7 @@ def _distinct(windows: Sequence[Window], records: SourceRecords) -> list[Window]
 
 
 def identity_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
-    """Return a key of a window's file that is the same for all sources."""
+    """Return a key for a window's file that is the same for all sources."""
     record = records.get(window.entity)
     if record is None:
         return window.entity, window.path
@@ -409,31 +408,32 @@ def identity_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
         return (posixpath.join(record.uri, window.path),)
     if record.origin is not None:
         return record.origin, posixpath.join(record.subpath, window.path)
-    return window.entity, window.path  # the path belongs to one of several machines
+    return window.entity, window.path  # the path may be on any of several machines
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Hit:
-    """A window of one document. Line numbers are 1-based and both ends are included.
+    """A window of one document. Line numbers are 1-based and inclusive.
 
-    ``path`` is the document's path in its source. ``file`` can be opened: an absolute path or a URI (of its archive),
-    or None for standard input and removed sources. ``line`` and ``text`` are the best line, and ``column`` is where it
-    answers the query. ``score`` orders the list: the probability that such a hit is right, which ``label`` classifies;
-    for further hits in a file, the score is lower than the label suggests. In the mode ``vector``, ``score`` is the
-    cosine of the best line, and there is no label. ``distance`` is 1 - the cosine of the best line, ``relevance`` the
-    share of random pairs of lines that are farther. ``copies`` are the paths of other documents of the source with the
-    same name and content, which are not shown. ``context`` has the lines from ``start_line`` to ``end_line``, as they
-    were indexed. Of a long line, ``text`` and ``context`` have the window around the match (``clipped``).
+    ``path`` is the document's path in its source. ``file`` is an absolute path or URI to open (of its archive, for
+    archive members), or None for standard input and removed sources. ``line`` and ``text`` are the best line, and
+    ``column`` is where it matches the query. ``score`` orders the list: it is the probability that such a hit is
+    relevant, and ``label`` classifies it; for more hits in the same file, the score is lower than the label suggests.
+    In the mode ``vector``, ``score`` is the best line's cosine, and there is no label. ``distance`` is 1 - the best
+    line's cosine, ``relevance`` the fraction of random line pairs that are farther apart. ``copies`` lists other
+    documents in the source with the same name and content, which are not shown. ``context`` holds the lines from
+    ``start_line`` to ``end_line``, as indexed. Long lines are clipped around the match in ``text`` and ``context``
+    (``clipped``).
 
-    ``freshness`` is the state of the best line, and ``line_now`` its current number; None if that would need further
-    reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
-    (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as they were indexed, comments
-    above it included; all are None outside of definitions, or if definitions are not indexed. ``anchor`` is the
-    position of the best line in a file from which text was extracted (``cell 7``); line numbers refer to that text.
-    ``fragment`` is the URL fragment for a viewer (``page=12``), None if no viewer supports one. ``matches`` are the
-    positions in the best line that match the patterns of an exact search: the columns of the first character and after
-    the last one, 1-based. ``url`` is the permanent link of the best line at a commit on the host of its repository;
-    None if it is not known that the text there is the same.
+    ``freshness`` is the best line's state, and ``line_now`` its current number; both are None if that would require
+    more reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
+    (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as indexed, including comments
+    above it; all are None outside definitions, or if definitions are not indexed. ``anchor`` is the best line's
+    position in a document whose text was extracted (``cell 7``); line numbers refer to the extracted text. ``fragment``
+    is the URL fragment for a viewer (``page=12``), None if no viewer supports one. ``matches`` holds the positions in
+    the best line that match the patterns of an exact search: the columns of the first character and after the last
+    character, 1-based. ``url`` is a permalink to the best line at a commit on its repository's host; None unless the
+    text there is known to be the same.
     """
 
     path: str
@@ -466,7 +466,7 @@ class Hit:
         """Return the hit as a dictionary, ten times faster than ``dataclasses.asdict``.
 
         Returns:
-            The object that ``search --json`` prints.
+            The hit's object in ``search --json``.
 
         Examples:
             >>> ws.search("lease").results[0].to_dict()["path"]
@@ -492,7 +492,7 @@ _ARROW: Mapping[str, pa.DataType] = {
 HIT_TYPES: Mapping[str, pa.DataType] = {
     each.name: _ARROW.get(str(each.type).partition(" ")[0].partition("[")[0], pa.string()) for each in fields(Hit)
 } | {"matches": pa.list_(pa.list_(pa.int64()))}
-"""The Arrow types of the fields of a hit."""
+"""The Arrow types of a hit's fields."""
 
 
 def hits(
@@ -507,8 +507,8 @@ def hits(
 ) -> Iterator[Hit]:
     """Yield ``windows`` found in ``tables``, best first, with their text and ``n_lines`` of context.
 
-    The context comes from the index if the document has changed or cannot be read. If ``within_definitions``, the
-    context of a function does not extend into the next one.
+    The context comes from the index if the document changed or cannot be read. If ``within_definitions`` is set, a
+    function's context does not extend into the next one.
     """
     add_definitions(tables, windows)
     read = read_documents(workspace, windows, records, context=n_lines > 0)
@@ -532,8 +532,10 @@ def hits(
             start, context = (around.first, indexed[around]) if around in indexed else (window.best, [window.text])
         at = match_in(window.text, query)
         judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
-        likely = likelihood(window.score + window.set_back, window.attainable) if window.attainable else None
-        score = min(score, window.score if likely is None else likely)  # windows after the reranked ones score apart
+        likely = likelihood(window.score + window.penalty, window.max_score) if window.max_score else None
+        score = min(
+            score, window.score if likely is None else likely
+        )  # windows below the reranked ones use a different score scale
         yield Hit(
             path=window.path,
             file=file_of(records, window),
@@ -551,7 +553,7 @@ def hits(
             line_now=judged.line if judged else None,
             column=window.column + at + 1,
             **symbol_of(window.definition),
-            label=None if likely is None else label(likely if window.set_back else score),
+            label=None if likely is None else label(likely if window.penalty else score),
             copies=window.copies,
             **anchored(window.path, anchors.get((window.entity, window.path, window.best))),
             url=links.url(window.entity, window.path, window.best + 1),
@@ -564,17 +566,17 @@ def links_of(
     records: SourceRecords,
     read: Mapping[tuple[str, str], Read],
 ) -> Links:
-    """Return the permanent links of the documents in ``windows``; ``read`` has the ones that could be read."""
+    """Return the permalinks of the documents in ``windows``; ``read`` holds the readable ones."""
     return find_links(workspace, records.get, {window.file: window.hash for window in windows}, read)
 
 
 def clipped_context(lines: Sequence[str], best: int, at: int) -> tuple[str, ...]:
-    """Return the lines of a hit, each clipped; the ``best`` one around the character ``at``."""
+    """Clip each line of a hit; the ``best`` line around the character ``at``."""
     return tuple(clipped(line, at if number == best else 0) for number, line in enumerate(lines))
 
 
 def symbol_of(definition: Definition | None) -> dict[str, Any]:
-    """Return the fields of a hit that describe the definition around it."""
+    """Return a hit's fields about its enclosing definition."""
     if definition is None:
         return {}
     start, end = definition.first + 1, definition.last + 1
@@ -582,12 +584,12 @@ def symbol_of(definition: Definition | None) -> dict[str, Any]:
 
 
 def anchored(path: str, anchor: str | None) -> dict[str, Any]:
-    """Return the fields of a hit that say where a document opens."""
+    """Return a hit's fields for its position in a document."""
     return {"anchor": anchor, "fragment": fragment_of(path, anchor)}
 
 
 def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> None:
-    """Add the definitions that the tables know to windows with unknown ones."""
+    """Add the tables' definitions to windows whose definition is unknown."""
     lacking = {(each.entity, each.path, each.best): each for each in windows if not each.outlined}
     for table in tables if lacking else ():
         for line, outline in table.outlines([*lacking]).items():
@@ -596,7 +598,7 @@ def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> N
 
 
 def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[int, int]:
-    """Return the first and last line, 0-based, of a window with its context, within the maximum size of a window."""
+    """Return the first and last line, 0-based, of a window with its context, within the maximum window size."""
     spare = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
     n_lines = min(n_lines, max(0, spare) // 2)
     start, end = max(0, window.first - n_lines), window.last + n_lines
@@ -618,7 +620,7 @@ def file_of(records: SourceRecords, window: Window) -> str | None:
 
 
 def _unchanged_text(path: str, document: Read | None, indexed_hash: str) -> str | None:
-    """Return the text of a document that still has the indexed hash; None otherwise, and for extracted text."""
+    """Return a document's text if it still has the indexed hash; None otherwise, and for extracted text."""
     if not isinstance(document, bytes) or is_extracted(path, document) or not is_unchanged(document, indexed_hash):
         return None
     return decode(document)[0]
@@ -646,9 +648,9 @@ def anchors_of(
 def read_documents(
     workspace: Workspace, windows: Sequence[Window], records: SourceRecords, *, context: bool
 ) -> dict[tuple[str, str], Read]:
-    """Read the documents of ``windows``, keyed by ``(entity, path)``; remote ones only if their context is needed.
+    """Read the documents of ``windows``, keyed by ``(entity, path)``; remote documents only if ``context`` is needed.
 
-    Documents of sources that were removed or cannot be read are missing.
+    Documents of removed or unreadable sources are missing.
     """
     found: dict[tuple[str, str], Read] = {}
     for entity in sorted({window.entity for window in windows}):
@@ -668,7 +670,7 @@ def read_documents(
 
 
 def is_readable(source: Source, path: str) -> bool:
-    """Return whether a search may read a document: none in an archive, and large ones only if they are records."""
+    """Return whether a search may read a document: never in archives, and large files only if they are record files."""
     if INSIDE in path or not holds_records(path):
         return INSIDE not in path
     info = source.stat(path)
@@ -676,7 +678,7 @@ def is_readable(source: Source, path: str) -> bool:
 
 
 def _indexed(tables: Sequence[LineQuery], passages: Sequence[Passage]) -> dict[Passage, list[str]]:
-    """Return the lines of passages, each from the table that has its document."""
+    """Return the lines of passages, each from the table with its document."""
     found: dict[Passage, list[str]] = {}
     for table in tables if passages else ():
         found |= {each: lines for each, lines in lines_of(table, passages).items() if lines}

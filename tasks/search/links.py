@@ -1,9 +1,8 @@
 """Link documents to their text at a commit on their repository's host: GitHub, GitLab, Gitea, Bitbucket, others.
 
-A link must never lead to another text, so a document has a link only if its content at a commit is known to be the
-indexed content. Either a run has recorded the commit that the index reached, and no later run has written the document;
-or the work tree is at hand, and git names the same blob at a pushed commit. A commit never changes, so its data is
-cached.
+A link must never point to different text, so a document has a link only if its content at a commit is known to be the
+indexed content. Either a run recorded the indexed commit, and no later run wrote the document; or the working tree is
+available, and git lists the same blob at a pushed commit. Commits never change, so their data is cached.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ if TYPE_CHECKING:  # a search of sources that are elsewhere needs no git
 log = logging.getLogger(__name__)
 
 DocumentKey = tuple[str, str]
-"""The entity and the path of a document."""
+"""A document's entity and path."""
 
 KNOWN_DOCUMENTS = 50_000
-"""Number of documents whose content at a commit is cached; each takes some 400 bytes."""
+"""Number of documents to cache, with their content at a commit; each takes some 400 bytes."""
 PUSHED_SECONDS = 30.0
-"""How long the pushed commit of a work tree is cached. A newer commit would only give newer links."""
+"""How long a working tree's pushed commit is cached. A newer commit would only yield newer links."""
 
 TEMPLATES: Mapping[str, str] = {
     "github": "{root}/blob/{commit}/{path}#L{line}",
@@ -51,18 +50,18 @@ TEMPLATES: Mapping[str, str] = {
     "bitbucket": "{root}/src/{commit}/{path}#lines-{line}",
     "bitbucket-server": "{root}/browse/{path}?at={commit}#{line}",
 }
-"""How each kind of host links to a line."""
+"""Maps host types to their line link templates."""
 _AS_SOURCE = {"github": "plain=1", "gitlab": "plain=1", "gitea": "display=source"}
-"""The query that makes a host show the lines of a file instead of rendering it."""
+"""The query string that makes a host show a file's source instead of rendering it."""
 _RENDERED = frozenset({"adoc", "asciidoc", "ipynb", "markdown", "md", "mdx", "mkd", "org", "rst", "textile"})
 _HOSTS = {"codeberg": "gitea", "forgejo": "gitea", "gitea": "gitea", "github": "github", "gitlab": "gitlab"}
-"""The kinds of hosts, keyed by a part of the host's name."""
+"""Maps parts of host names to host types."""
 _SSH_HOSTS = {
     "ssh.github.com": "github.com",
     "altssh.gitlab.com": "gitlab.com",
     "altssh.bitbucket.org": "bitbucket.org",
 }
-"""Hosts that serve SSH for hosts of another name."""
+"""Maps SSH hosts to the web hosts they serve."""
 _WEB_PORTS = {"http": 80, "https": 443}
 _PLACEHOLDERS = frozenset({"host", "repository", "commit", "path", "line"})
 _FIELD = re.compile(r"\{(\w*)\}")
@@ -73,19 +72,19 @@ _SCP = re.compile(r"(?:[^@/:]+@)?(?P<host>[^@/:\[\]]+|\[[^]]+\]):(?P<path>[^:].*
 
 MAX_RECORDS_AHEAD = 4
 _NEEDED: SharedCache[str, tuple[str, ...]] = SharedCache(LRUCache(64))
-"""The sources whose records the last searches of each bucket have read."""
+"""Maps buckets to the sources whose records recent searches read."""
 
 
 @dataclass(slots=True)
 class SourceRecords:
-    """The records of the sources of a search, each read once."""
+    """The source records of a search, each read once."""
 
     workspace: Workspace
     _read: dict[str, SourceRecord | None] = field(default_factory=dict)
     _coming: dict[str, Future[SourceRecord | None]] = field(default_factory=dict)
 
     def get(self, entity: str) -> SourceRecord | None:
-        """Return the record of a source; None if it was removed."""
+        """Return a source's record; None if it was removed."""
         if entity not in self._read:
             coming = self._coming.get(entity)
             self._read[entity] = coming.result() if coming else self._record(entity)
@@ -94,7 +93,7 @@ class SourceRecords:
         return self._read[entity]
 
     def read_ahead(self, threads: Executor, entities: Iterable[str] | None = None) -> None:
-        """Begin to read the records of a few ``entities`` in a bucket, by default the ones of the last search."""
+        """Prefetch the records of ``entities`` in a bucket, by default those of the last search."""
         if self.workspace.objects.is_local:
             return
         needed = _NEEDED.get(self._uri) or () if entities is None else entities
@@ -110,7 +109,7 @@ class SourceRecords:
         return self.workspace.objects.uri
 
     def redaction(self, entity: str) -> Redaction:
-        """Return how the text of a source is redacted."""
+        """Return a source's redaction mode."""
         record = self.get(entity)
         return record.redact if record is not None else DEFAULT_REDACTION
 
@@ -120,7 +119,7 @@ class SourceRecords:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A repository on a host: ``path`` is ``owner/name``, with all groups, and ``port`` the port of its web pages."""
+    """A repository on a host: ``path`` is ``owner/name``, including groups, and ``port`` the port of its web pages."""
 
     host: str
     path: str
@@ -129,12 +128,12 @@ class Address:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return the common form of all spellings of the remote; hosts ignore case."""
+        """Return the normalized form of the remote's spellings; hosts ignore case."""
         return self.host, self.path.lower().removeprefix("scm/")
 
     @property
     def kind(self) -> str | None:
-        """The kind of host that the name suggests, or None."""
+        """The host type suggested by the name, or None."""
         if self.host == "bitbucket.org":
             return "bitbucket"
         if "bitbucket" in self.host:
@@ -142,7 +141,7 @@ class Address:
         return next((kind for part, kind in _HOSTS.items() if part in self.host), None)
 
     def root(self, kind: str) -> str:
-        """Return the URL of the repository's pages on a host of this kind."""
+        """Return the URL of the repository's pages on a host of this type."""
         site = f"{self.scheme}://{self.host}" + (f":{self.port}" if self.port is not None else "")
         if kind != "bitbucket-server":
             return f"{site}/{quote(self.path)}"
@@ -155,7 +154,7 @@ class Address:
 def address_of(remote: str) -> Address | None:
     """Return the repository that a remote points to; None for a folder or an ambiguous remote.
 
-    All spellings of a remote give the same ``key``. The user, the password and the SSH port are dropped.
+    All spellings of a remote have the same ``key``. The user, password and SSH port are dropped.
 
     Examples:
         >>> address_of("https://user:secret@gitlab.example.com:8443/group/sub/name.git")
@@ -176,7 +175,7 @@ def address_of(remote: str) -> Address | None:
             else:
                 port = None
                 host = host if parts.scheme in ("git", "ssh") else ""
-    except ValueError:  # the "port" of ssh://git@host:owner/name is a folder
+    except ValueError:  # the "port" in ssh://git@host:owner/name is a folder
         host, path = _scp(text.partition("://")[2]) if text.startswith("ssh://") else ("", "")
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
     host, path = _SSH_HOSTS.get(host.lower(), host.lower()), path.strip("/").removesuffix(".git")
@@ -192,11 +191,11 @@ def _scp(text: str) -> tuple[str, str]:
 # -- templates ---------------------------------------------------------------------------------
 
 
-def wrong_link(link: str) -> str | None:
-    """Return the problem with the ``link`` of a source, a kind of host or a template; None if it is valid.
+def invalid_link(link: str) -> str | None:
+    """Return the problem with a source's ``link``, which is a host type or a template; None if it is valid.
 
     Examples:
-        >>> wrong_link("gitlab"), wrong_link("https://git.example.com/view/{repository}/{path}?id={commit}#n{line}")
+        >>> invalid_link("gitlab"), invalid_link("https://git.example.com/view/{repository}/{path}?id={commit}#n{line}")
         (None, None)
     """
     if link in TEMPLATES:
@@ -210,13 +209,13 @@ def wrong_link(link: str) -> str | None:
         return "a permanent link needs {commit} and {path}"
     plain = _FIELD.sub("x", link)
     if not _TEMPLATE.fullmatch(plain) or {"{", "}"} & {*plain}:
-        return "begin with https://, and write neither credentials nor blanks"
+        return "start with https://, and include neither credentials nor spaces"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTemplate:
-    """The links of the host of a source to the lines of its documents."""
+    """The template of a source host's links to document lines."""
 
     text: str
     kind: str | None = None
@@ -224,12 +223,12 @@ class LinkTemplate:
 
     @classmethod
     def of(cls, record: SourceRecord) -> LinkTemplate | None:
-        """Return the template of a source, from its remote and its setting; None if they do not suffice for a link.
+        """Return a source's template, from its remote and its setting; None if these are not enough for a link.
 
-        Others may have written the record, so a setting that is not valid counts as none.
+        The record may have been written by someone else, so an invalid setting is ignored.
         """
         address, setting = address_of(record.origin or ""), record.link
-        if setting is not None and wrong_link(setting) is not None:
+        if setting is not None and invalid_link(setting) is not None:
             setting = None
         if setting is not None and setting not in TEMPLATES:
             known = {"host": address.host, "repository": quote(address.path)} if address is not None else {}
@@ -239,7 +238,7 @@ class LinkTemplate:
         return cls(TEMPLATES[kind], kind, {"root": address.root(kind)}) if address is not None and kind else None
 
     def url(self, commit: str, path: str, line: int | None) -> str:
-        """Return the link of a line of ``path`` at a commit or, if ``line`` is None, of the whole file."""
+        """Return the link to a line of ``path`` at a commit or, if ``line`` is None, to the whole file."""
         text = self.text
         if line is None:
             before, _, after = text.partition("#")
@@ -263,12 +262,12 @@ class _Revision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The permanent links of some documents."""
+    """The permalinks of several documents."""
 
     _found: Mapping[DocumentKey, tuple[LinkTemplate, _Revision]] = field(default_factory=dict)
 
     def url(self, entity: str, path: str, line: int) -> str | None:
-        """Return the link of a line (1-based); None if the document has none."""
+        """Return the link to a line (1-based); None if the document has no link."""
         found = self._found.get((entity, path))
         if found is None:
             return None
@@ -282,10 +281,10 @@ def find_links(
     documents: Mapping[DocumentKey, str],
     contents: Mapping[DocumentKey, object],
 ) -> Links:
-    """Return the links of ``documents``, given with the hashes of their indexed content.
+    """Return the links of ``documents``, a mapping to the hashes of their indexed content.
 
-    ``record_of`` returns the record of a source, read before this call, and ``contents`` the bytes of documents that
-    were read. A source whose index or repository cannot be read has no links.
+    ``record_of`` returns a source's record, read before this call; ``contents`` holds the bytes of documents that were
+    read. Sources whose index or repository cannot be read have no links.
     """
     found: dict[DocumentKey, tuple[LinkTemplate, _Revision]] = {}
     for entity in sorted({entity for entity, _ in documents}):
@@ -301,7 +300,7 @@ def find_links(
                 workspace, record, {p: h for p, h in requested.items() if p not in revisions}, read
             )
         except DriftlineError as error:
-            log.warning("The links of %s are left out: %s", entity, error)
+            log.warning("Omitting the links of %s: %s", entity, error)
             continue
         found |= {(entity, path): (template, revision) for path, revision in revisions.items()}
     return Links(found)
@@ -309,8 +308,7 @@ def find_links(
 
 _Fact = tuple[str, str, str, str, str]
 _KNOWN: LRUCache[_Fact, _Revision | None] = LRUCache(KNOWN_DOCUMENTS)
-"""The locations of documents, keyed by two names of their source, commit, path and hash; None if the content
-differs."""
+"""Document locations, keyed by two names of the source, commit, path and hash; None if the content differs."""
 _KNOWN_LOCK = threading.Lock()
 
 
@@ -322,12 +320,12 @@ def _known(keys: Mapping[str, _Fact]) -> dict[str, _Revision | None]:
 def _recorded(
     workspace: Workspace, entity: str, record: SourceRecord, requested: Mapping[str, str]
 ) -> dict[str, _Revision]:
-    """Return the locations of documents at the commit that the index has reached.
+    """Return the locations of documents at the indexed commit.
 
-    At the end of that run, each document was the same as in the commit. It is unchanged if its row in the manifest,
-    read after the record, is from that run or an earlier one. A copy may have a record that is newer than its manifest.
+    At the end of that run, each document was the same as in the commit. It is unchanged if its manifest row, read after
+    the record, is from that run or an earlier one. A copy's record may be newer than its manifest.
     """
-    from driftline.storage.deltas.manifest import token_of  # a search without such a record does not load it
+    from driftline.storage.deltas.manifest import token_of  # searches with no such record do not load it
 
     at = record.reached or record.commit
     if at is None:
@@ -359,7 +357,7 @@ _PUSHED_LOCK = threading.Lock()
 def _in_work_tree(
     workspace: Workspace, record: SourceRecord, requested: Mapping[str, str], read: Mapping[str, object]
 ) -> dict[str, _Revision]:
-    """Return the locations of documents at the newest pushed commit of their work tree, whose files were ``read``."""
+    """Return the locations of documents at their working tree's newest pushed commit; its files were ``read``."""
     is_readable = "://" not in record.uri and "::" not in record.uri and workspace.access.allows(record.uri)
     pushed = _pushed(record.uri) if requested and is_readable else None
     if pushed is None:
@@ -377,7 +375,7 @@ def _in_work_tree(
         blobs, new = blobs_at(pushed, [*as_indexed]), dict[str, _Revision | None]()
         for path, data in as_indexed.items():
             same = blobs.get(path) == _blob_id(data, pushed.object_format)
-            if same or blobs:  # else git may have failed
+            if same or blobs:  # otherwise git may have failed
                 new[path] = _Revision(pushed.id, f"{pushed.prefix}{path}", is_extracted(path, data)) if same else None
         with _KNOWN_LOCK:
             _KNOWN.update({keys[path]: revision for path, revision in new.items()})
@@ -398,14 +396,14 @@ def _pushed(root: str) -> PushedCommit | None:
 
 
 def _blob_id(data: bytes, object_format: str) -> str:
-    """Return the id that git gives to these bytes."""
+    """Return git's blob id for these bytes."""
     digest = hashlib.new(object_format, b"blob %d\0" % len(data), usedforsecurity=False)
     digest.update(data)
     return digest.hexdigest()
 
 
 def is_archive_unchanged(workspace: Workspace, entity: Entity, record: SourceRecord | None, path: str) -> bool:
-    """Return whether a document's archive still has the size and time with which it was indexed, without reading it."""
+    """Return whether a document's archive still has its indexed size and time, without reading it."""
     container = container_of(path)
     if record is None or container == path or not workspace.access.allows(record.uri):
         return False

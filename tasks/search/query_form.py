@@ -1,4 +1,4 @@
-"""Recognise the form of a query: names, a stack trace, keywords, a question or a sentence (DESIGN, "Search")."""
+"""Classify a query: names, a stack trace, keywords, a question or a sentence (DESIGN, "Search")."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SPELT_AS_NAME = re.compile(
 _FILE = r"[\w.@~+/\\-]*[\w-]\.[A-Za-z]\w{0,9}"
 _PLACE = re.compile(rf"(?<![\w.@~+/\\-])({_FILE})(?:\"?, line |:(?:line )?|\()(\d{{1,9}})(?!\d)")
 MAX_PLACES = 20
-"""Upper bound on the places of a query: the frames at the top of a long stack trace."""
+"""Maximum number of places per query: the frames at the top of a long stack trace."""
 QueryForm = Literal["name", "phrase", "question", "usage", "sentence"]
-"""The form of a query: one name, keywords, a question, one about usage, or a descriptive sentence."""
+"""The form of a query: one name, keywords, a question, a usage question, or a descriptive sentence."""
 _WORDS_OF_SENTENCES = """
 a an the this that these those its any each das dem den der ein eine einem einen einer
 """
@@ -29,14 +29,14 @@ _USAGE = re.compile(
     r"|如何|怎[么麼樣样]|什么是|什麼是|为什么|為什麼|どうやって|なぜ|.*とは",
     re.IGNORECASE,
 )
-"""The beginning of a question that documentation answers: how to use something, or what it is."""
+"""The start of a question that documentation answers: how to use something, or what it is."""
 
 
 def names_in(query: str) -> list[str]:
-    """Return the names of definitions in ``query``: its only word, or the words that are spelled like a name.
+    """Return the definition names in ``query``: its only word, or the words spelled like a name.
 
     ``getUser``, ``get_user``, ``IReader``, ``Session.get``, ``net::Session`` and ``get_user()`` are names; ``user`` is
-    one only if it is alone.
+    one only on its own.
     """
     words = [word.strip("`'\"()[]{},;:?.!") for word in query.split()]
     if len(words) == 1:
@@ -45,13 +45,12 @@ def names_in(query: str) -> list[str]:
 
 
 def is_constant(name: str) -> bool:
-    """Return whether a name is spelled like a constant, a setting or a variable of the environment: MAX_TRIES."""
+    """Return whether a name is spelled like a constant, a setting or an environment variable: MAX_TRIES."""
     return "_" in name and name.isupper() and name.isidentifier()
 
 
 def places_in(query: str) -> list[tuple[str, int | None]]:
-    """Return the files and 1-based lines in a stack trace or message. A query that is a single file name gives this
-    file without a line.
+    """Return the files and 1-based lines in a stack trace or message. A query that is only a file name yields no line.
 
     >>> places_in('File "/srv/app/core/engine.py", line 200, in run'), places_in("src/main.rs:12:5")
     ([('/srv/app/core/engine.py', 200)], [('src/main.rs', 12)])
@@ -68,9 +67,9 @@ def places_in(query: str) -> list[tuple[str, int | None]]:
 def query_form(query: str) -> QueryForm:
     """Return whether ``query`` is a name, a phrase, a question or a sentence.
 
-    A name is the only word, and spelled as only names are: getUser, get_user, Session.get, but not user. Keywords and
-    questions name a subject; a sentence with an article, as in a doc comment, describes one item. "usage" is a question
-    about how to use something, what it is, or why.
+    A name is a single word spelled like an identifier: getUser, get_user, Session.get, but not user. Keywords and
+    questions name a topic; a sentence with an article, as in a doc comment, describes one specific item. "usage" is a
+    question about how to use something, what it is, or why.
 
     >>> query_form("retry backoff"), query_form("how is the cache flushed"), query_form("Return the path of a lease")
     ('phrase', 'question', 'sentence')

@@ -27,15 +27,15 @@ from driftline.tasks.search.search import SearchReport, answer
 
 FIELDS = {
     "def": "Definitions of this name.",
-    "uses": "The name as a word, except where it is defined.",
+    "uses": "The name as a whole word, except where it is defined.",
     "sym": "Only inside definitions of this name.",
     "lang": "Only in files of this language.",
-    "file": "Only in files whose path matches a glob or holds the text.",
-    "repo": "Only in sources whose name holds the text.",
-    "branch": "The sources as they are on this branch.",
-    "case": "Whether case counts: yes, no, or auto, which counts it where a term has a capital.",
+    "file": "Only in files whose path matches a glob or contains the text.",
+    "repo": "Only in sources whose name contains the text.",
+    "branch": "The sources as of this branch.",
+    "case": "Case sensitivity: yes, no, or auto: only for terms with a capital letter.",
 }
-"""The fields of the language."""
+"""The fields of the query language."""
 _NEGATED = frozenset(("lang", "file", "repo"))
 CASES = {"yes": False, "no": True, "auto": None}
 _FIELD = re.compile(r"(?P<not>-?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)")
@@ -45,7 +45,7 @@ _WORD = re.compile(r"\S+")
 _QUOTED = re.compile(r"[\"\\]")
 _ESCAPED = re.compile(r"\\([\"\\])")
 _LIKE = 0.8
-"""A name at least this similar to a field counts as a misspelling of that field."""
+"""A name at least this similar to a field is treated as a misspelling of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,16 @@ class Question:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether it consists of words only."""
+        """Return whether it consists only of words."""
         return self == Question(self.text, " ".join(self.text.split()))
 
     @property
     def is_exact(self) -> bool:
-        """Return whether it finds all lines that hold its terms or, if it only filters, all files, instead of some."""
+        """Return whether it finds all lines that contain its terms or, with only filters, all files."""
         return bool(self.terms) or not (self.words or self.is_plain)
 
     def conditions(self, workspace: Workspace, within: Boundary | None = None) -> Iterator[LineFilter]:
-        """Yield the filters of a search of ``workspace``. Raises UsageError for a repository that is not visible."""
+        """Yield the filters for a search of ``workspace``. Raises UsageError for a repository that is not visible."""
         if self.files:
             yield LineFilter(any_of=tuple(map(_files, self.files)))
         if self.languages:
@@ -95,18 +95,17 @@ class Question:
 
 
 def asked_by(request: SearchRequest) -> Question:
-    """Read the query of a request, with the exact terms of its options. Raises UsageError, which names the position."""
+    """Parse a request's query and the exact terms in its options. Raises UsageError, which reports the position."""
     exact: dict[str, Any] = {"fixed": request.fixed or (), "regex": request.regex or ()}
     exact |= {"ignore_case": request.ignore_case, "whole_words": request.whole_words, "multiline": request.multiline}
     return parse(request.query, **exact)
 
 
 def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Search exactly for the lines that match the exact terms of a request, or for the files that its filters allow if
-    it says nothing else; without either, for windows that answer its words.
+    """Run an exact search if the request has exact terms, otherwise a ranked search for its words.
 
-    The caller, who opens the workspace, must open it on the branch that the query names. Raises the errors of
-    ``search_exactly`` and ``answer``.
+    A request with only filters lists the matching files. The caller must open the workspace on the branch given in the
+    query. Propagates errors from ``search_exactly`` and ``answer``.
     """
     report = _answered(workspace, request)
     if report.facets is None:
@@ -120,7 +119,9 @@ def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
 def _answered(workspace: Workspace, request: SearchRequest) -> SearchReport:
     question = asked_by(request)
     if not question.is_exact and (request.count or request.files):
-        raise UsageError("Only exact matches can be counted", question.text, "Give an exact text or an expression.")
+        raise UsageError(
+            "Only exact matches can be counted", question.text, "Add an exact string or a regular expression."
+        )
     if question.is_plain:
         return answer(workspace, request)
     also = (*request.also, *question.conditions(workspace, request.boundary))
@@ -139,10 +140,10 @@ def parse(
     whole_words: bool = False,
     multiline: bool = False,
 ) -> Question:
-    """Read a query, and add ``fixed`` texts and the expressions ``regex`` to its terms.
+    """Parse a query, and add ``fixed`` strings and ``regex`` patterns to its terms.
 
-    ``ignore_case`` applies unless the query says ``case:``; ``whole_words`` and ``multiline`` apply to all patterns.
-    Raises UsageError, which names the position.
+    ``ignore_case`` applies unless the query has ``case:``; ``whole_words`` and ``multiline`` apply to all patterns.
+    Raises UsageError, which reports the position.
 
     Examples:
         >>> parse('retry "max_attempts" lang:go').words
@@ -151,7 +152,7 @@ def parse(
         ['csrf_[a-z]+', 'a b']
     """
     if not is_unicode(text):
-        raise UsageError("The query is not UTF-8", repr(text)[:100], "Check the encoding of the terminal.")
+        raise UsageError("The query is not UTF-8", repr(text)[:100], "Check the terminal's encoding.")
     parser = _Parser(text, ignore_case=ignore_case, whole_words=whole_words, multiline=multiline)
     question = parser.parse()
     given = [(each, True) for each in fixed] + [(each, False) for each in regex]
@@ -159,12 +160,12 @@ def parse(
     more = tuple(Pattern.of(each, literal=literal, **options) for each, literal in given)
     question = replace(question, terms=replace(question.terms, patterns=(*question.terms.patterns, *more)))
     if question == Question(text) and text.strip():
-        raise UsageError("case: alone finds nothing", text[:200], "Add words, an exact text or an expression.")
+        raise UsageError("case: alone finds nothing", text[:200], "Add words, an exact string or a regular expression.")
     return question
 
 
 def field_term(name: str, value: str) -> str:
-    """Return the term of a field; its value may have any characters.
+    """Format a field term; the value may contain any characters.
 
     Examples:
         >>> parse(field_term("def", 'operator "" _km')).terms.definitions
@@ -185,7 +186,7 @@ class _Parser:
         self.values: dict[str, list[str]] = {}
 
     def parse(self) -> Question:
-        """Read term by term, and build the patterns when the case is known."""
+        """Read term by term; build the patterns once case sensitivity is known."""
         while self.at < len(self.text):
             if self.text[self.at].isspace():
                 self.at += 1
@@ -220,7 +221,7 @@ class _Parser:
         elif expression := self._take(_REGEX):
             self.patterns.append((expression["text"].replace("\\/", "/"), False))
         elif self.text[start] == '"' and '"' not in self.text[start + 1 :]:
-            self._fail(start, "The quotation mark is not closed", 'Close it with ", or leave it out.')
+            self._fail(start, "The quotation mark is not closed", 'Close it with ", or omit it.')
         elif self.text[start] == "-" and any(each.match(self.text, start + 1) for each in (_PHRASE, _REGEX)):
             self._fail(start, "Exact text cannot be excluded", "Only -file:, -lang: and -repo: exclude.")
         elif (found := _FIELD.match(self.text, start)) and self._is_field(start, found):
@@ -274,7 +275,7 @@ _WILDCARD = re.compile(r"[*?\[{]")
 
 
 def _files(name: str) -> LineFilter:
-    """Return a filter of files whose paths match a glob or contain a text."""
+    """Return a filter for files whose paths match a glob or contain a string."""
     if _WILDCARD.search(name):
         return LineFilter(globs=(name,))
     start = literal_glob(name.lstrip("/")) if name.startswith("/") else f"**/*{literal_glob(name)}"
@@ -282,7 +283,7 @@ def _files(name: str) -> LineFilter:
 
 
 def _sources(entities: Iterable[Entity], names: Iterable[str]) -> tuple[Entity, ...]:
-    """Return the sources whose names contain one of ``names``. Raises UsageError for a name that no source has."""
+    """Return the sources whose names contain one of ``names``. Raises UsageError if no source name contains one."""
     found: dict[Entity, None] = {}
     known = [*entities]
     for name in names:

@@ -1,6 +1,6 @@
-"""Score how well lines answer a query: by words, meaning, and whether they define something (DESIGN, "Search").
+"""Score how well lines match a query: lexically, semantically, and by definitions (DESIGN, "Search").
 
-A line is scored with its neighbours, because a single line says little:
+A line is scored together with its neighbours, because a single line says little:
 
     score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
           + 0.06 x BM25 of the four best blocks of its document
@@ -8,7 +8,7 @@ A line is scored with its neighbours, because a single line says little:
           + half of the weights of the words in the names of the definitions around it
           + 5 if it begins a definition, in code
 
-``Weights`` has the figures, which ``tests/benchmarks/weights.py`` chose on the tuning halves.
+The values are in ``Weights``; ``tests/benchmarks/weights.py`` tuned them on the tuning halves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from driftline.tasks.search.query_form import QueryForm
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
-    """The number of lines around a line whose vectors count, their decay, and the weight of their cosine."""
+    """How many neighbouring lines' vectors to include, their decay, and the weight of their cosine."""
 
     weight: float
     lines: int
@@ -39,23 +39,23 @@ class Neighbourhood:
 class Weights:
     """The weights of a ranking.
 
-    Words within ``word_reach`` lines count for a line, less by ``word_decay`` with each line of distance. ``path`` and
-    ``names`` are for words in the path and in the names of enclosing definitions, as shares of the weights of these
-    words. ``document`` is for the BM25 of the ``document_blocks`` best blocks of a document. ``definition`` is for a
-    line that begins one, ``name`` for one that begins a definition that the query names; a line that only mentions the
-    name gains the share ``mention`` of it.
+    A line's score includes words within ``word_reach`` lines, multiplied by ``word_decay`` per line of distance.
+    ``path`` and ``names`` are for words in the path and in the names of enclosing definitions, as fractions of the word
+    weights. ``document`` is for the BM25 of a document's ``document_blocks`` best blocks. ``definition`` is for lines
+    that start a definition, ``name`` for lines that start a definition named in the query; lines that only mention the
+    name gain the fraction ``mention`` of it.
 
-    A line keeps the share ``test`` of its relevance in a test, unless the query is about tests, ``text`` in prose,
-    ``source`` in anything else, ``auxiliary`` in a file that repeats, lists or illustrates others, and ``unnamed`` in a
-    file without the name, if the query is one name and other files contain it.
+    A line keeps the fraction ``test`` of its relevance in tests, unless the query is about tests, ``text`` in prose,
+    ``source`` in anything else, ``auxiliary`` in files that repeat, list or illustrate others, and, if the query is a
+    single name, ``unnamed`` in files that do not contain it while other files do.
 
-    Windows gain shares of the best score: ``file`` for the best window of the file with most windows, less for other
-    files; ``stem`` for a file name with all words of the query, or a share of it; ``whole_stem`` for a file name that
-    consists of them; ``again`` for each better window of the same file, or of the same section of prose. These apply to
-    queries about a subject: phrases of up to ``phrase_words`` telling words and questions of up to ``question_words``.
-    They fade for longer ones, and do not apply to sentences, which describe one item.
+    Windows gain fractions of the best score: ``file`` for the best window of the file with the most windows, less for
+    other files; ``stem`` for a file name that contains all query words, or part of it for some; ``full_stem_match`` for
+    a file name that consists of them; ``again`` for each better window in the same file, or in the same prose section.
+    These apply to queries about a topic: phrases of up to ``phrase_words`` significant words and questions of up to
+    ``question_words``. They fade for longer queries, and do not apply to sentences, which describe one item.
 
-    A few lines of code are enough to show their meaning. Prose needs a paragraph, and even then words are better
+    A few lines of code are enough to embed their meaning. Prose needs a paragraph, and even then words are better
     evidence.
     """
 
@@ -75,7 +75,7 @@ class Weights:
     mention: float = 0.0
     file: float = 0.25
     stem: float = 0.2
-    whole_stem: float = 0.35
+    full_stem_match: float = 0.35
     again: float = -0.5
     phrase_words: int = 5
     question_words: int = 8
@@ -85,33 +85,33 @@ class Weights:
 
 WEIGHTS = Weights()
 USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0, auxiliary=0.75)
-"""The weights for a question about how to use something or what it is: documentation answers it, not the source."""
+"""Weights for questions about how to use something or what it is: they are answered by documentation, not source."""
 SENTENCE_WEIGHTS = replace(WEIGHTS, definition=6.0, name=4.0)
-"""The weights for a sentence: a name in it more often belongs to something that the described definition uses."""
+"""Weights for sentences: a name in them more often refers to something that the described definition uses."""
 NAME_WEIGHTS = replace(WEIGHTS, unnamed=0.6, mention=0.25)
-"""The weights for a query that is one name; among other words, WebSocket may be a subject."""
+"""Weights for queries that are a single name; among other words, WebSocket may be a topic."""
 WEIGHTS_OF_FORMS: Mapping[QueryForm, Weights] = {
     "name": NAME_WEIGHTS,
     "usage": USAGE_WEIGHTS,
     "sentence": SENTENCE_WEIGHTS,
 }
-"""All other forms have WEIGHTS."""
+"""All other forms use WEIGHTS."""
 
 
 BM25_K1, BM25_B = 1.2, 0.75
 _NO_LENGTH = 1e-6
 """Shorter vectors are zero, apart from rounding."""
 STEMS_OF_FOLDERS = frozenset(("__init__", "index", "init", "mod"))
-"""Names of files that stand for their folders."""
+"""Names of files that represent their folder."""
 _ASCII_PARTS = bytes(code if chr(code).isalnum() else ord(" ") for code in range(256))
-"""For ``bytes.translate``: characters between ``name_parts`` of ASCII text become blank."""
+"""For ``bytes.translate``: characters between ``name_parts`` of ASCII text become spaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateLines:
-    """The positions of ``n`` lines, in the order of documents and lines.
+    """The positions of ``n`` lines, ordered by document and line.
 
-    ``document`` ``(n,) int`` distinguishes documents, ``number`` ``(n,) int`` counts from 0 in each.
+    ``document`` ``(n,) int`` identifies the document, ``number`` ``(n,) int`` the 0-based line in it.
     """
 
     document: NDArray[np.int64]
@@ -123,11 +123,11 @@ Document = tuple[str, str, str]
 
 
 class FoundLine(NamedTuple):
-    """A row that answers a query: its line, 0-based, and how well.
+    """A row that matches a query: its line, 0-based, and its scores.
 
-    ``relevance`` orders the rows, ``attainable`` is its maximum, 0 if it is a cosine, and ``fit`` ignores the
-    neighbours of the line. ``named`` means that it begins the definition that the query names, and ``definition`` is
-    the innermost around it, if it is ``outlined``.
+    ``relevance`` orders the rows, ``max_score`` is its maximum, 0 if it is a cosine, and ``fit`` ignores the line's
+    neighbours. ``named`` means that it starts a definition named in the query; ``definition`` is its innermost
+    enclosing definition, if it is ``outlined``.
     """
 
     document: Document
@@ -137,14 +137,14 @@ class FoundLine(NamedTuple):
     distance: float
     relevance: float
     fit: float
-    attainable: float = 0.0
+    max_score: float = 0.0
     named: bool = False
     definition: Definition | None = None
     outlined: bool = False
 
     @property
     def file(self) -> tuple[str, str]:
-        """Return the key of its document."""
+        """The key of its document."""
         return self.document[:2]
 
 
@@ -153,8 +153,8 @@ def word_weights(
 ) -> NDArray[np.float32]:
     """Return ``(t,)``: the weights (idf) of ``t`` words, inferred from the scores of ``b`` blocks in an index.
 
-    ``counts`` ``(b, t)`` is how often each block contains each word, ``lengths`` ``(b,)`` its length. An index returns
-    scores, not the weights in them, so the weights are fitted to the scores by least squares.
+    ``counts`` ``(b, t)`` is how often each block contains each word, ``lengths`` ``(b,)`` its length. The index returns
+    scores rather than weights, so the weights are fitted to the scores by least squares.
     """
     if not counts.size:
         return np.zeros(counts.shape[1], np.float32)
@@ -171,7 +171,7 @@ def text_scores(
     weights: NDArray[np.float32],
     chosen: Weights = WEIGHTS,
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: BM25 of the words around each line, in its path, and in the names of the definitions around it.
+    """Return ``(n,)``: BM25 of the words around each line, in its path, and in its enclosing definitions' names.
 
     ``counts``, ``in_path`` and ``in_names`` ``(n, t)`` are how often a line, its path and those names contain each word
     of the query, ``lengths`` ``(n,)`` the length of a line, ``weights`` ``(t,)`` the weight of each word.
@@ -185,7 +185,7 @@ def text_scores(
 def line_scores(
     counts: NDArray[np.float32], lengths: NDArray[np.float32], weights: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: BM25 of the words of each single line, which selects the best line of a window."""
+    """Return ``(n,)``: BM25 of each line's own words, which selects a window's best line."""
     scores: NDArray[np.float32] = _saturated(counts, lengths) @ weights
     return scores
 
@@ -193,9 +193,9 @@ def line_scores(
 def document_scores(
     document: NDArray[np.int64], bm25: NDArray[np.float32], count: int, chosen: Weights = WEIGHTS
 ) -> NDArray[np.float32]:
-    """Return ``(count,)``: the score of each document by its best blocks.
+    """Return ``(count,)``: each document's score from its best blocks.
 
-    ``document`` has the document of each block, best first.
+    ``document`` holds each block's document, best first.
     """
     gains, taken = np.zeros(count, np.float32), [0] * count
     for at, score in zip(document.tolist(), bm25.tolist(), strict=True):
@@ -205,12 +205,12 @@ def document_scores(
     return gains
 
 
-def meaning_scores(
+def semantic_scores(
     lines: CandidateLines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Sequence[Neighbourhood]
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: weighted cosines of ``query`` and the mean ``vectors``, ``(n, dim)``, around each line.
+    """Return ``(n,)``: weighted cosines between ``query`` and the mean of ``vectors``, ``(n, dim)``, around each line.
 
-    The products of adjacent vectors give the lengths of the means, faster than the means themselves would.
+    Computing the norms of the means from products of adjacent vectors is faster than computing the means.
     """
     scores = np.zeros(len(vectors), np.float32)
     if not len(vectors):
@@ -219,7 +219,9 @@ def meaning_scores(
     for near in meaning:
         at = _spread(lines, near.lines)
         shares = (near.decay ** np.abs(np.arange(-near.lines, near.lines + 1))).astype(np.float32)
-        padded = np.zeros((2 * near.lines + 1, int(at[-1]) + len(shares)), np.float32)  # of pairs, by their distance
+        padded = np.zeros(
+            (2 * near.lines + 1, int(at[-1]) + len(shares)), np.float32
+        )  # pairwise products, by distance between lines
         padded[0, at + near.lines] = of_query
         products = np.correlate(padded[0], shares)[at]
         padded[0, at + near.lines] = np.einsum("ij,ij->i", vectors, vectors)
@@ -237,28 +239,27 @@ def meaning_scores(
     return scores
 
 
-def stem_shares(paths: Iterable[str], words: Sequence[str], chosen: Weights = WEIGHTS) -> list[float]:
-    """Return, for each file, the share of the best score that its windows gain because its name contains ``words``
-    (distinct terms).
+def filename_boosts(paths: Iterable[str], words: Sequence[str], chosen: Weights = WEIGHTS) -> list[float]:
+    """Return, for each file, the fraction of the best score that its windows gain for ``words`` in its name.
 
-    A file that stands for its folder has the name of the folder.
+    ``words`` are distinct terms. A file that represents its folder has the folder's name.
     """
     of_query = {*words}
     names = [{*terms(_stem(path))} for path in paths]
     return [
-        chosen.stem * len(name & of_query) / len(of_query) + chosen.whole_stem * (set() < name <= of_query)
+        chosen.stem * len(name & of_query) / len(of_query) + chosen.full_stem_match * (set() < name <= of_query)
         for name in names
     ]
 
 
 def _stem(path: str) -> str:
     folder, name = posixpath.split(path)
-    stem = name.partition(".")[0] or name  # in hub.plugin.bash and user.service.ts, the rest is the kind of file
+    stem = name.partition(".")[0] or name  # in hub.plugin.bash and user.service.ts, the rest is the file type
     return posixpath.basename(folder) or stem if stem in STEMS_OF_FOLDERS else stem
 
 
 def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return how often each text contains each of ``words``, distinct terms, ``(n, t)``, and its length, ``(n,)``.
+    """Return how often each text contains each of ``words`` (distinct terms), ``(n, t)``, and its length, ``(n,)``.
 
     Lengths are in characters, which BM25 only compares with their mean.
     """
@@ -285,7 +286,7 @@ def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.
 
 
 def _parts_with(text: str, words: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
-    """Return where those ``name_parts`` of an ASCII ``text`` begin that may contain any of ``words``, and the parts."""
+    """Return the starts of the ``name_parts`` in ASCII ``text`` that may contain any of ``words``, and the parts."""
     encoded = f" {text} ".encode().translate(_ASCII_PARTS)
     lower, positions = encoded.lower(), list[int]()
     for beginning in map(str.encode, {*map(_beginning, words)}):
@@ -294,7 +295,7 @@ def _parts_with(text: str, words: Sequence[str]) -> tuple[NDArray[np.int64], lis
             positions.append(at)
             at = lower.find(beginning, at + 1)
     characters, at_positions = np.frombuffer(encoded, np.uint8), np.array(positions, np.int64)
-    # A word of a part begins with it, or after a digit, or with a capital.
+    # A word in a part starts at its start, after a digit, or with a capital letter.
     inside = (characters[at_positions] >= ord("a")) & (characters[at_positions - 1] >= ord("a"))
     blanks = np.flatnonzero(characters == ord(" "))
     after = np.sort(np.searchsorted(blanks, at_positions[~inside]))
@@ -305,7 +306,7 @@ def _parts_with(text: str, words: Sequence[str]) -> tuple[NDArray[np.int64], lis
 
 
 def _beginning(stem: str) -> str:
-    """Return the common beginning of words with this stem.
+    """Return the common prefix of words with this stem.
 
     English stemming replaces at most the last letter, except in ``dying``. In a stem of three letters, the replacement
     is an i or an e, except in ``skies``, whose stem is ``sky``.
@@ -316,14 +317,14 @@ def _beginning(stem: str) -> str:
 
 
 def _saturated(counts: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the BM25 saturation of counts, before the weights of words (Robertson and Zaragoza, 2009)."""
+    """Return the BM25 saturation of counts, before word weights are applied (Robertson and Zaragoza, 2009)."""
     mean = lengths.mean() or 1.0
     norm = BM25_K1 * (1 - BM25_B + BM25_B * lengths / mean)
     return np.asarray(counts * (BM25_K1 + 1) / (counts + norm[:, None]), np.float32)
 
 
 def _around(lines: CandidateLines, values: NDArray[np.float32], reach: int, decay: float) -> NDArray[np.float32]:
-    """Return ``(n, c)``: the sum of the ``values``, ``(n, c)``, around each line, with less weight for farther ones."""
+    """Return ``(n, c)``: the sum of ``values``, ``(n, c)``, around each line, weighted by proximity."""
     if not len(values):
         return values
     at = _spread(lines, reach)
@@ -338,10 +339,9 @@ def _around(lines: CandidateLines, values: NDArray[np.float32], reach: int, deca
 
 
 def _spread(lines: CandidateLines, reach: int) -> NDArray[np.int64]:
-    """Return ``(n,)``: positions on one axis that keep the distances of lines; documents are farther apart than
-    ``reach``.
+    """Return ``(n,)``: positions on one axis that preserve line distances; documents are more than ``reach`` apart.
 
-    Neighbours can then be added to all lines at once, as sums of slices. The rows of one line are neighbours, too.
+    Neighbours can then be added to all lines in one pass, as sums of slices. Rows of the same line are also neighbours.
     """
     steps = np.diff(lines.number, prepend=lines.number[:1]).clip(1, reach + 1)
     steps[np.diff(lines.document, prepend=lines.document[:1]) != 0] = reach + 1

@@ -1,6 +1,8 @@
-"""Convert a model's distance to a relevance: the share of random line pairs that are farther (DESIGN, "Search").
+"""Convert a model's distance to a relevance: the fraction of random line pairs that are farther apart (DESIGN,
+"Search").
 
-Distances differ between models; relevance is comparable. ``sample_lines.txt`` has prose and code of many kinds.
+Distances differ between models, but relevance is comparable. ``sample_lines.txt`` contains prose and code of many
+kinds.
 """
 
 from __future__ import annotations
@@ -20,28 +22,28 @@ from driftline.tasks.search.request import SearchRequest
 DIGITS = 4
 Label = Literal["strong", "likely", "weak"]
 LIKELIHOOD = (-2.4, 2.6)
-"""The logistic curve that maps a score, as a share of the attainable one, to the fraction of such hits that are right.
+"""The logistic curve that maps a score, as a fraction of the maximum, to the fraction of such hits that are relevant.
 
 Fitted on the tuning halves of the benchmarks."""
 STRONG, WEAK = 0.45, 0.15
-"""The minimum likelihood of a strong hit, and the limit below which a hit is weak. Of strong first hits, three in four
-are right; of weak hits, one in twenty.
+"""The minimum likelihood of a strong hit, and the limit below which a hit is weak. Three in four strong first hits are
+relevant, and one in twenty weak hits.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The ``distances`` of all pairs of sample lines with one model, ``(n,) float32``, ascending."""
+    """The ``distances`` of all sample line pairs for one model, ``(n,) float32``, ascending."""
 
     distances: NDArray[np.float32]
 
     @classmethod
     def of(cls, embedder: Embedder) -> Self:
-        """Return the calibration of a model, measured once in a process."""
+        """Return a model's calibration, measured once per process."""
         return cls(_distances(_ByFingerprint(embedder)))
 
     def relevance(self, distance: float) -> float:
-        """Return the share of pairs that are at least ``distance`` apart, from 0 to 1."""
+        """Return the fraction of pairs that are at least ``distance`` apart, from 0 to 1."""
         if not len(self.distances):
             return float(distance < 1)
         nearer = int(np.searchsorted(self.distances, np.float32(distance - 1e-6), side="left"))
@@ -53,7 +55,7 @@ class Calibration:
         return float(self.distances[-farther]) if farther else math.inf
 
     def limit(self, request: SearchRequest) -> float | None:
-        """Return both limits of a request as one distance; None for no limit."""
+        """Combine a request's two limits into one distance; None for no limit."""
         if request.min_relevance is None:
             return request.max_distance
         farthest = math.inf if request.max_distance is None else request.max_distance
@@ -61,19 +63,19 @@ class Calibration:
         return allowed if allowed < math.inf else None
 
 
-def likelihood(score: float, attainable: float) -> float:
-    """Return the likelihood, from 0 to 1, that a hit with this ``score`` out of ``attainable`` is right."""
+def likelihood(score: float, max_score: float) -> float:
+    """Return the probability that a hit with this ``score`` is relevant; ``max_score`` is the maximum score."""
     start, slope = LIKELIHOOD
-    return round(1 / (1 + math.exp(-max(-50.0, start + slope * score / attainable))), DIGITS)
+    return round(1 / (1 + math.exp(-max(-50.0, start + slope * score / max_score))), DIGITS)
 
 
 def label(likely: float) -> Label:
-    """Return a likelihood as a word."""
+    """Return a likelihood's label."""
     return "strong" if likely >= STRONG else "weak" if likely < WEAK else "likely"
 
 
 class _ByFingerprint:
-    """An embedder as a key, equal to every other embedder of the same model."""
+    """An embedder as a cache key, equal for all embedders of the same model."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
@@ -89,6 +91,6 @@ class _ByFingerprint:
 def _distances(model: _ByFingerprint) -> NDArray[np.float32]:
     lines = Path(__file__).with_name("sample_lines.txt").read_text(encoding="utf-8").splitlines()
     vectors = model.embedder.embed(lines)
-    known = vectors[vectors.any(axis=1)]  # lines without a known word have no distance
+    known = vectors[vectors.any(axis=1)]  # lines with no known words have no distance
     rows, columns = np.triu_indices(len(known), 1)
     return np.sort((1 - (known @ known.T)[rows, columns]).astype(np.float32))

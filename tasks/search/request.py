@@ -1,10 +1,10 @@
-"""The request of a search, and the explanation of its answer (DESIGN, "Search").
+"""The search request, and the explanation of a search (DESIGN, "Search").
 
-Every interface builds the same model, which is validated here.
+Every interface builds the same request, which is validated here.
 
-Each option is declared once, with its name, type, default and help, and with the names and limits that differ between
-interfaces. The command line, the HTTP API and page, the MCP tool, the action, ``[search]`` of ``driftline.toml`` and
-the Python functions take their parameters from the table ``OPTIONS``.
+Each option is declared once, with its name, type, default and help, and the names and limits that differ between
+interfaces. The command line, the HTTP API and page, the MCP tool, the action, ``[search]`` in ``driftline.toml`` and
+the Python functions get their parameters from the table ``OPTIONS``.
 """
 
 import os
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 Mode = Literal["hybrid", "vector", "text"]
-"""How to search: by words and meaning, by meaning alone (the cosine of single lines), or by words alone."""
+"""How to rank: by words and embeddings, by embeddings only (cosines of single lines), or by words only."""
 
 _ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
 _SOURCE = rf"^(org:{_ID}/)?(project:{_ID}/)?source:{_ID}$"
@@ -46,17 +46,17 @@ _BRANCH = r"^[!-~]{1,100}$"
 _EDGE, _INSIDE, _PART = r"[^\s\x00-\x1f\x85./*?\[,]", r"[^./*?\[,]", r"[^\s\x00-\x1f\x85./*?\[{},]+"
 _BRACES = rf"(?:{_PART}\{{(?:{_PART})?(?:,(?:{_PART})?)+\}}|\{{{_PART}(?:,{_PART})+\}})(?:{_PART})?"
 _EXT = rf"^\.?(?:{_EDGE}(?:{_INSIDE}*{_EDGE})?|(?:[^\s\x00-\x1f\x85./*?\[{{][^./*?\[{{]*)?,v|{_BRACES})$"
-"""Matches most extensions that ``_extensions`` accepts, except for nested braces and ranges of numbers."""
+"""Matches most extensions that ``_extensions`` accepts, except nested braces and numeric ranges."""
 _BLANK, _NAME = r"\s\x1c-\x1f\x85", r"[^/\x00]*"
 _DOTTED = rf"\.|\.[^/\x00.]{_NAME}|\.\.[^/\x00]{_NAME}"
-"""A name that begins with a dot, but is not '..'."""
+"""A name that starts with a dot but is not '..'."""
 _SEGMENT = rf"(?:{_DOTTED}|[^/\x00.]{_NAME})?"
 _PATH = rf"^(?:{_SEGMENT}(?:/{_SEGMENT})+|{_DOTTED}|[^/\x00.{_BLANK}]{_NAME}|[{_BLANK}]+[^/\x00{_BLANK}]{_NAME})$"
-"""Matches the paths and directories that ``_check_name`` accepts, except for paths on this machine."""
+"""Matches the paths and directories that ``_check_name`` accepts, except paths on this machine."""
 _GLOB = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
 """Matches some of the globs that ``check_glob`` accepts."""
 _HERE = INTERFACES - {"http"}
-"""Options that are too expensive to offer to every client of a server."""
+"""The interfaces for options that are too expensive to offer to every server client."""
 _ACTION_AND_COMMAND = frozenset({"action", "command"})
 
 _PROSE = re.compile(
@@ -64,7 +64,7 @@ _PROSE = re.compile(
     r"(?:\.(?:gz|bz2|xz|zst|lz4))?$",
     re.IGNORECASE,
 )
-"""The numbers are sections of the manual."""
+"""Extensions of prose; the numbers are man page sections."""
 _TEST = re.compile(
     r"(?:^|/)(?:(?:[^/]*[-_])?tests?|testing|testdata|specs?|__tests__|e2e|testsuite)/"
     r"|(?:^|/)(?:test_[^/]*|conftest|[^/]*_tests?|[^/]*_spec|[^/]*[.-](?:test|spec))\.\w+$"
@@ -83,7 +83,7 @@ _AUXILIARY = re.compile(
 
 @lru_cache(65_536)
 def is_prose(path: str) -> bool:
-    """Return whether a document's extension says that it is prose.
+    """Return whether a document is prose, judging by its extension.
 
     >>> [is_prose(path) for path in ("guide.md", "report.PDF", "man1/ls.1.gz", "main.py", "sheet.xlsx", "notes.ipynb")]
     [True, True, True, False, False, False]
@@ -93,14 +93,16 @@ def is_prose(path: str) -> bool:
 
 @lru_cache(65_536)
 def is_test(path: str) -> bool:
-    """Return whether a document is or belongs to a test, judging by its name and the names of its folders."""
+    """Return whether a document is or belongs to a test, judging by its name and its folders' names."""
     return _TEST.search(path) is not None
 
 
 @lru_cache(65_536)
 def is_auxiliary(path: str) -> bool:
-    """Return whether a document repeats or lists others: lock files, changelogs, tables of contents, examples, data,
-    and vendored, generated or translated files.
+    """Return whether a document only repeats, lists or illustrates others.
+
+    These are lock files, changelogs,
+    tables of contents, examples, data, and vendored, generated or translated files.
 
     >>> [is_auxiliary(path) for path in ("vendor/a.c", "html/index.html", "src/index.ts", "summary.md", "guide.md")]
     [True, True, False, True, False]
@@ -145,14 +147,14 @@ WILDCARD = re.compile(r"[*?\[]|\{.*,.*\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchFilter:
-    """Conditions, all of which a line must satisfy; any value of a condition suffices.
+    """Conditions that a line must all satisfy; of a condition's values, any may match.
 
-    None adds no condition; an empty list allows nothing. Extensions may have braces. ``where`` and ``also`` are further
-    conditions. Nothing outside of ``within`` is allowed, or mentioned in errors. If ``on_this_machine``, ``paths``,
-    ``dirs`` and globs that begin with ``~`` or ``..`` name the process's own files and folders, or their paths in a
+    None adds no condition; an empty list matches nothing. Extensions may contain braces. ``where`` and ``also`` are
+    additional conditions. Nothing outside ``within`` is matched, or mentioned in errors. If ``on_this_machine`` is set,
+    ``paths``, ``dirs`` and globs that start with ``~`` or ``..`` refer to local files and folders, or their paths in a
     source.
 
-    Raises UsageError for a value that can match nothing, with the nearest spelling that can.
+    Raises UsageError for a value that can never match, suggesting the closest one that can.
     """
 
     paths: Sequence[str] | None = option(
@@ -193,12 +195,12 @@ class SearchFilter:
         metavar="KIND",
         choices=KINDS,
     )
-    symbols: bool = option(False, "Only lines that begin a definition.")
+    symbols: bool = option(False, "Only lines that start a definition.")
     tests: bool = option(True, "Include test files.", flag="--tests/--no-tests", leaves_out=is_test)
     prose: bool = option(True, "Include prose, such as Markdown.", flag="--prose/--no-prose", leaves_out=is_prose)
     sources: Sequence[str | tuple[str, str]] | None = option(
         None,
-        "Only these sources, or the sources below org:acme/project:alpha.",
+        "Only these sources, or the sources below an entity such as org:acme/project:alpha.",
         flag="--entity",
         parameter="source",
         argument="entity",
@@ -215,7 +217,7 @@ class SearchFilter:
     )
     branch: str | None = option(
         None,
-        "Search this branch of the sources that have it; auto: the branch checked out.",
+        "Search this branch in the sources that have it; auto: the checked-out branch.",
         metavar="NAME",
         pattern=_BRANCH,
         max_characters=200,
@@ -242,7 +244,7 @@ class SearchFilter:
 
     @property
     def boundary(self) -> "Boundary | None":
-        """The boundary that ``within`` names; None for the whole workspace."""
+        """The boundary of ``within``; None for the whole workspace."""
         if self.within is None:
             return None
         from driftline.storage.entities import Boundary
@@ -258,12 +260,12 @@ class SearchFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest(SearchFilter):
-    """A query, and the options of its search.
+    """A query and its search options.
 
-    To add an option, add a line here, or in ``SearchFilter`` if the option excludes lines. All interfaces then have the
-    option, unless ``only_in`` limits it to some of them.
+    To add an option, add a line here, or in ``SearchFilter`` if the option excludes lines. All interfaces then offer
+    it, unless ``only_in`` limits it to some.
 
-    Raises UsageError for a value that is out of bounds, or that names nothing.
+    Raises UsageError for a value that is out of bounds or empty.
 
     Examples:
         >>> request = SearchRequest("who renews the lease", top_k=3, exts=["py"])
@@ -279,7 +281,8 @@ class SearchRequest(SearchFilter):
     max_distance: float | None = option(None, "Drop results with a cosine distance above this (0 to 2).", bounds=(0, 2))
     min_relevance: float | None = option(
         None,
-        "Drop results with a relevance below this (0 to 1): the share of random lines that are farther, not the score.",
+        "Drop results with a relevance below this (0 to 1): the fraction of random lines that are farther, not the "
+        "score.",
         bounds=(0, 1),
     )
     n_lines: int = option(
@@ -290,7 +293,11 @@ class SearchRequest(SearchFilter):
         aliases=("-n", "-C"),
         is_setting=True,
     )
-    mode: Mode = option("hybrid", "Rank by words and meaning, by meaning alone, or by words alone.", is_setting=True)
+    mode: Mode = option(
+        "hybrid",
+        "Rank by words and embeddings (hybrid), embeddings only (vector) or words only (text).",
+        is_setting=True,
+    )
     strategy: Strategy = option(
         "auto",
         "When to apply filters: use auto; the others exist for benchmarks.",
@@ -322,7 +329,10 @@ class SearchRequest(SearchFilter):
         is_setting=True,
     )
     fixed: Sequence[str] | None = option(
-        None, "Only lines with these texts, exactly; the words of the query rank them.", aliases=("-F",), metavar="TEXT"
+        None,
+        "Only lines that contain these exact strings; the query's words rank them.",
+        aliases=("-F",),
+        metavar="TEXT",
     )
     regex: Sequence[str] | None = option(
         None, "Only lines that match these regular expressions (RE2).", aliases=("-E",), metavar="REGEX"
@@ -347,7 +357,7 @@ class SearchRequest(SearchFilter):
         if not isinstance(self.query, str):
             raise UsageError("The query must be text", repr(self.query)[:100])
         if not is_unicode(self.query):
-            raise UsageError("The query is not UTF-8", repr(self.query)[:100], "Check the encoding of the terminal.")
+            raise UsageError("The query is not UTF-8", repr(self.query)[:100], "Check the terminal's encoding.")
         SearchFilter.__post_init__(self)
         _check_options(self, {name: row for name, row in OPTIONS.items() if name not in FILTERS})
 
@@ -358,7 +368,7 @@ class SearchRequest(SearchFilter):
         Args:
             query: what to look for.
             given: options, keyed by name; None means that an option was not given.
-            more: further fields.
+            more: additional fields.
 
         Returns:
             The request.
@@ -388,23 +398,23 @@ class SearchRequest(SearchFilter):
 
 FILTERS: Mapping[str, Option] = MappingProxyType(options_of(SearchFilter))
 OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(SearchRequest))
-"""The options of a search, keyed by name, in the order in which interfaces show them."""
+"""The search options, keyed by name, in the order that interfaces show them."""
 
 
 def options_in(interface: str, *names: str) -> dict[str, Option]:
-    """Return the options that ``interface`` offers, limited to ``names`` if there are any."""
+    """Return the options that ``interface`` offers, limited to ``names`` if given."""
     return {name: row for name, row in OPTIONS.items() if interface in row.only_in and (not names or name in names)}
 
 
 _NAMED = re.compile(r"`(\w+)`")
 _FLAGS = {name: row.flag.partition("/")[0] for name, row in OPTIONS.items()}
-_FLAGS |= {"include": "--include", "exclude": "--exclude"}  # of an index run
+_FLAGS |= {"include": "--include", "exclude": "--exclude"}  # index command options
 
 
 def in_flags(note: str) -> str:
-    """Return a note with the flags of the command line for the options that it names in backticks.
+    """Replace option names in a note's backticks with command-line flags.
 
-    The other interfaces use the names in the note.
+    Other interfaces show the note unchanged.
 
     Examples:
         >>> in_flags("a larger `top_k` shows more")
@@ -417,16 +427,19 @@ MEMORY_OPTIONS: Mapping[str, Option] = MappingProxyType(
     {name: OPTIONS[name] for name in ("max_distance", "mode", "explain")}
     | {"top_k": replace(OPTIONS["top_k"], default=DEFAULT_ENTRIES)}
 )
-"""The options of a memory search."""
+"""The memory search options."""
 
 
 def without_empty(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``given`` without empty lists, for interfaces that pass an empty list for an omitted one."""
+    """Remove empty lists from ``given``, for interfaces that pass them for omitted options."""
     return {name: value for name, value in given.items() if value not in ([], ())}
 
 
 def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:
-    """Return the file extensions of languages, by the names that people use. Raises UsageError for an unknown one."""
+    """Return the file extensions of languages, given by their common names.
+
+    Raises UsageError for an unknown language.
+    """
     found: dict[str, None] = {}
     for language in languages:
         name = language.lower()
@@ -442,7 +455,7 @@ def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_options(owner: "SearchFilter", options: Mapping[str, Option]) -> None:
-    """Check the values of ``options``, and turn lists into tuples. Raises UsageError."""
+    """Check the values of ``options``, and convert lists to tuples. Raises UsageError."""
     for name, row in options.items():
         if row.is_list:
             object.__setattr__(owner, name, listed(name, getattr(owner, name)))
@@ -459,9 +472,9 @@ def _check_kinds(kinds: Sequence[str]) -> None:
 
 def _check_name(label: str, name: str) -> None:
     if not name.strip():
-        raise UsageError(f"A {label} is empty", fix="Leave it out; '.' is a whole source.")
+        raise UsageError(f"A {label} is empty", fix="Omit it; '.' is a whole source.")
     if not is_unicode(name) or "\0" in name:
-        what = f"A {label} contains NUL or is not UTF-8, unlike all indexed ones"
+        what = f"A {label} contains NUL or is not UTF-8, so that it can never match"
         raise UsageError(what, repr(name), "Check its encoding.")
 
 
@@ -475,11 +488,11 @@ def _check_inside(label: str, name: str) -> None:
 
 
 def _extensions(given: str) -> Iterator[str]:
-    """Yield the extensions that one value means. Raises UsageError."""
+    """Yield the extensions for one value. Raises UsageError."""
     for ext in alternatives(given):
         name = ext.removeprefix("*").removeprefix(".")
         if not name.strip():
-            raise UsageError("An extension is empty", repr(given), "Name one, such as 'py'.")
+            raise UsageError("An extension is empty", repr(given), "Specify one, such as 'py'.")
         if not is_unicode(name):
             raise UsageError("An extension is not UTF-8, but all indexed ones are", repr(given), "Check its encoding.")
         if ext.startswith("*") or name != name.strip():
@@ -494,12 +507,11 @@ def _extensions(given: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Explanation:
-    """The figures of a search.
+    """The steps and statistics of a search.
 
-    ``lines`` is the number of lines, ``matches`` the number that its filter allows, ``examined`` the number of compared
-    vectors. ``index`` is the kind of the vector index, None if lines were compared one by one.
-    ``blocks_without_definitions`` is the number of blocks whose definitions were not determined. ``seconds`` are keyed
-    by phase.
+    ``lines`` is the number of lines, ``matches`` how many pass its filter, ``examined`` the number of compared vectors.
+    ``index`` is the type of the vector index, None for an exhaustive comparison. ``blocks_without_definitions`` is the
+    number of blocks whose definitions were not determined. ``seconds`` is keyed by phase.
     """
 
     mode: str
@@ -517,7 +529,7 @@ class Explanation:
         """Return the explanation as a dictionary.
 
         Returns:
-            The object that ``search --explain --json`` prints.
+            The ``explanation`` in ``search --explain --json``.
 
         Examples:
             >>> Explanation("hybrid", "prefilter", lines=4, matches=1).to_dict()["hit_rate"]

@@ -24,22 +24,22 @@ from driftline.tasks.search.hits import Window, add_definitions, by_score
 from driftline.tasks.search.ranking import FoundLine
 
 LINES_AROUND, HEAD_LINES = 3, 6
-"""Number of lines to read on each side of a window, and from the head of its definition if that is farther up."""
+"""How many lines to read on each side of a window, and from the head of its definition if that is farther up."""
 WEIGHT_OF_COSINE = 25.0
-"""The weight of the cosine relative to a score by words and meaning; chosen on the tuning halves of the benchmark."""
+"""The weight of the cosine relative to a hybrid score; chosen on the tuning halves of the benchmark."""
 WEIGHT_IN_VECTOR_MODE = 1.0
-"""The same weight in the mode ``vector``, whose scores are cosines."""
+"""The same weight in the mode ``vector``, where scores are cosines."""
 
 
 class Encoder(Protocol):
-    """Embeds queries and windows in the same way."""
+    """Embeds queries and windows the same way."""
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return ``(n, dim) float32``: unit vectors of ``texts``."""
 
 
 def windows_to_rerank(rerank: bool | int) -> int:
-    """Return the number of windows to read: DEFAULT_RERANKED for True, 0 for False. Raises UsageError."""
+    """Return how many windows to rerank: DEFAULT_RERANKED for True, 0 for False. Raises UsageError."""
     count = DEFAULT_RERANKED if rerank is True else int(rerank)
     if not 0 <= count <= MAX_RERANKED:
         raise UsageError(f"rerank must be between 0 and {MAX_RERANKED} windows", str(count))
@@ -47,33 +47,32 @@ def windows_to_rerank(rerank: bool | int) -> int:
 
 
 def weight_in(mode: str) -> float:
-    """Return the weight of the cosine in a search of this mode."""
+    """Return the weight of the cosine in this mode."""
     return WEIGHT_IN_VECTOR_MODE if mode == "vector" else WEIGHT_OF_COSINE
 
 
 def reranked(
     windows: Sequence[Window], query: str, tables: Sequence[LineQuery], encoder: Encoder, weight: float
 ) -> list[Window]:
-    """Return ``windows``, sorted by their scores plus ``weight`` times the cosine of ``query`` and their texts, best
-    first.
+    """Sort ``windows`` by their score plus ``weight`` times the cosine between ``query`` and their text.
 
-    The cosine alone would prefer texts that resemble the question over answers.
+    The best comes first. The cosine alone would prefer text that resembles the question over answers.
     """
     if len(windows) < 2:
         return list(windows)
     add_definitions(tables, windows)
     texts = texts_of(windows, tables)
-    distinct = {text: at for at, text in enumerate(dict.fromkeys(texts))}  # windows of one definition share its text
+    distinct = {text: at for at, text in enumerate(dict.fromkeys(texts))}  # windows in one definition share its text
     vectors = encoder.embed([query, *distinct])
     cosines = (vectors[1:] @ vectors[0])[[distinct[text] for text in texts]]
-    # Gains of at least 0 keep them before windows that are not read.
+    # Nonnegative gains keep them ahead of windows that are not reranked.
     gains = (weight * (cosines - cosines.min())).tolist()
     scored = (replace(window, score=window.score + gain) for window, gain in zip(windows, gains, strict=True))
     return sorted(scored, key=lambda window: -window.score)
 
 
 def texts_of(windows: Sequence[Window], tables: Sequence[LineQuery]) -> list[str]:
-    """Return the text of each window for the encoder: name and head of its definition, its lines, and its path.
+    """Return each window's text for the encoder: its definition's name and head, its lines, and its path.
 
     The lines come from the index.
     """
@@ -95,7 +94,7 @@ def texts_of(windows: Sequence[Window], tables: Sequence[LineQuery]) -> list[str
 
 
 def _passages(window: Window) -> list[Passage]:
-    """Return the lines around a window, not beyond its definition, preceded by the head of the definition."""
+    """Return the lines around a window, inside its definition, preceded by the definition's head."""
     first, last = max(0, window.first - LINES_AROUND), window.last + LINES_AROUND
     definition = window.definition
     head: list[Passage] = []
@@ -111,11 +110,11 @@ def _passages(window: Window) -> list[Passage]:
 
 
 CANDIDATE_DEFINITIONS = 60
-"""Number of definitions to look up by their vectors."""
+"""Number of definitions to look up by vector."""
 JOINED_WINDOWS = 50
-"""Number of windows, found by words and meaning, to join with the definitions."""
+"""Number of windows from the hybrid search to join with the definitions."""
 WEIGHT_OF_CODE, WEIGHT_OF_PROSE = 60.0, 20.0
-"""The weight of the cosine of a definition, or of a section, relative to a score by words and meaning.
+"""The weight of a definition's or section's cosine relative to a hybrid score.
 
 Chosen on the tuning halves of the benchmark.
 """
@@ -133,7 +132,7 @@ class DefinitionKey:
 
 @dataclass(frozen=True, slots=True)
 class DeepSearch:
-    """Looks up the definitions of a workspace by the vector of a query."""
+    """Looks up a workspace's definitions by query vector."""
 
     tables: Sequence[DeepTable]
     encoder: Encoder
@@ -150,7 +149,7 @@ class DeepSearch:
         only: LineKinds,
         max_distance: float | None,
     ) -> DeepSearch:
-        """Return the definitions of all tenants that have any."""
+        """Open the definitions of all tenants that have any."""
         model = workspace.deep_model
         tables = [workspace.deep(tenant, model) for tenant in workspace.tenants()] if model else []
         relative = relative_to_sources(workspace, where) if where else None
@@ -179,11 +178,11 @@ def joined(
     tables: Sequence[LineQuery],
     embedder: Embedder,
 ) -> list[Window]:
-    """Join ``windows``, best first, with the definitions that ``deep`` found, and return them by their joined scores.
+    """Join ``windows``, best first, with the definitions in ``found``, and sort them by joined score.
 
-    The best window of a found definition gains the difference between its cosine and the cosine of the last definition
-    found. A definition without a window gets one at the line of its name, with the score of the last of ``windows``
-    added. Definitions in changed documents are dropped. Raises StorageError, CorruptFile.
+    A found definition's best window gains the difference between its cosine and that of the last definition found. A
+    definition with no window gets one at the line of its name, with the score of the last of ``windows`` added.
+    Definitions in changed documents are dropped. Raises StorageError, CorruptFile.
     """
     if not found:
         return list(windows)
@@ -198,7 +197,7 @@ def joined(
     new = _windows([*locations.values()], tables, vector, embedder, deep)
     for location, window in new.items():
         window.score = base + gains[location]
-        window.attainable = max((each.attainable for each in windows), default=WEIGHT_OF_CODE)
+        window.max_score = max((each.max_score for each in windows), default=WEIGHT_OF_CODE)
     return by_score([*windows, *new.values()])
 
 
@@ -213,7 +212,7 @@ def _windows(
     embedder: Embedder,
     deep: DeepSearch,
 ) -> dict[DefinitionKey, Window]:
-    """Return a window at the line of each definition, if its document is unchanged and ``deep`` allows it."""
+    """Return a window at each definition's line, if its document is unchanged and it passes the filters of ``deep``."""
     lines = [(location.entity, location.path, location.definition.line) for location in found]
     known: dict[tuple[str, str, int], tuple[str, str]] = {}
     for table in tables:

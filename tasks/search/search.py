@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
 FETCH_FACTOR = 3
-"""Number of lines to fetch per result, because neighbouring lines merge; more are fetched if these are not enough."""
+"""Lines to fetch per result, because neighbouring lines are merged; more are fetched if necessary."""
 CANDIDATE_BLOCKS = 100
 CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {
     "name": 100,
@@ -76,28 +76,29 @@ CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {
     "sentence": 50,
 }
 CANDIDATE_LINES = 30
-"""Candidates of a hybrid search: blocks by words, and blocks by meaning or, if a distance limits it, nearest lines.
+"""Candidates of a hybrid search: lexical blocks, and semantic blocks or, with a distance limit, nearest lines.
 
-A search with too few results takes more. A sentence describes one definition, and more blocks by meaning tend to hide
+A search with too few results fetches more. A sentence describes one definition, and more semantic blocks tend to hide
 it."""
 CANDIDATE_DEFINITIONS = 20
-"""Number of definitions to look up for each name in a query."""
+"""How many definitions to look up per name in a query."""
 MAX_TENANTS_AT_ONCE, MAX_TABLES_AT_ONCE = 8, 8
-"""Number of tenants, and of tables per tenant, to open in parallel; each waits for a bucket."""
+"""How many tenants, and tables per tenant, to open in parallel; each waits for a bucket."""
 MAX_THREADS = 64
-"""Upper bound on the threads that all searches of a process share."""
+"""Maximum number of threads shared by all searches of a process."""
 MAX_BLOCKS = 6_400
-"""Upper bound on candidate blocks."""
+"""Maximum number of candidate blocks."""
 
 _TENANTS: SharedCache[str, list[Entity]] = SharedCache(LRUCache(64))
-"""The tenants that the last search of each bucket found."""
+"""Maps buckets to the tenants found by their last search."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExactCounts:
-    """The numbers of ``lines`` and ``documents`` that an exact search has found: all, if it is ``complete``.
+    """How many ``lines`` and ``documents`` an exact search found: all matches if ``complete`` is set.
 
-    Otherwise ``reason`` says why not: the ``limit`` of results, or the ``time``. Filters alone find no line.
+    Otherwise ``reason`` explains why not: the ``limit`` on results, or the ``time``. Filter-only queries count no
+    lines.
     """
 
     lines: int
@@ -106,17 +107,17 @@ class ExactCounts:
 
     @property
     def complete(self) -> bool:
-        """Return whether there are no more matches."""
+        """Whether there are no more matches."""
         return self.reason is None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that ``search --json`` prints."""
+        """Return the object for ``search --json``."""
         return {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SearchReport:
-    """The answer to a query: an iterable of hits, best first.
+    """The result of a search: an iterable of hits, best first.
 
     Examples:
         >>> report = SearchReport("lease", ())
@@ -130,21 +131,21 @@ class SearchReport:
     results: tuple[Hit, ...]
     explanation: Explanation | None = None
     notes: tuple[str, ...] = ()
-    """Notes: why there are no results, or that none of them is a good match."""
+    """Notes: why there are no results, or that no result is a good match."""
     nearest: Hit | None = None
-    """The nearest line that the filters allow, at any distance, if there are no results."""
+    """If there are no results, the nearest line that passes the filters, at any distance."""
     unmatched: tuple[str, ...] = ()
-    """The globs that match no document, if there are no results."""
+    """If there are no results, the globs that match no documents."""
     exact: ExactCounts | None = None
     """The counts of an exact search, and whether they are complete."""
     facets: Facets | None = None
-    """The numbers of files that match, if they are requested."""
+    """How many files match by facet, if requested."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary.
 
         Returns:
-            The object that ``search --json`` prints.
+            The ``search --json`` object.
 
         Examples:
             >>> SearchReport("lease", ()).to_dict()
@@ -162,7 +163,7 @@ class SearchReport:
         """Return the hits as a table.
 
         Returns:
-            A row for each hit, with the fields of ``Hit`` as columns.
+            One row per hit, with the fields of ``Hit`` as columns.
 
         Examples:
             >>> SearchReport("lease", ()).to_arrow().num_rows
@@ -186,14 +187,14 @@ class SearchReport:
 
 @without_panic()
 def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Return the ``top_k`` windows that answer a request best.
+    """Return the ``top_k`` windows that match a request best.
 
-    ``max_distance`` drops farther lines, ``min_relevance`` less relevant ones (relevance.py), and ``symbols``,
-    ``kinds`` and ``tests`` lines that LineKinds does not allow. A transformer reorders the best ``rerank`` windows
-    (True: DEFAULT_RERANKED). ``deep`` joins the definitions that a transformer finds (rerank.py); None does so in a
-    hybrid search of a workspace with definition embeddings, if the extra is installed. ``branch`` and
-    ``workspace_name`` are for interfaces, which open the workspace on the branch and turn the name into a condition.
-    Raises UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
+    ``max_distance`` drops more distant lines, ``min_relevance`` less relevant lines (relevance.py), and ``symbols``,
+    ``kinds`` and ``tests`` drop lines that do not pass LineKinds. A transformer reranks the best ``rerank`` windows
+    (True: DEFAULT_RERANKED). ``deep`` joins definitions found by a transformer (rerank.py); None does so in a hybrid
+    search of a workspace with definition embeddings, if the extra is installed. ``branch`` and ``workspace_name`` are
+    handled by the interfaces, which open the workspace on the branch and resolve the name to a filter. Raises
+    UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
     """
     for name in ("branch", "workspace_name"):
         if getattr(request, name) is not None:
@@ -245,14 +246,14 @@ def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
 
 @from_keywords(SearchRequest)
 def search(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Return the ``answer`` to a request with these arguments."""
+    """Run ``answer`` on a request built from these arguments."""
     return answer(workspace, request)
 
 
 def _explained(
     report: SearchReport, workspace: Workspace, finder: _Finder, request: SearchRequest, records: SourceRecords
 ) -> SearchReport:
-    """Add the reason and the nearest allowed line to a ``report`` without results."""
+    """Add the reason and the nearest line that passes the filters to a ``report`` with no results."""
     calibration, queries = Calibration.of(finder.embedder), finder.tables
     windows = replace(finder, max_distance=None).nearest_allowed() if finder.embedded.any() else []
     near = [*hits(workspace, queries, windows, report.query, 0, records, calibration, False)]
@@ -262,18 +263,18 @@ def _explained(
 
 
 NO_GOOD_MATCH = "No good match. These are the nearest lines, all weak."
-UNKNOWN_WORDS = "The model knows no word of the query."
+UNKNOWN_WORDS = "The model knows none of the query's words."
 
 
 def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
-    """Return a note if no hit is likely to be right."""
+    """Return a note if no hit is likely to be relevant."""
     return (NO_GOOD_MATCH,) if found and all(hit.label == "weak" for hit in found) else ()
 
 
 def nothing_indexed(workspace: Workspace) -> str:
-    """Explain a workspace without lines: whether it has sources, and why their files are skipped."""
+    """Explain why a workspace has no lines: whether it has sources, and why their files were skipped."""
     if workspace.config.fingerprint and not workspace.config.model:  # restored by a repair
-        return f"{workspace.objects.uri} does not name its embedding model. Run: driftline index SOURCE --model NAME"
+        return f"{workspace.objects.uri} has no record of its embedding model. Run: driftline index SOURCE --model NAME"
     reasons: Counter[str] = Counter()
     records = []
     for entity, record in workspace.readable_sources():
@@ -282,24 +283,24 @@ def nothing_indexed(workspace: Workspace) -> str:
     if not records:
         return f"Nothing is indexed in {workspace.objects.uri}. Run: driftline index SOURCE"
     listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-    left_out = f"all files of its sources are left out ({listed})" if reasons else "its sources have no indexed files"
+    left_out = f"all files of its sources were skipped ({listed})" if reasons else "its sources have no indexed files"
     if any(record.include or record.exclude for record in records):
         left_out += " that match their filters (`include`, `exclude`)"
-    return f"The index in {workspace.objects.uri} holds no lines: {left_out}."
+    return f"The index in {workspace.objects.uri} has no lines: {left_out}."
 
 
 def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
     if request.top_k == 0:
-        return ("No results were asked for (`top_k` is 0).",)
+        return ("No results were requested (`top_k` is 0).",)
     return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)
 
 
 def why_nothing(
     workspace: Workspace, queries: Sequence[LineQuery], filters: SearchFilter
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the globs that match no document, and messages about filters that allow nothing.
+    """Return the globs that match no documents, and messages about filters that match nothing.
 
-    Empty if lines are allowed.
+    Both are empty if any line passes.
     """
     if any(query.matches for query in queries):
         return (), ()
@@ -317,33 +318,35 @@ def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
 
 
 def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
-    """Return why lines that the filters allow are not results."""
+    """Return why lines that pass the filters are not results."""
     if not nearest and only != ALL_LINES:
         return "No line near the query is of these kinds (`kinds`, `symbols`, `tests`)."
     if not nearest:
-        return "No line contains a word of the query, and the model knows none of them."
+        return "No line contains any of the query's words, and the model knows none of them."
     if limit is None or nearest[0].distance <= limit:
         return (
-            "No line contains a word of the query." if mode == "text" else "No line near the query is of these kinds."
+            "No line contains any of the query's words."
+            if mode == "text"
+            else "No line near the query is of these kinds."
         )
     return nearest_note(nearest[0], limit)
 
 
 def nearest_note(hit: Hit, limit: float) -> str:
-    """Return how far the nearest line is beyond the limit of a search."""
+    """Return how far the nearest line is beyond a search's limit."""
     return (
-        f"No line is within the distance {limit:.4g}: the nearest one, {hit.path}:{hit.line}, has the distance "
-        f"{hit.distance:.4f} and the relevance {hit.relevance:.4f}."
+        f"No line is within the distance {limit:.4g}: the nearest, {hit.path}:{hit.line}, has distance "
+        f"{hit.distance:.4f} and relevance {hit.relevance:.4f}."
     )
 
 
 def warm(workspace: Workspace) -> None:
-    """Load the model, and open the tables of ``workspace``. Raises the errors of ``search``."""
+    """Load the model, and open the tables of ``workspace``. Raises the same errors as ``search``."""
     search(workspace, "warm", top_k=1)
 
 
 def prepare(workspace: Workspace) -> None:
-    """Like ``warm``, with libraries that only long-lived processes load. Raises the errors of ``search``."""
+    """Like ``warm``, plus libraries that only long-lived processes load. Raises the same errors as ``search``."""
     warm(workspace)
     if (model := _model_of(workspace)) is not None:
         load_embedder(model).prepare()
@@ -363,9 +366,9 @@ def _transformer(name: str | None = None) -> Encoder:
 
 
 def _deep(workspace: Workspace, deep: bool | None, mode: Mode) -> Encoder | None:
-    """Return the transformer of the workspace, if a search joins its definitions.
+    """Return the workspace's transformer, if a search joins its definitions.
 
-    Raises UsageError for a workspace without any; MissingExtra, ModelNotFound, FingerprintMismatch if it was requested.
+    If it was requested, raises UsageError if the workspace has none, MissingExtra, ModelNotFound, FingerprintMismatch.
     """
     known = workspace.deep_model
     if deep is False or (deep is None and (known is None or mode != "hybrid")):
@@ -382,14 +385,14 @@ def _deep(workspace: Workspace, deep: bool | None, mode: Mode) -> Encoder | None
     except (MissingExtra, ModelNotFound, FingerprintMismatch) as error:
         if deep:
             raise
-        log.warning("Definitions are left out: %s", error)
+        log.warning("Skipping definitions: %s", error)
         return None
 
 
 def _open(
     workspace: Workspace, model: ModelRef, mode: Mode, where: LineFilter | None, filtering: tuple[Strategy, float]
 ) -> tuple[list[LineQuery], Embedder]:
-    """Open a query over the table of each tenant that has one, and load the embedder at the same time."""
+    """Open a query over each tenant's table, if there is one, and load the embedder in parallel."""
 
     def open_table(query: LineQuery) -> None:
         query.open(words=mode != "vector", lines=mode == "vector", blocks=mode == "hybrid")
@@ -406,7 +409,7 @@ def open_tables(
     open_table: Callable[[LineQuery], object],
     filtering: tuple[Strategy, float] = ("auto", FALLBACK_THRESHOLD),
 ) -> list[LineQuery]:
-    """Return a query over each existing table of lines, with the filter of its sources.
+    """Return a query over each existing lines table, with its sources' filter.
 
     ``open_table`` opens each, in parallel, and may read ahead what the search needs of it.
     """
@@ -432,7 +435,7 @@ def open_tables(
 
     shared = nullcontext(search_threads()) if workspace.objects.is_local else None
     with shared or ThreadPoolExecutor(MAX_TENANTS_AT_ONCE) as pool:
-        # Open the tenants of the last search while a bucket lists the current ones.
+        # Open the last search's tenants while the bucket lists the current ones.
         at = workspace.objects.uri
         opening = {tenant: pool.submit(opened, tenant) for tenant in _TENANTS.get(at) or ()}
         tenants = workspace.tenants()
@@ -444,7 +447,7 @@ def open_tables(
 
 @cache
 def search_threads() -> ThreadPoolExecutor:
-    """Return the threads that searches share, because starting one takes longer than most of its work."""
+    """Return the shared thread pool: starting a thread takes longer than most of its work."""
     return ThreadPoolExecutor(MAX_THREADS, "driftline-search")
 
 
@@ -454,9 +457,9 @@ os.register_at_fork(after_in_child=search_threads.cache_clear)
 def tables_of(
     workspace: Workspace, tenant: Entity, where: LineFilter | None
 ) -> Iterator[tuple[Entity, LineFilter | None]]:
-    """Yield the tables of a tenant to search, as arguments of ``Workspace.lines``, each with its filter.
+    """Yield a tenant's tables to search, as arguments for ``Workspace.lines``, each with its filter.
 
-    Sources on a branch are searched in their branch of the table, the others in the main index.
+    Sources on a branch are searched in the branch's table, the others in the main index.
     """
     branched = tuple(branch.entity for branch in workspace.branches if branch.entity.tenant == tenant)
     others = [entity for entity in workspace.entities(tenant) if entity not in branched] if branched else []
@@ -469,13 +472,13 @@ def tables_of(
 
 
 def _count_ahead(table: LineQuery, records: SourceRecords) -> None:
-    """Count the lines of a table for ``_count``, and read the records of its sources, so that both are cached."""
+    """Warm the caches: count a table's lines for ``_count``, and read its sources' records."""
     if table.lines:
         records.read_ahead(search_threads(), table.sources)
 
 
 def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
-    """Record how many lines the filter allowed, and how many were compared."""
+    """Record how many lines passed the filter, and how many were compared."""
     explanation.lines = sum(query.lines for query in queries)
     explanation.matches = sum(query.matches for query in queries)
     if explanation.mode != "text":
@@ -485,7 +488,7 @@ def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Finder:
-    """One query over the tables of all tenants."""
+    """A query over the tables of all tenants."""
 
     query: str
     embedded: NDArray[np.float32]
@@ -496,7 +499,7 @@ class _Finder:
     records: SourceRecords
     only: LineKinds = ALL_LINES
     ranked: list[FoundLine] | None = None
-    """The lines that the last attempt has ranked, best first, if facets need them."""
+    """The lines ranked by the last attempt, best first, if facets need them."""
 
     def matches(self) -> Iterator[Match]:
         """Yield the files of the ranked lines."""
@@ -507,7 +510,7 @@ class _Finder:
         return (Match(*file, frozenset(found)) for file, found in kinds.items())
 
     def _kept(self, rows: Iterable[FoundLine]) -> Iterable[FoundLine]:
-        """Return ``rows``, and keep them for facets."""
+        """Return ``rows``, keeping them for facets."""
         if self.ranked is None:
             return rows
         self.ranked[:] = rows
@@ -532,9 +535,9 @@ class _Finder:
             fetch *= 2
 
     def hybrid(self, n_windows: int, n_lines: int, *, meaning: bool) -> list[Window]:
-        """Return windows around the best-ranked lines of the blocks that are best by words and by meaning.
+        """Return windows around the best-ranked lines of the best lexical and semantic blocks.
 
-        If a distance limits the search, the nearest lines replace the blocks by meaning.
+        If the search has a distance limit, the nearest lines replace the semantic blocks.
         """
         max_gap = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # ranking already uses the neighbours
         by_distance = meaning and self.max_distance is not None
@@ -557,26 +560,26 @@ class _Finder:
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
             all_near = not meaning or found_near < n_near
-            # All lines within a distance are known once the nearest are.
+            # If the nearest lines are complete, so are all lines within the distance.
             all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
             if len(windows) == n_windows or (all_near and all_blocks):
                 return windows
             n_blocks, n_near = 4 * n_blocks, 4 * n_near
 
     def nearest_allowed(self) -> list[Window]:
-        """Return the nearest line that ``only`` allows, if it is among the nearest ones."""
+        """Return the nearest line that passes ``only``, if it is among the nearest lines."""
         rows = self._allowed(self._nearest(CANDIDATE_BLOCKS))
         return [Window.around(row) for row in rows[:1]]
 
     def _candidates(self, blocks: int, near: int) -> tuple[pa.Table, int, Candidates]:
-        """Return the best blocks by words and by meaning, searched in parallel; how many were near; and their lines."""
+        """Return the best lexical and semantic blocks, searched in parallel; how many are semantic; and their lines."""
         with self.explanation.timed("names"):
             names, places = names_in(self.query), places_in(self.query)
             named = [
                 np.append(table.holding(places), table.defining(names, CANDIDATE_DEFINITIONS)) for table in self.tables
             ]
         if any(map(len, named)) and len(self.query.split()) == 1 and self.max_distance is None:
-            near = 0  # a definition with exactly the name says more than similar lines
+            near = 0  # a definition with exactly this name is better evidence than similar lines
 
         def timed(find: Callable[[int], _Found]) -> _Found:
             with self.explanation.timed("vector"):
@@ -592,20 +595,20 @@ class _Finder:
                 found = self._read(matching, named, near_blocks)
                 return found, sum(map(len, near_blocks)), lines_of(found, self.query)
             found = self._read(matching, named, [NOTHING] * len(self.tables))
-            read = lines_of(found, self.query)  # while the search of the nearest still runs
+            read = lines_of(found, self.query)  # while the search for the nearest is still running
             return found, len(finding.result()), gather(read, finding.result())
         finally:
-            wait([finding])  # a search that fails leaves nothing running
+            wait([finding])  # leave nothing running if a search fails
 
     def _of_tables(self, find: Callable[..., _Found], *known: Iterable[Any]) -> list[_Found]:
-        """Return the result of ``find`` for each table, such as the tables of many branches, or its ``known`` result.
+        """Return the result of ``find`` for each table, such as many branches' tables, or its ``known`` result.
 
         Tables are searched in parallel.
         """
         if len(self.tables) == 1:
             return [*map(find, self.tables, *known)]
         finding = [search_threads().submit(find, *each) for each in zip(self.tables, *known, strict=True)]
-        wait(finding)  # a search that fails leaves nothing running
+        wait(finding)  # leave nothing running if a search fails
         return [each.result() for each in finding]
 
     def _near_blocks(self, limit: int) -> list[Scored]:
@@ -614,7 +617,7 @@ class _Finder:
     def _read(
         self, matching: Sequence[Scored], named: Sequence[NDArray[np.uint64]], near: Sequence[Scored]
     ) -> pa.Table:
-        """Return each block found, once per table, best ``bm25`` first; ``near`` marks blocks found by meaning."""
+        """Return each block found, once per table, best ``bm25`` first; ``near`` marks semantic blocks."""
 
         def read(table: LineQuery, by_words: Scored, by_name: NDArray[np.uint64], by_meaning: Scored) -> pa.Table:
             near_rows = {*by_meaning.rows.tolist()}
@@ -630,7 +633,7 @@ class _Finder:
         return blocks.take(pa.array(order.tolist(), pa.int64()))
 
     def _allowed(self, found: pa.Table) -> list[FoundLine]:
-        """Return the nearest lines that ``only`` allows, with their definitions if it needs them."""
+        """Return the nearest lines that pass ``only``, with their definitions if it needs them."""
         columns = (found[name].to_pylist() for name in (*RESULT_COLUMNS, "distance"))
         rows = [
             FoundLine((entity, path, digest), number, column, text, distance, 1 - distance, -distance)
@@ -654,7 +657,7 @@ class _Finder:
 
 
 def _best(found: Sequence[Scored], limit: int) -> list[Scored]:
-    """Return, for each table, its blocks that are among the best ``limit`` of all tables."""
+    """For each table, return which of its blocks are among the overall best ``limit``."""
     scores = np.concatenate([each.scores for each in found])
     best = np.zeros(len(scores), np.bool_)
     best[np.argsort(-scores, kind="stable")[:limit]] = True

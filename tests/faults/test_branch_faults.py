@@ -120,7 +120,7 @@ def test_an_interrupted_deletion_leaves_the_whole_branch_or_none_of_it(tmp_path:
         if branch_records(opened, ENTITY):
             assert_in_step(on_branch(opened, BRANCH), ENTITY, files_below(tree))
         else:
-            with pytest.raises(UsageError, match="no branch of this name"):
+            with pytest.raises(UsageError, match="no branch with this name"):
                 on_branch(opened, BRANCH)
         clean_workspace(CleanupRequest(workspace, 0.0, dry_run=False))
         assert_only_what_branches_need(opened)

@@ -192,7 +192,7 @@ def test_an_interrupted_run_reports_its_commits_and_the_next_one_continues(
     assert "Traceback" not in errors
     psutil.wait_procs(workers, PATIENCE_SECONDS)
     assert not any(map(psutil.Process.is_running, workers))
-    kept = re.search(r"has committed (\d+) documents with .* stay: run the same command again", output)
+    kept = re.search(r"committed (\d+) documents with .* are kept: run the same command again", output)
     assert kept is not None, output
 
     # Whoever continues; two workers take six seconds to start.

@@ -165,7 +165,7 @@ def test_a_segment_that_fails_is_reported_and_built_at_the_end(
 
     monkeypatch.setattr("driftline.tasks.indexing.commit.build_segment", build)
     index_sources(IndexRequest((str(tree),), uri, "source:tree", model=str(model), workers=1), ProgressLog())
-    assert [text for text in messages if "is built again" in text]
+    assert [text for text in messages if "Rebuilding a search index segment" in text]
     assert_covered(uri)
     assert_sound(uri, tree)
 

@@ -110,7 +110,7 @@ def test_every_command_ends_clearly_with(
         check_end(name, ended, (0, 2) if is_gone else (0, 1, 2, 3))
         if condition in ("full", "closed") and name not in QUIET:
             assert ended.returncode == 3 or name == "cleanup", (name, ended)
-            assert b"Standard output cannot be written" in ended.stderr, (name, ended)
+            assert b"Cannot write to standard output" in ended.stderr, (name, ended)
 
 
 AT_THE_START: dict[str, dict[str, str]] = {

@@ -257,7 +257,7 @@ def test_every_answer_has_the_headers_that_guard_it(server: HttpServer) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_an_address_that_other_machines_reach_requires_tokens(host: str) -> None:
-    with pytest.raises(UsageError, match="loopback only"):
+    with pytest.raises(UsageError, match="requires authentication except on loopback"):
         web_server(Reader(lambda: pytest.fail("nothing is read")), host, 0)
 
 

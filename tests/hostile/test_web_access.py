@@ -31,7 +31,7 @@ from driftline.flows.web.authentication import (
     AccessRules,
     Authentication,
     FollowedFleet,
-    KnownReaders,
+    FollowedReaders,
     KnownTokens,
     TrustedProxy,
 )
@@ -76,7 +76,7 @@ class Site:
     address: str
     workspace: Workspace
     tokens: KnownTokens
-    readers: KnownReaders
+    readers: FollowedReaders
 
     def token(self, *scopes: Scope, within: str | None = None, expires: datetime | None = None) -> str:
         boundary = boundary_in(self.workspace, within) if within else None
@@ -110,7 +110,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
             memory.store(name, {"text": f"parser {name}"}, project, {"project": name})
     workspace = Workspace.open(uri)
     known = KnownTokens(lambda: read_tokens(workspace.objects))
-    readers = KnownReaders(lambda: FOLLOWED, {"fleet": FollowedFleet("{login}@acme.example", DAY)}, lambda: NOW)
+    readers = FollowedReaders(lambda: FOLLOWED, {"fleet": FollowedFleet("{login}@acme.example", DAY)}, lambda: NOW)
     proxy = TrustedProxy("X-User", [ip_network("127.0.0.0/8")])
     recalled = Memory(workspace, load_memory_configuration(environ={}, embedding=model))
     reader = Reader(workspace.reread, lambda: recalled)
@@ -517,5 +517,5 @@ def test_the_last_known_tokens_are_trusted_for_a_while(monkeypatch: pytest.Monke
     known.refresh()
     assert known.find("t") == record
     now[0] += authenticating.STALE_SECONDS
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(StorageError, match="Cannot read"):
         known.refresh()

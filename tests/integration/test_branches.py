@@ -404,7 +404,7 @@ def test_prune_takes_what_is_merged_gone_or_old(repository: Path, tmp_path: Path
     opened = Workspace.open(workspace)
     assert {(branch.name, branch.why) for branch in prune_branches(opened, dry_run=True)} == {
         ("merged", "merged"),
-        ("gone", "gone from the remote"),
+        ("gone", "deleted on the remote"),
     }
     assert len(prune_branches(opened)) == 2
     assert [branch.name for branch in prune_branches(opened, older_than_days=0.0)] == ["open"]
@@ -452,7 +452,7 @@ def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
         assert len(said) == 1
         assert not trap.exists()
         (clone / ".git/config").write_text(config)
-    assert pruned() == [("gone", "gone from the remote")]
+    assert pruned() == [("gone", "deleted on the remote")]
     assert said == []
 
 

@@ -118,7 +118,7 @@ def test_copies_stay_within_the_limit(index: Callable[[str], str], s3_bucket: st
     limit = int(1.5 * size)
 
     assert follow(second, max_bytes=limit, warn=warned) == second  # a search may still read the first
-    assert "more than there is room for" in warned.pop()
+    assert "more than the space left" in warned.pop()
     assert copied(folder) == [one / "copy"]
 
     long_ago = time.time() - 2 * cached_copies.RECENT_SECONDS

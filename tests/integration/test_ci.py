@@ -154,7 +154,7 @@ def test_a_shallow_clone_is_scanned_and_embeds_nothing_twice(ci: Driftline, repo
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repository}", "checkout/web")
     found = source_of(ci("--json", tmp_path / "checkout" / "web"))
     assert (found["base"], found["new"], found["touched"], found["lines_embedded"]) == (None, 1, 3, 1)
-    assert "this clone lacks" in found["full_scan_reason"]
+    assert "this clone does not have" in found["full_scan_reason"]
     assert_exact(tmp_path / "checkout" / "web", tmp_path)
 
 

@@ -125,7 +125,7 @@ def test_a_run_that_takes_too_long_fails_the_build_and_continues(
     worker.outcomes = []
     late = ci("--deployment", web, "--timeout", 0)
     assert (late.code, late.json["error"]) == (3, "deployment_failed")
-    assert "has not ended in time" in late.json["message"]
+    assert "did not finish in time" in late.json["message"]
     (run,) = worker.runs()
     worker.outcomes = ["COMPLETED"]
     assert ci("--deployment", web).json["flow_runs"][0]["id"] == run["id"]

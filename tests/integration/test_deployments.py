@@ -274,7 +274,7 @@ def test_the_report_of_a_run_shows_tables_and_plots(site: Site, shown_run: str, 
 
 def test_the_form_of_a_deployment_explains_its_parameters(site: Site, deployed: object, browser: Browser) -> None:
     form = f"{site.page}/deployments/deployment/{site.deployment('driftline-index/web')['id']}/run"
-    browser.open(form, "Folders, git work trees or bucket URIs", "Reread and re-embed every document.")
+    browser.open(form, "Folders, git working trees or bucket URIs", "Reread and re-embed every document.")
     assert str(site.folder / "web") in browser.page.locator("textarea").first.input_value()
     browser.keep("form")
 

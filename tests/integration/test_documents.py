@@ -211,12 +211,12 @@ def test_logs_and_documents_have_a_limit_of_their_own(large: Path, tmp_path: Pat
     named = [{"path": "notes.txt", "bytes": 51_000}, {"path": "a.txt", "bytes": 34_000}]
     assert (source["too_large"], source["documents_total"]) == (named, 1)
     printed = driftline("index", large, *at)
-    assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 takes them" in printed.out
+    assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 accepts them" in printed.out
     write(large / "a.pdf", pdf(("a " * 600,)))
     size = (large / "a.pdf").stat().st_size
     printed = driftline("index", large, *at, "--max-document-bytes", 1_000)
-    assert f"too large: a.pdf (0.0 MiB); --max-document-bytes {size} takes them" in printed.out
-    assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 takes them" in printed.out
+    assert f"too large: a.pdf (0.0 MiB); --max-document-bytes {size} accepts them" in printed.out
+    assert "too large: notes.txt (0.0 MiB), a.txt (0.0 MiB); --max-file-bytes 51000 accepts them" in printed.out
 
 
 @pytest.mark.parametrize("location", ["folder", "bucket"])
@@ -233,7 +233,10 @@ def test_a_larger_log_is_indexed_at_its_beginning_and_end(
     first = driftline("index", uri, *at, "--model", tiny_model, *limits, 2_000, "--json")
     assert first.code == 0, first
     (source,) = first.json["sources"]
-    assert (source["in_part"], source["documents_total"]) == ([{"path": "run.log", "bytes": log.stat().st_size}], 1)
+    assert (source["partially_indexed"], source["documents_total"]) == (
+        [{"path": "run.log", "bytes": log.stat().st_size}],
+        1,
+    )
     found = dl.open(str(tmp_path / "ws")).search("x", fixed=("the run number",), top_k=1_000, n_lines=0).results
     assert {(hit.line, hit.text) for hit in found} == {
         (number + 1, f"the run number {number} went well") for number in (*range(36), *range(2_967, 3_000))
@@ -286,11 +289,11 @@ def test_the_report_counts_what_the_extra_would_read(
     with monkeypatch.context() as without:
         without.setattr(extractor, "_is_installed", lambda module: False)
         (source,) = driftline("index", *at, "--json").json["sources"]
-        assert (source["needing_extra"], source["documents_total"]) == (2, 2)
+        assert (source["missing_extra"], source["documents_total"]) == (2, 2)
         assert source["skipped"] == [{"path": "a.pdf", "reason": "needs driftline[documents]"}]
-        assert "documents: 2 files need the extra 'documents'. Run: " in driftline("index", *at).out
+        assert "documents: 2 files require the extra 'documents'. Run: " in driftline("index", *at).out
     (source,) = driftline("index", *at, "--json").json["sources"]
-    assert (source["needing_extra"], source["documents_total"], source["skipped"]) == (0, 3, [])
+    assert (source["missing_extra"], source["documents_total"], source["skipped"]) == (0, 3, [])
     assert source["bytes_read"] == len(DOCUMENTS["a.html"]) + len(DOCUMENTS["a.pdf"])
 
 

@@ -234,7 +234,7 @@ def test_an_unreadable_folder_removes_no_repository(
     for _ in range(3):
         fleet.now += timedelta(days=30)
         report = fleet.sync()
-    assert "lists no repository" in report["fleets"][0]["problems"][0]
+    assert "no longer lists any repositories" in report["fleets"][0]["problems"][0]
     assert len(fleet.documents()) == 3
 
 

@@ -334,7 +334,7 @@ def test_a_repository_that_still_answers_is_not_retired(
     for _ in range(3):
         fleet.now += timedelta(days=10)
         report = fleet.sync()
-    assert rows(report)["acme/r2"]["reason"] == "not listed, but it still answers"
+    assert rows(report)["acme/r2"]["reason"] == "not listed, but it still responds"
     assert len(fleet.documents()) == 3
     (git_server.root / "acme/r2.git").rename(git_server.root / "elsewhere.git")
     assert states(fleet.sync())["acme/r2"] == "retired"
@@ -576,5 +576,5 @@ def test_a_user_of_the_proxy_finds_what_the_host_lets_them_read(
 def test_a_fleet_without_an_api_has_no_pull_requests(hosted: tuple[Fleet, HostApi, dict[int, Checkout]]) -> None:
     fleet, _, _ = hosted
     fleet.tables = '[[fleet]]\nprovider = "folder"\nurl = "."\npull_requests = true\n'
-    with pytest.raises(UsageError, match="does not list pull requests"):
+    with pytest.raises(UsageError, match="does not support pull requests"):
         fleet.sync()

@@ -185,7 +185,7 @@ def test_files_without_text_are_reported_and_skipped(driftline: Driftline, tree:
     for number in range(9):
         (tree / "deep" / f"{number}.bin").write_bytes(b"\0")
     outcome = driftline("grep", "parser", "deep", "--json", "--model", tiny_model)
-    assert outcome.err == "driftline: 10 files are not searched: 9 binary, 1 too large\n"
+    assert outcome.err == "driftline: 10 files were not searched: 9 binary, 1 too large\n"
 
 
 def test_a_dash_is_standard_input(

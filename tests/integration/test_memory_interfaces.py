@@ -59,7 +59,7 @@ def test_a_value_is_stored_and_read_by_the_command_line(
     assert driftline("memory", "get", "note", "--in", "org:acme").out == '"the cat sleeps on the sofa"\n'
     assert run("get", "plan").json["value"] == {"step": 1}
     missing = run("get", "plan", "--in", "org:default")
-    assert (missing.code, missing.err) == (1, "driftline: No entry has the key 'plan'.\n")
+    assert (missing.code, missing.err) == (1, "driftline: There is no entry with the key 'plan'.\n")
     assert [entry["key"] for entry in run("list").json["entries"]] == ["note", "plan"]
     listed = run("list", "org:acme", "--limit", "1").json
     assert ([entry["key"] for entry in listed["entries"]], listed["total_count"]) == (["note"], 2)

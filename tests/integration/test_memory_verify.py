@@ -86,7 +86,7 @@ def test_damage_is_detected_and_indexes_are_repaired(store: MemoryStore) -> None
     assert found(check(store)) == {lost, ghost, *indexes}
     report = check(store, repair=True)
     assert found(report) == {lost, ghost}
-    assert report.mended == 3
+    assert report.repaired == 3
     assert any("driftline memory rebuild org:acme" in message for message in report.skipped)
     assert any("'key 0' of org:other" in message for message in report.skipped)
     store.rebuild(ACME)
@@ -162,6 +162,6 @@ def test_memory_that_begins_during_a_verification_is_left_to_the_next_one(
     monkeypatch.setattr(verify, "catalog_to_keep", find_before_memory_begins)
     report = verify_workspace(VerifyRequest(uri))
     assert list(report.findings) == []
-    assert any("another run works on it" in reason for reason in report.skipped)
+    assert any("another run is working on it" in reason for reason in report.skipped)
     monkeypatch.setattr(verify, "catalog_to_keep", find_catalog)
     assert verify_workspace(VerifyRequest(uri)).memory_entries == 1

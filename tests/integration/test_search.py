@@ -177,7 +177,7 @@ def test_windows_do_not_grow_beyond_a_screen() -> None:
 
 
 def scored(line: int, relevance: float, definition: Definition | None = None) -> FoundLine:
-    found = row(line, 0.5)._replace(relevance=relevance, fit=relevance, attainable=20.0)
+    found = row(line, 0.5)._replace(relevance=relevance, fit=relevance, max_score=20.0)
     return found._replace(definition=definition, outlined=True)
 
 

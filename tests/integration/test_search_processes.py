@@ -145,7 +145,7 @@ def test_waiting_too_long_is_an_error(workspace: Workspace, monkeypatch: pytest.
         processes.start(workspace)
         taken = processes._free.get()
         monkeypatch.setattr(search_processes, "WAIT_SECONDS", 0.01)
-        with pytest.raises(StorageError, match="No search has finished"):
+        with pytest.raises(StorageError, match="No search finished within"):
             processes.search(workspace, "x")
         processes._free.put(taken)
         assert processes.search(workspace, WORDS[0]).results

@@ -88,7 +88,7 @@ def test_a_secret_block_of_prefect_is_read_when_it_is_used(prefect_server: Prefe
     with temporary_settings({PREFECT_API_URL: prefect_server.url}):
         Secret(value=SecretStr(SECRET)).save("team-secret", overwrite=True, _sync=True)  # type: ignore[call-arg]
         assert resolve_options({"password": "block:team-secret"}) == {"password": SECRET}
-        with pytest.raises(UsageError, match="'password' needs the Secret block 'no-such-block'"):
+        with pytest.raises(UsageError, match="'password' requires the Secret block 'no-such-block'"):
             resolve_options({"password": "block:no-such-block"})
 
 

@@ -67,7 +67,7 @@ def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_tw
             text=True,
             check=False,
         )
-        assert (again.returncode, again.stdout) == (0, "This machine already serves them.\n")
+        assert (again.returncode, again.stdout) == (0, "This machine is already serving them.\n")
         (tmp_path / "web" / "b.txt").write_text(f"{WORDS[2]}\n")
         until(in_step, "a run that sees the change", unless=lambda: ended(process, log), poll=0.3)
         assert all(run["auto_scheduled"] for run in runs())

@@ -71,7 +71,7 @@ users = {{ann = ["{entity}"]}}
 @pytest.mark.parametrize(
     ("entity", "options", "complaint"),
     [
-        ("org:acme", (), "[access] needs a proxy that names the users"),
+        ("org:acme", (), "[access] requires a proxy that authenticates users"),
         ("acme", ("--trusted-proxy-header", "X-User", "--trusted-proxy", "10.0.0.1"), "'acme'"),
     ],
 )

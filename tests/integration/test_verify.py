@@ -164,7 +164,7 @@ def test_damage_is_detected_and_repaired(local: Corner, damage: str) -> None:
     assert {finding.entity for finding in report.findings} == {SOURCE}
     repaired = check(local, repair=True)
     assert (repaired.findings, repaired.skipped) == ([], [])
-    assert repaired.mended == len(expected)
+    assert repaired.repaired == len(expected)
     local.assert_alive()
 
 
@@ -224,7 +224,7 @@ def test_a_restored_configuration_names_the_model_of_this_host(
     config, at = Path(local.uri, "_workspace.json"), ("--workspace", local.uri)
     config.unlink()
     assert driftline("verify", "--repair", *at).code == 0
-    assert "does not name its embedding model" in driftline("search", "word7", *at).err
+    assert "has no record of its embedding model" in driftline("search", "word7", *at).err
     config.unlink()
     monkeypatch.setenv("DRIFTLINE_MODEL", str(tiny_model))
     assert driftline("verify", "--repair", *at).code == 0

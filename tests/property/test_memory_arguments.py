@@ -164,7 +164,7 @@ def test_wrong_arguments_return_errors(backend: HierarchicalLTMBackend) -> None:
     uri = backend.core.workspace.objects.uri
     with (
         dl.create_ltm_backend(storage_uri=uri, errors="raise") as raising,
-        pytest.raises(UsageError, match="top_k must be a whole number, not 'x'"),
+        pytest.raises(UsageError, match="top_k must be an integer, not 'x'"),
     ):
         raising.search_memory("plan", top_k="x")  # type: ignore[arg-type]
 

@@ -60,7 +60,7 @@ def test_every_word_of_every_document_is_found_on_its_line(
         (source / f"{at}.txt").write_bytes(joined(lines, end, ended).encode(encoding))
     report = dl.index(str(source), workspace=str(location / "ws"), model=str(tiny_model))
     (ran,) = report.sources
-    assert (ran.skipped, ran.shortened) == ([], [])
+    assert (ran.skipped, ran.truncated) == ([], [])
     workspace = Workspace.open(str(location / "ws"))
     assert verify(workspace, lambda phase: None).findings == []
     at = data.draw(st.sampled_from(range(len(documents))))
@@ -82,8 +82,8 @@ def test_shortened_lines_are_reported_by_file(tmp_path: Path, tiny_model: Path) 
     (source / "plain.txt").write_text("lorem ipsum\n")
     report = dl.index(str(source), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     (ran,) = report.sources
-    assert ran.shortened == [("bundle.min.js", 11)]
-    assert ran.to_dict()["shortened"] == [{"path": "bundle.min.js", "characters": 11}]
+    assert ran.truncated == [("bundle.min.js", 11)]
+    assert ran.to_dict()["truncated"] == [{"path": "bundle.min.js", "characters": 11}]
     assert ran.lines_total == MAX_ROWS_OF_LINE + 2
 
 

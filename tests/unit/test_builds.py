@@ -268,7 +268,7 @@ def test_a_build_indexes_only_its_own_branch(system: str, situation: str, branch
     if expected == "nothing":
         assert build.nothing_to_index
         assert not build.is_push_to("main")
-        with pytest.raises(UsageError, match="is no branch"):
+        with pytest.raises(UsageError, match="is not a branch"):
             build.index_branch("main")
         return
     assert build.index_branch("main") == expected
@@ -366,7 +366,7 @@ def test_a_merged_change_of_gerrit_is_a_push_to_its_branch(tmp_path: Path) -> No
     ],
 )
 def test_tags_are_recognized_in_builds_of_other_systems(environ: dict[str, str], tmp_path: Path) -> None:
-    assert Build.detect(environ, str(tmp_path)).nothing_to_index == "The tag main is no branch"
+    assert Build.detect(environ, str(tmp_path)).nothing_to_index == "Tag main is not a branch"
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
     merge |= {"GERRIT_EVENT_TYPE": "change-merged", "GERRIT_CHANGE_NUMBER": "7"}
     by_git = {"CI": "true"}, {"TEAMCITY_VERSION": "2026.1"}
     for inferred in (run, merge, JENKINS | {"GIT_BRANCH": "origin/main"}, *by_git):
-        with pytest.raises(UsageError, match="origin's main lacks"):
+        with pytest.raises(UsageError, match="is not in origin's main"):
             Build.detect(inferred, str(clone)).index_branch("main")
     assert Build.detect({}, str(clone)).index_branch() is None  # by hand
     environ = requested("GitHub Actions", "topic", fork=False, event=tmp_path / "event.json")

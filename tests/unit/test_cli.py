@@ -108,7 +108,7 @@ def test_no_command_says_what_to_do_where_nothing_is_indexed(nowhere: Path, caps
         (["search", "-h"], "Did you mean --help?"),
         (["memory"], "Add one of put, get, list,"),
         (["grep", "x"], "The argument FILE is missing. Name files or folders, such as '.'"),
-        (["search", "x", "--top-k", "many"], "'many' is not a whole number."),
+        (["search", "x", "--top-k", "many"], "'many' is not an integer."),
     ],
 )
 def test_wrong_use_suggests_the_nearest_right_one(

@@ -257,7 +257,7 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UsageError, match=r"cannot be written.*No space left"):
+    with pytest.raises(UsageError, match=r"Cannot write.*No space left"):
         change.apply()
     assert tree(tmp_path) == {"opencode.json": "{}"}
 
@@ -268,7 +268,7 @@ def test_a_file_that_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
         each for each in changes(["opencode"], "project", tmp_path, COMMAND, remove=False) if each.path == path
     ]
     path.write_text('{"theme": "dark"}')
-    with pytest.raises(UsageError, match="has changed"):
+    with pytest.raises(UsageError, match="file changed"):
         change.apply()
     assert tree(tmp_path) == {"opencode.json": '{"theme": "dark"}'}
 

@@ -213,6 +213,6 @@ def test_the_advice_for_unsupported_files_names_no_option(capsys: pytest.Capture
     source = {"entity": "source:s", "uri": "/s", "skipped": [], "too_large": large, **counts}
     print_index({"sources": [source], "requests": {}, "workspace": "ws", "seconds": 1.0}, dry_run=True)
     printed = capsys.readouterr().out
-    assert "too large: huge.log (512.0 MiB); no option takes files above 512 MiB: split them" in printed
-    assert f"large.pdf (512.0 MiB); --max-document-bytes {MAX_TEXT_BYTES} takes them" in printed
-    assert f"large.c (5.0 MiB); --max-file-bytes {5 * 2**20} takes them" in printed
+    assert "too large: huge.log (512.0 MiB); no option accepts files above 512 MiB: split them" in printed
+    assert f"large.pdf (512.0 MiB); --max-document-bytes {MAX_TEXT_BYTES} accepts them" in printed
+    assert f"large.c (5.0 MiB); --max-file-bytes {5 * 2**20} accepts them" in printed

@@ -6,7 +6,7 @@ import pytest
 
 from driftline.flows.output.plain_text import print_search
 from driftline.storage.workspace.records import SourceRecord
-from driftline.tasks.search.links import LinkTemplate, address_of, wrong_link
+from driftline.tasks.search.links import LinkTemplate, address_of, invalid_link
 
 COMMIT = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
@@ -115,16 +115,16 @@ def test_a_setting_overrules_the_name_of_the_host() -> None:
         ("svn", "write github, gitlab"),
         ("https://x.example/{path}", "needs {commit} and {path}"),
         ("https://x.example/{commit}/{path}/{user}", "{user} is unknown"),
-        ("javascript:alert('{commit}{path}')", "begin with https://"),
+        ("javascript:alert('{commit}{path}')", "start with https://"),
         ("https://user:secret@x.example/{commit}/{path}", "credentials"),
         ("https://x.example/{commit}/{path!r}", "needs {commit} and {path}"),
-        ("https://x.example/{commit}/{path}/{", "begin with https://"),
-        ("https://x.example/{commit}/{path} #{line}", "blanks"),
-        ("https://x.example/{commit}/{path}/{line:>99999999}", "begin with https://"),
+        ("https://x.example/{commit}/{path}/{", "start with https://"),
+        ("https://x.example/{commit}/{path} #{line}", "spaces"),
+        ("https://x.example/{commit}/{path}/{line:>99999999}", "start with https://"),
     ],
 )
 def test_a_wrong_setting_is_explained_and_ignored_in_a_record(setting: str, part: str) -> None:
-    assert part in (wrong_link(setting) or "")
+    assert part in (invalid_link(setting) or "")
     assert template("", setting) is None
 
 

@@ -143,7 +143,7 @@ def test_an_error_names_the_key_and_shows_no_secret(tmp_path: Path, old: str, ne
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="Cannot read"):
         load_memory_configuration(environ={"LTM_CONFIG": str(tmp_path / "missing.yaml")})
 
 

@@ -173,7 +173,7 @@ def test_a_hub_model_that_cannot_be_fetched_is_one_clear_line(tmp_path: Path, se
     done = run_resolve("owner/model", HF_HOME=str(tmp_path), **setting)
     assert done.returncode == 2, done.stderr
     assert "owner/model" in done.stdout
-    assert "give a local model2vec directory" in done.stdout
+    assert "use a local model2vec directory" in done.stdout
     assert done.stdout.count("\n") == 1
 
 

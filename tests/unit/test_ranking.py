@@ -20,8 +20,8 @@ from driftline.tasks.search.ranking import (
     CandidateLines,
     count_words,
     document_scores,
-    meaning_scores,
-    stem_shares,
+    filename_boosts,
+    semantic_scores,
     text_scores,
     word_weights,
 )
@@ -112,8 +112,8 @@ def test_meaning_is_the_cosine_of_the_lines_around_a_line(n: int) -> None:
         for reach in meaning:
             near = around(lines, vectors, reach.lines, reach.decay)
             expected += reach.weight * (near @ query) / np.linalg.norm(near, axis=1)
-        assert np.allclose(meaning_scores(lines, vectors, query, meaning), expected, atol=1e-4)
-        assert meaning_scores(lines, np.zeros_like(vectors), query, meaning).tolist() == [0.0] * n
+        assert np.allclose(semantic_scores(lines, vectors, query, meaning), expected, atol=1e-4)
+        assert semantic_scores(lines, np.zeros_like(vectors), query, meaning).tolist() == [0.0] * n
 
 
 def test_only_the_best_blocks_raise_the_rank_of_a_document() -> None:
@@ -201,20 +201,20 @@ def test_a_file_named_like_the_query_ranks_first() -> None:
 @pytest.mark.parametrize(
     ("path", "words", "share"),
     [
-        ("net/lease_token.py", ["leas", "token", "write"], WEIGHTS.stem * 2 / 3 + WEIGHTS.whole_stem),
-        ("net/LeaseTokens.java", ["leas", "token"], WEIGHTS.stem + WEIGHTS.whole_stem),
+        ("net/lease_token.py", ["leas", "token", "write"], WEIGHTS.stem * 2 / 3 + WEIGHTS.full_stem_match),
+        ("net/LeaseTokens.java", ["leas", "token"], WEIGHTS.stem + WEIGHTS.full_stem_match),
         ("net/lease_token_test.py", ["leas", "token"], WEIGHTS.stem),
-        ("net/lease.service.ts", ["leas", "token"], WEIGHTS.stem / 2 + WEIGHTS.whole_stem),
-        (".lease", ["leas"], WEIGHTS.stem + WEIGHTS.whole_stem),
-        ("lease/mod.rs", ["leas", "token"], WEIGHTS.stem / 2 + WEIGHTS.whole_stem),
-        ("lease/__init__.py", ["leas"], WEIGHTS.stem + WEIGHTS.whole_stem),
+        ("net/lease.service.ts", ["leas", "token"], WEIGHTS.stem / 2 + WEIGHTS.full_stem_match),
+        (".lease", ["leas"], WEIGHTS.stem + WEIGHTS.full_stem_match),
+        ("lease/mod.rs", ["leas", "token"], WEIGHTS.stem / 2 + WEIGHTS.full_stem_match),
+        ("lease/__init__.py", ["leas"], WEIGHTS.stem + WEIGHTS.full_stem_match),
         ("lease/index.ts", ["index"], 0),
-        ("index.ts", ["index"], WEIGHTS.stem + WEIGHTS.whole_stem),
+        ("index.ts", ["index"], WEIGHTS.stem + WEIGHTS.full_stem_match),
         ("-", ["leas"], 0),
     ],
 )
 def test_a_file_whose_name_consists_of_query_words_ranks_higher(path: str, words: list[str], share: float) -> None:
-    assert stem_shares([path], words) == pytest.approx([share])
+    assert filename_boosts([path], words) == pytest.approx([share])
 
 
 @pytest.mark.parametrize(("kind", "first"), [("section", [1, 50, 90]), ("function", [1, 2, 3])])
@@ -238,9 +238,9 @@ def test_a_later_window_of_a_file_keeps_its_label() -> None:
     found = arranged(windows, ["lease"])
     assert [each.path for each in found[:3]] == ["a.py", "a.py", "b.py"]
     further = [each for each in found if each.path == "a.py"]
-    assert [each.set_back for each in further] == sorted(each.set_back for each in further)
-    assert further[0].set_back == 0
-    own = {each.first: each.score + each.set_back for each in further[1:]}
+    assert [each.penalty for each in further] == sorted(each.penalty for each in further)
+    assert further[0].penalty == 0
+    own = {each.first: each.score + each.penalty for each in further[1:]}
     assert own == pytest.approx({each.first: each.fit for each in further[1:]})
 
 
@@ -311,8 +311,8 @@ def test_documents_with_the_same_name_and_content_are_shown_once_and_named() -> 
 
 
 @given(st.lists(st.floats(-50, 200), min_size=2, max_size=20), st.floats(1, 200))
-def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], attainable: float) -> None:
-    likely = [likelihood(score, attainable) for score in sorted(scores)]
+def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], max_score: float) -> None:
+    likely = [likelihood(score, max_score) for score in sorted(scores)]
     assert likely == sorted(likely)
     assert 0 <= likely[0] <= likely[-1] <= 1
     order = ["weak", "likely", "strong"]
