@@ -43,7 +43,7 @@ _BITS_PER_GRAM = 2
 literal has several grams.
 """
 _SIZES = sorted(part << exponent for part in (5, 7) for exponent in range(6, 15))
-"""The sizes of filters, in bits. None is a power of two, as are those of filters of trigrams alone."""
+"""Filter sizes, in bits. None is a power of two, unlike the sizes of trigram-only filters."""
 
 
 def packs(
@@ -107,9 +107,10 @@ def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
 
 
 def _hashes(data: bytes, *, words: bool = True) -> NDArray[np.uint32]:
-    """Return a number of ``_HASH_BITS`` bits for each trigram of folded text, and for each four letters if ``words``.
+    """Return a ``_HASH_BITS``-bit number for each trigram in folded text and, if ``words`` is set, for each four
+    letters.
 
-    Other words of a long text often hold all trigrams of a word, but rarely all its runs of four letters.
+    In long text, other words often contain all trigrams of a word, but rarely all its runs of four letters.
     """
     codes = np.frombuffer(data, np.uint8).astype(np.uint32)
     grams = (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH
@@ -122,7 +123,7 @@ def _hashes(data: bytes, *, words: bool = True) -> NDArray[np.uint32]:
 
 
 def grams(data: bytes) -> bytes:
-    """Return the filter of the grams of a text: a bit for each, at its hash modulo the size of the filter."""
+    """Return the gram filter of a text: each gram sets the bit at its hash modulo the filter size."""
     held = np.zeros(1 << _HASH_BITS, np.bool_)
     if len(data) >= GRAM_BYTES:
         held[_hashes(folded(data))] = True
