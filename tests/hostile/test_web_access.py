@@ -120,7 +120,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
 
 
 def test_readers_that_cannot_be_read_grant_nothing_and_refuse_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
-    def fail() -> dict[str, Any]:
+    def fail() -> Any:
         raise StorageError("The record is damaged", "_fleet.json")
 
     readers = FollowedReaders(fail, {"fleet": FollowedFleet("{login}@acme.example", DAY)}, lambda: NOW)

@@ -18,6 +18,7 @@ import driftline
 from driftline.flows.commands.web import _access_rules
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs.fleet import has_failed
+from driftline.flows.runs.index import remove_source
 from driftline.flows.web import authentication as authenticating
 from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import Authentication, TrustedProxy
@@ -556,7 +557,7 @@ def test_no_other_source_takes_the_place_of_a_repository_that_its_readers_see(
     where = fleet.workspace.objects.uri
     with pytest.raises(SourceConflict, match="whose host says who may read it"):
         driftline.index(str(tmp_path / "salaries"), workspace=where, entity=entity, rebind=True)
-    driftline.remove(entity, workspace=where)
+    remove_source(where, entity)
     with pytest.raises(SourceConflict, match="whose host says who may read it"):
         driftline.index(str(tmp_path / "salaries"), workspace=where, entity=entity)
 
