@@ -43,7 +43,7 @@ def run_deployments(
         while not all(_has_ended(run) for run in runs.values()):
             if time.monotonic() > deadline:
                 raise _failure(
-                    "has not ended in time", runs, "It is still running: follow it, or set a longer --timeout."
+                    "did not finish in time", runs, "It is still running: follow it, or set a longer --timeout."
                 )
             time.sleep(POLL_SECONDS)
             runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}

@@ -51,7 +51,7 @@ SHORT_KEYS: Mapping[str, tuple[str, str]] = {
 }
 """Short forms of keys in the section ``performance``."""
 
-_REFERENCE = re.compile(r"\$?\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_REFERENCE = re.compile(r"(\$+)(\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\})")
 _UNSET = "Set it, or write ${VAR:-default}, or $${VAR} for the text ${VAR}."
 
 
@@ -359,12 +359,14 @@ def _resolve(value: Any, variables: Mapping[str, str], where: str) -> Any:
         return value
 
     def put(match: re.Match[str]) -> str:
-        if match[0].startswith("$$"):
-            return match[0][1:]
-        found = variables.get(match[1]) or match[2]
+        dollars, braces, name, default = match.groups()
+        literal = "$" * (len(dollars) // 2)  # each pair stands for one
+        if len(dollars) % 2 == 0:
+            return literal + str(braces)
+        found = variables.get(name) or default
         if found is None:
-            raise UsageError(f"The variable {match[1]} is not set", where, _UNSET)
-        return found
+            raise UsageError(f"The variable {name} is not set", where, _UNSET)
+        return literal + str(found)
 
     return _REFERENCE.sub(put, value)
 

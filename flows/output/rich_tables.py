@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from driftline.flows.output.plain_text import appearance, emit, printable, wants_styles
+from driftline.flows.output.run_reports import price
 from driftline.storage.errors import install_command
-from driftline.storage.objects.store_requests import price
 
 Result = Mapping[str, Any]
 

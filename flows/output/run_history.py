@@ -11,7 +11,7 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from driftline.storage.objects.store_requests import price
+from driftline.flows.output.run_reports import price
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 

@@ -233,3 +233,9 @@ class CompactReport:
             "tenants": [tenant.to_dict() for tenant in self.tenants],
             "seconds": round(self.seconds, 3),
         }
+
+
+def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | None:
+    """Return the cost of ``requests``; ``prices`` are per 1,000 requests. Returns None if no kind has a price."""
+    priced = [kind for kind in requests if kind in prices]
+    return sum(prices[kind] * requests[kind] for kind in priced) / 1000 if priced else None

@@ -254,7 +254,8 @@ def sync_fleets(
         _name(parts, known, now())
         _ask(parts, request, progress, now())
         _ask_pulls(parts, request, progress, now())
-        _ask_readers(parts, progress, now())
+        if not request.dry_run:
+            _ask_readers(parts, progress, now())
         changed = [(part, each) for part in parts for each in _due(part, entities)]
         branches = _due_branches(parts, {each.entity for _, each in changed})
         run_id, of_branches = None, list[str]()
@@ -474,6 +475,7 @@ def _ask_readers(parts: Iterable[FleetPart], progress: Progress, now: datetime) 
         for part in parts
         for identifier, each in part.repositories.items()
         if part.fleet.readers and part.is_present(identifier) and each.entity and not each.excluded
+        if each.readers is not None or not each.failures  # another source may have its entity
     ]
 
     def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:

@@ -9,13 +9,10 @@ embedded after the lines (decision 0016).
 
 from __future__ import annotations
 
-import contextvars
 import logging
 import os
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -30,15 +27,8 @@ from driftline.flows.output.run_reports import IndexReport, RemoveReport
 from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, SegmentBuilds, build_on, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
-from driftline.flows.runs.source_group import (
-    FETCHES_AHEAD,
-    SOURCES_PER_SLOT,
-    Outcome,
-    SourceGroup,
-    grouped,
-    run_alone,
-)
-from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS, SourceRun
+from driftline.flows.runs.source_group import run_all
+from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
@@ -55,7 +45,6 @@ from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.objects.store_requests import phase, request_counter
-from driftline.storage.sources.repository import more_readers
 from driftline.storage.workspace.branch_cuts import branch_records
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
@@ -245,60 +234,6 @@ def _holds_files_of(entity: Entity, record: SourceRecord, part: SourcePlan, plan
     paths = plan.workspace.manifest(entity).read(columns=["path"])["path"].combine_chunks()
     inside = pc.binary_join_element_wise(claim.prefix, paths, "")
     return not Matcher(part.rules).excluded(inside).all()
-
-
-def run_all(
-    plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, builds: SegmentBuilds
-) -> Iterator[tuple[SourceRun, DriftlineError | None]]:
-    """Run the plan's sources on one executor; yield each with its failure, as they finish.
-
-    ``report.sources`` keeps the plan's order. Any other exception is raised after the running sources finish.
-    """
-    if len(plan.sources) == 1:
-        run = SourceRun(plan, plan.sources[0], executor, progress, report.run_id, builds)
-        report.sources.append(run.report)
-        yield run, run_alone(run)
-        return
-    progress.phase(f"indexing {len(plan.sources):,} sources")
-    shared, committing = _SharedProgress(progress), threading.Lock()
-    runs = [SourceRun(plan, part, executor, shared, report.run_id, builds, committing) for part in plan.sources]
-    report.sources += [run.report for run in runs]
-    may_wait, together = plan.request.wait_seconds > 0, not plan.request.dry_run and plan.request.branch is None
-    groups = grouped(runs, executor.slots, together=together)
-
-    def execute(group: Sequence[SourceRun]) -> list[Outcome]:
-        if len(group) == 1:
-            return [(group[0], run_alone(group[0]))]
-        return SourceGroup(executor, shared, builds, committing, fetches, ahead).execute(group, may_wait=may_wait)
-
-    at_once = SOURCES_PER_SLOT * executor.slots
-    pool = ThreadPoolExecutor(at_once, thread_name_prefix="source")
-    fetches = ThreadPoolExecutor(FETCHES_AHEAD, thread_name_prefix="fetch")
-    # Remote workers have their own mirrors.
-    ahead = 0 if executor.remote else FETCHES_AHEAD // min(at_once, len(groups))
-    with pool, fetches, more_readers(at_once * max(map(len, groups))):
-        running: list[Future[list[Outcome]]] = []
-        try:
-            # Requests are counted per context, so each group needs its own.
-            running += [pool.submit(contextvars.copy_context().run, execute, group) for group in groups]
-            for future in as_completed(running):
-                yield from future.result()
-        except KeyboardInterrupt:  # only this thread received it
-            executor.stop()
-            raise
-        finally:
-            fetches.shutdown(wait=False, cancel_futures=True)
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-class _SharedProgress:
-    """Adds up the progress of concurrent sources into one phase."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.advance = progress.advance
-        self.message = progress.message
-
-    def phase(self, name: str, total: int | None = None) -> None: ...
 
 
 __all__ = ["IndexRequest", "index_sources"]

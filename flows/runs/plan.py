@@ -30,6 +30,7 @@ from driftline.storage.option_table import listed, path_or_uri
 from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.sources.source import RepositorySource, Source, open_source
 from driftline.storage.workspace.branch_cuts import check_name
+from driftline.storage.workspace.fleet_state import read_fleets
 from driftline.storage.workspace.records import BranchRecord, RunHistory, SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatch
 from driftline.tasks.embedding.models import dimension, fingerprint, is_earlier_version, resolve_model
@@ -289,6 +290,8 @@ def plan_source(
                 known.uri,
                 "Choose another --entity, or move this one with --rebind.",
             )
+        if known is None or not known.same_location(record):
+            _refuse_followed(workspace, entity, source.uri)
     else:
         entity, known = _default_entity(source.default_name, record, workspace, taken)
     if known is not None:  # damaged files are reported before anything is written
@@ -305,6 +308,15 @@ def plan_source(
     record = replace(record, **settings)
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
     return SourcePlan(source, entity, record, commit)
+
+
+def _refuse_followed(workspace: Workspace, entity: Entity, uri: str) -> None:
+    """Raise SourceConflict if the readers of a fleet's repository, whom its host lists, would see another source."""
+    for name, fleet in read_fleets(workspace.objects).items():
+        for each in fleet.repositories.values():
+            if each.readers is not None and each.entity == str(entity) and uri not in each.uris:
+                what = f"{entity} belongs to the fleet {name}, whose host says who may read it"
+                raise SourceConflict(what, uri, "Choose another --entity.")
 
 
 def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecord | None:

@@ -1,4 +1,6 @@
-"""Run small sources together, so that a run's cost grows with their lines, not their number (DESIGN, "Index run").
+"""Run several sources concurrently, and small ones together (DESIGN, "Index run").
+
+A run's cost thus grows with the lines of its sources, not with their number.
 
 Each source has its own lease, staged delta and commit marker, just like in a separate run. They share the batch, its
 fragments, and the transaction, which commits all or none of them.
@@ -6,19 +8,24 @@ fragments, and the transaction, which commits all or none of them.
 
 from __future__ import annotations
 
+import contextvars
+import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from driftline.flows.output.progress import Progress, run_stage
+from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs.executors import Executor, SegmentBuilds
+from driftline.flows.runs.plan import IndexPlan
 from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT_SECONDS, SourceRun
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.objects.store_requests import phase
+from driftline.storage.sources.repository import more_readers
 from driftline.storage.workspace.workspace import marker_tokens
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, embed_group
 from driftline.tasks.indexing.commit import ChangeSet, GroupCommitFailed, Staged, commit_together, publish_together
@@ -245,3 +252,57 @@ def run_alone(run: SourceRun) -> DriftlineError | None:
     except DriftlineError as error:
         return error
     return None
+
+
+def run_all(
+    plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, builds: SegmentBuilds
+) -> Iterator[tuple[SourceRun, DriftlineError | None]]:
+    """Run the plan's sources on one executor; yield each with its failure, as they finish.
+
+    ``report.sources`` keeps the plan's order. Any other exception is raised after the running sources finish.
+    """
+    if len(plan.sources) == 1:
+        run = SourceRun(plan, plan.sources[0], executor, progress, report.run_id, builds)
+        report.sources.append(run.report)
+        yield run, run_alone(run)
+        return
+    progress.phase(f"indexing {len(plan.sources):,} sources")
+    shared, committing = _SharedProgress(progress), threading.Lock()
+    runs = [SourceRun(plan, part, executor, shared, report.run_id, builds, committing) for part in plan.sources]
+    report.sources += [run.report for run in runs]
+    may_wait, together = plan.request.wait_seconds > 0, not plan.request.dry_run and plan.request.branch is None
+    groups = grouped(runs, executor.slots, together=together)
+
+    def execute(group: Sequence[SourceRun]) -> list[Outcome]:
+        if len(group) == 1:
+            return [(group[0], run_alone(group[0]))]
+        return SourceGroup(executor, shared, builds, committing, fetches, ahead).execute(group, may_wait=may_wait)
+
+    at_once = SOURCES_PER_SLOT * executor.slots
+    pool = ThreadPoolExecutor(at_once, thread_name_prefix="source")
+    fetches = ThreadPoolExecutor(FETCHES_AHEAD, thread_name_prefix="fetch")
+    # Remote workers have their own mirrors.
+    ahead = 0 if executor.remote else FETCHES_AHEAD // min(at_once, len(groups))
+    with pool, fetches, more_readers(at_once * max(map(len, groups))):
+        running: list[Future[list[Outcome]]] = []
+        try:
+            # Requests are counted per context, so each group needs its own.
+            running += [pool.submit(contextvars.copy_context().run, execute, group) for group in groups]
+            for future in as_completed(running):
+                yield from future.result()
+        except KeyboardInterrupt:  # only this thread received it
+            executor.stop()
+            raise
+        finally:
+            fetches.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _SharedProgress:
+    """Adds up the progress of concurrent sources into one phase."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.advance = progress.advance
+        self.message = progress.message
+
+    def phase(self, name: str, total: int | None = None) -> None: ...

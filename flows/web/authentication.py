@@ -82,7 +82,7 @@ class Known(Generic[_Record]):
         return time.monotonic() - self._tried_at > REFRESH_SECONDS
 
     def refresh(self) -> None:
-        """Read the records if they are old. Raises StorageError if they have been unreadable for STALE_SECONDS."""
+        """Read the records if they are old. Once they have been unreadable for STALE_SECONDS, call ``_give_up``."""
         with self._lock:
             if self.is_old:
                 self._tried_at = time.monotonic()
@@ -92,7 +92,11 @@ class Known(Generic[_Record]):
                 except DriftlineError as error:
                     log.warning("The %s of the workspace cannot be read: %s", self.what, error)
             if time.monotonic() - self._read_at > STALE_SECONDS:
-                raise StorageError(f"The {self.what} of the workspace cannot be read", "", "Try again in a minute.")
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """Raise StorageError, which rejects the request."""
+        raise StorageError(f"The {self.what} of the workspace cannot be read", "", "Try again in a minute.")
 
 
 class KnownTokens(Known[TokenRecord]):
@@ -164,6 +168,10 @@ class FollowedReaders(Known[Readable]):
     ) -> None:
         super().__init__(read, "fleets")
         self._fleets, self._now = fleets, now
+
+    def _give_up(self) -> None:
+        """Grant nothing: tokens and other rules do not depend on the hosts."""
+        self._known = {}
 
     def readable_by(self, user: str) -> Iterator[Entity]:
         """Yield the sources that a user of the proxy may read by an answer of the host that is not too old."""

@@ -259,13 +259,16 @@ class LanceTable:
     def sync_branch(self, cut: str) -> None:
         """Flush a new branch of this table."""
         if self.is_local:
-            self._objects.sync(info.path for info in self._objects.list(f"{self.path}/_refs"))
+            references = self._objects.list(f"{self.path}/_refs")
+            self._objects.sync(info.path for info in references if cut in info.path)
             type(self)(self._objects, self._tenant, self.fingerprint, cut).sync_newest_version()
 
     def sync_indexes(self) -> None:
-        """Flush all indexes and the newest version. An index that is lost all the same is built again."""
+        """Flush the published indexes and the newest version. An index that is lost all the same is built again."""
         if self.is_local:
-            self._objects.sync(info.path for info in self._objects.list(f"{self.path}/_indices"))
+            for segment in chain.from_iterable(index.segments for index in self.open().describe_indices()):
+                folder = self._objects.list(f"{self.path}/_indices/{segment.uuid}")
+                self._objects.sync(info.path for info in folder)
             self.sync_newest_version()
 
 

@@ -378,7 +378,7 @@ class _Files:
             # Searches read the column before the end of a data file at many positions, starting at its beginning.
             more = file.blocks[0].start - end
             if more > TEXT_SHARE * size:
-                return start, end + int(GRAMS_SHARE * size)
+                more = int(GRAMS_SHARE * size)
             if 0 < more <= self._ahead_bytes:
                 self._ahead_bytes -= more
                 return start, end + more

@@ -177,7 +177,8 @@ class LocalDisk:
                 target = os.path.dirname(target)
                 directories.add(target)
         for directory in sorted(directories, reverse=True):
-            flush_to_disk(directory)
+            with self._reported("flush", os.path.relpath(directory, self._root)):
+                flush_to_disk(directory)
 
     def _absolute(self, path: str) -> str:
         return os.path.join(self._root, path) if path else self._root

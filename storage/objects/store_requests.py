@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -117,12 +117,6 @@ def merged(*parts: Counts) -> Counts:
         for name, kinds in part.items():
             sums[name].update(kinds)
     return {name: dict(kinds) for name, kinds in sums.items()}
-
-
-def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | None:
-    """Return the cost of ``requests``; ``prices`` are per 1,000 requests. Returns None if no kind has a price."""
-    priced = [kind for kind in requests if kind in prices]
-    return sum(prices[kind] * requests[kind] for kind in priced) / 1000 if priced else None
 
 
 # -- hooks into the clients of fsspec ---------------------------------------------------------

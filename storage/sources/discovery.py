@@ -64,6 +64,11 @@ class Page:
     next: str
     ids: tuple[str, ...]
     total: int | None = None
+    reading: int = 0
+
+
+READING = 1
+"""Version of how pages are read. Pages that another version has read are requested again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +351,7 @@ class _Reader:
 
     def _page(self, url: str, known: Page | None, add: Callable[[Any], str]) -> Page:
         """Return the page at ``url``, which is ``known`` if it has not changed; ``add`` returns the id of an entry."""
-        etag = known.etag if known is not None else ""
+        etag = known.etag if known is not None and known.reading == READING else ""
         status, headers, body = self._ask(url, etag)
         if status == _NOT_MODIFIED and known is not None and etag:
             if known.next:  # the state is in the workspace, which others may write to
@@ -355,7 +360,7 @@ class _Reader:
         answer = self._parsed(url, headers, body)
         ids = tuple(add(item) for item in answer.items)
         total = answer.total if isinstance(answer.total, int) else None
-        return Page(url, "" if "" in ids else headers.get("ETag") or "", answer.next, ids, total)
+        return Page(url, "" if "" in ids else headers.get("ETag") or "", answer.next, ids, total, READING)
 
     def _parsed(self, url: str, headers: Mapping[str, str], body: bytes) -> HostPage:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -211,6 +210,8 @@ class _Versioned:
 
 
 log = logging.getLogger(__name__)
+DONE = "done"
+"""The outcome of a run without a failure."""
 CHANGE_ATTEMPTS = 20
 """Attempts to change a record that other processes change at the same time."""
 
@@ -253,11 +254,10 @@ class RunHistory:
 
     def record(self, run: RunRecord) -> None:
         """Write the record of a finished run. If the run failed, a failure to write its record is only logged."""
-        failure = sys.exception()
         try:
             self.objects.create(f"{self._directory}/{run.run_id}.json", to_json(run))
         except DriftlineError as error:
-            if failure is None:
+            if run.outcome == DONE:
                 raise
             log.warning("The record of the run %s is not written: %s", run.run_id, error)
 

@@ -34,7 +34,6 @@ from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter
 from driftline.tasks.search.hits import (
     Hit,
-    Window,
     add_definitions,
     anchored,
     anchors_of,
@@ -49,6 +48,7 @@ from driftline.tasks.search.hits import (
     symbol_of,
 )
 from driftline.tasks.search.links import SourceRecords
+from driftline.tasks.search.ranking import Window
 from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
 from driftline.tasks.search.search import (
     ExactCounts,

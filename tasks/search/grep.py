@@ -30,8 +30,8 @@ from driftline.tasks.extraction.extractor import Extracted, definitions_by_part,
 from driftline.tasks.scanning.named_files import STDIN, files_named
 from driftline.tasks.scanning.overlap import below
 from driftline.tasks.search.filters import where_named
-from driftline.tasks.search.hits import Hit, anchored, clipped, clipped_context, match_in, merge_windows, symbol_of
-from driftline.tasks.search.ranking import FoundLine
+from driftline.tasks.search.hits import Hit, anchored, clipped, clipped_context, match_in, symbol_of
+from driftline.tasks.search.ranking import FoundLine, merge_windows
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.search.search import UNKNOWN_WORDS, SearchReport, answer, nearest_note

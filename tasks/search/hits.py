@@ -1,7 +1,6 @@
 """Turn line hits into results: windows with text, context and freshness.
 
-Neighbouring hits are merged into windows (``merge_windows``), which ``arranged`` orders, taking files into account. A
-file is shown once, even if several sources contain it. ``judge`` compares a hit with the current file.
+A file is shown once, even if several sources contain it. ``judge`` compares a hit with the current file.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import math
 import os
 import posixpath
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from typing import Any
 
@@ -39,230 +38,9 @@ from driftline.storage.workspace.stats import html_table
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.links import Links, SourceRecords, find_links
-from driftline.tasks.search.query_form import QueryForm
-from driftline.tasks.search.ranking import WEIGHTS, Document, FoundLine, Weights, filename_boosts
+from driftline.tasks.search.ranking import MAX_WINDOW_LINES, Window
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
-
-MAX_WINDOW_LINES = 32
-"""Maximum number of lines in a window, not counting context."""
-GROWTH = 0.7
-"""Minimum relevance of a hit that extends a window, as a fraction of the window's relevance. Weaker hits would add more
-lines than information.
-"""
-GROWTH_ACROSS = 0.9
-"""The same for a hit in another definition, unless the query is a sentence, which may describe either definition.
-"""
-MAX_HEAD_LINES = 8
-MAX_TAIL_LINES = 6
-"""Maximum number of lines by which a window is extended to the start or end of its definition."""
-JUDGED_WINDOWS = 60
-"""Number of windows used to determine which files a query is about."""
-MAX_WINDOWS_OF_DEFINITION = 3
-"""Maximum number of windows per function, so that none fills the results; prose sections have no limit."""
-
-
-@dataclass(slots=True)
-class Window:
-    """Neighbouring hits in one document; lines are 0-based and inclusive.
-
-    ``best`` is the line of the hit that matches the query best on its own, and ``fit`` that hit's quality.
-    ``distance``, ``text``, ``column`` (where the text starts in its line) and ``definition`` (the innermost one) are
-    those of this hit; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is a
-    hit's relevance, at most ``max_score``, or the cosine if hits are sorted by cosine (``max_score`` is then 0).
-    ``penalty`` is the deduction from the score for better windows in the same place, which does not reduce the
-    likelihood. ``copies`` lists other documents of its source with the same name and content. If the query ``named``
-    the definition, the window stays inside it.
-    """
-
-    entity: str
-    path: str
-    hash: str
-    best: int
-    distance: float
-    text: str
-    fit: float
-    first: int
-    last: int
-    definition: Definition | None = None
-    outlined: bool = False
-    score: float = field(default=0.0, compare=False)
-    column: int = 0
-    max_score: float = 0.0
-    penalty: float = field(default=0.0, compare=False)
-    copies: tuple[str, ...] = ()
-    named: bool = False
-
-    @property
-    def file(self) -> tuple[str, str]:
-        """The key of its document."""
-        return self.entity, self.path
-
-    @property
-    def section(self) -> str:
-        """The name of its prose section, "" if there is none: a book covers many topics, a module one."""
-        return self.definition.name if self.definition is not None and self.definition.kind == "section" else ""
-
-    @classmethod
-    def around(cls, found: FoundLine) -> Window:
-        """Return the window of a single hit."""
-        line = found.number
-        return cls(
-            *found.document,
-            line,
-            found.distance,
-            found.text,
-            found.fit,
-            first=line,
-            last=line,
-            definition=found.definition,
-            outlined=found.outlined,
-            score=found.relevance,
-            column=found.column,
-            max_score=found.max_score,
-            named=found.named,
-        )
-
-    def can_merge(self, line: int) -> bool:
-        """Return whether the window may grow to a line: always, unless the query names the window's definition."""
-        return not self.named or self.definition is None or self.definition.first <= line <= self.definition.last
-
-    def improves_with(self, found: FoundLine, across: float) -> bool:
-        """Return whether a later hit is inside the window, or relevant enough to extend it (see ``merge_windows``)."""
-        if self.first <= found.number <= self.last or not self.max_score or self.score <= 0:
-            return True
-        if found.relevance < min(across, GROWTH) * self.score:
-            return False
-        share = across if self.is_apart_from(found.definition) else GROWTH
-        return found.relevance >= share * self.score
-
-    def is_apart_from(self, definition: Definition | None) -> bool:
-        """Return whether its definition and ``definition`` are both code, and neither contains the other."""
-        own = self.definition
-        if own is None or definition is None or not (own.is_code and definition.is_code):
-            return False
-        return own.last < definition.first or definition.last < own.first
-
-    def merge(self, other: Window) -> None:
-        """Merge ``other`` into this window; the window with the better fit supplies the best line."""
-        if other.fit > self.fit:
-            self.best, self.distance, self.text, self.fit = other.best, other.distance, other.text, other.fit
-            self.definition, self.outlined, self.column = other.definition, other.outlined, other.column
-        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
-
-
-def merge_windows(rows: Iterable[FoundLine], max_gap: int, limit: int, across: float = GROWTH) -> list[Window]:
-    """Merge hits (best first) into at most ``limit`` windows, ordered by their first hit.
-
-    Hits up to ``max_gap`` lines apart are merged into one window. If that would be too long, or if the later hit has
-    less than the fraction GROWTH of a window's relevance (between definitions: ``across``), the hit is dropped. Hits
-    are read until there are enough windows, so that no window is extended by hits that are worse than all windows. A
-    window that starts shortly after the start of its definition, or ends shortly before its end, is extended to it.
-    """
-    windows: list[Window] = []
-    of_document: dict[Document, list[Window]] = {}
-    for row in rows:
-        known = of_document.setdefault(row.document, [])
-        line = row.number
-        near = [window for window in known if window.first - max_gap <= line <= window.last + max_gap]
-        if near:
-            kept, *others = near
-            if not others and kept.first <= line <= kept.last and row.fit <= kept.fit:
-                continue  # most rows change nothing
-            if not any(window.improves_with(row, across) for window in near):
-                continue
-            first, last = min(line, *[each.first for each in near]), max(line, *[each.last for each in near])
-            if last - first >= MAX_WINDOW_LINES or not all(window.can_merge(line) for window in near):
-                continue
-            for other in others:
-                kept.merge(other)
-                known.remove(other)
-                windows.remove(other)
-            if row.fit > kept.fit:
-                kept.merge(Window.around(row))
-            kept.first, kept.last = first, last
-            continue
-        new = Window.around(row)
-        defined = new.definition is not None and new.definition.is_code
-        if defined and sum(new.definition == each.definition for each in known) >= MAX_WINDOWS_OF_DEFINITION:
-            continue
-        known.append(new)
-        windows.append(new)
-        if len(windows) == limit:
-            break
-    for known in of_document.values():
-        _complete_definitions(known, max_gap)
-    return windows
-
-
-def _complete_definitions(windows: Sequence[Window], max_gap: int) -> None:
-    """Extend one document's ``windows`` to nearby bounds of their definitions, keeping a distance to other windows."""
-    for window in windows:
-        definition = window.definition
-        if definition is None or not definition.is_code:
-            continue
-        first, last = definition.first, definition.last
-        begins = 0 < window.first - first <= MAX_HEAD_LINES and window.last - first < MAX_WINDOW_LINES
-        if begins and not any(first - max_gap <= each.last < window.first for each in windows):
-            window.first = first
-        ends = 0 < last - window.last <= MAX_TAIL_LINES and last - window.first < MAX_WINDOW_LINES
-        if ends and not any(window.last < each.first <= last + max_gap for each in windows):
-            window.last = last
-
-
-def arranged(
-    windows: Sequence[Window], words: Sequence[str], form: QueryForm = "phrase", weights: Weights = WEIGHTS
-) -> list[Window]:
-    """Sort ``windows`` by score and file: other hits in the file, and its name.
-
-    ``words`` holds the query's distinct terms, ``form`` its form. Each window is assigned the score that it is ranked
-    by.
-    """
-    windows = _without_copies(windows)
-    if not windows or not words or form == "sentence":
-        return list(windows)
-    limit = weights.question_words if form in ("question", "usage") else weights.phrase_words
-    least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
-    # If the query is a single name, its definition's score says nothing about how well file names match.
-    of_words = max((each.score for each in windows if not each.named), default=best) if form == "name" else best
-    of_file: dict[tuple[str, str], float] = defaultdict(float)
-    for window in windows:
-        of_file[window.file] += window.score - least
-    most = max(of_file.values()) or 1.0
-    named = dict(zip(of_file, filename_boosts((path for _, path in of_file), words, weights), strict=True))
-    fading = min(1.0, limit / len(words)) ** 3
-    seen: dict[tuple[str, str], int] = defaultdict(int)
-    for window in windows:
-        first = not seen[window.file]
-        seen[window.file] += 1
-        gain = weights.file * of_file[window.file] / most if first else 0.0
-        window.score += of_words * fading * (gain + named[window.file])
-    of_place: dict[tuple[tuple[str, str], str], int] = defaultdict(int)
-    for window in by_score(windows):
-        place = window.file, window.section
-        window.penalty = -best * fading * weights.again * of_place[place]
-        window.score -= window.penalty
-        of_place[place] += 1
-    return by_score(windows)
-
-
-def _without_copies(windows: Sequence[Window]) -> list[Window]:
-    """Drop windows of documents with the same name and content as an earlier window, which then lists their paths."""
-    shown: dict[tuple[str, str, str], Window] = {}
-    kept: list[Window] = []
-    for window in windows:
-        first = shown.setdefault((window.entity, window.hash, window.path.rpartition("/")[2]), window)
-        if first.file == window.file:
-            kept.append(window)
-        elif window.path not in first.copies:
-            first.copies += (window.path,)
-    return kept
-
-
-def by_score(windows: Sequence[Window]) -> list[Window]:
-    """Sort ``windows``, best first; ties keep their order."""
-    return sorted(windows, key=lambda window: -window.score)
-
 
 Read = bytes | DriftlineError
 """The result of reading a document."""

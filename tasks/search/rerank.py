@@ -20,8 +20,8 @@ from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.filters import LineKinds, relative_to_sources
-from driftline.tasks.search.hits import Window, add_definitions, by_score
-from driftline.tasks.search.ranking import FoundLine
+from driftline.tasks.search.hits import add_definitions
+from driftline.tasks.search.ranking import FoundLine, Window, by_score
 
 LINES_AROUND, HEAD_LINES = 3, 6
 """How many lines to read on each side of a window, and from the head of its definition if that is farther up."""

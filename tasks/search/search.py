@@ -34,21 +34,20 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.search.facets import Facets, Match, counted
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
-from driftline.tasks.search.hits import (
-    GROWTH,
-    GROWTH_ACROSS,
-    HIT_TYPES,
-    JUDGED_WINDOWS,
-    Hit,
-    Window,
-    arranged,
-    distinct_windows,
-    hits,
-    merge_windows,
-)
+from driftline.tasks.search.hits import HIT_TYPES, Hit, distinct_windows, hits
 from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.query_form import QueryForm, names_in, places_in, query_form
-from driftline.tasks.search.ranking import WEIGHTS, WEIGHTS_OF_FORMS, FoundLine
+from driftline.tasks.search.ranking import (
+    GROWTH,
+    GROWTH_ACROSS,
+    JUDGED_WINDOWS,
+    WEIGHTS,
+    WEIGHTS_OF_FORMS,
+    FoundLine,
+    Window,
+    arranged,
+    merge_windows,
+)
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest
 from driftline.tasks.search.rerank import (

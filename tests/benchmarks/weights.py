@@ -29,8 +29,7 @@ from driftline.storage.lines.line_queries import LineQuery
 from driftline.storage.lines.tokenizer import keywords, normalize_query
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
-from driftline.tasks.search.hits import merge_windows
-from driftline.tasks.search.ranking import WEIGHTS, Neighbourhood, Weights
+from driftline.tasks.search.ranking import WEIGHTS, Neighbourhood, Weights, merge_windows
 from driftline.tasks.search.search import CANDIDATE_BLOCKS, CANDIDATE_LINES
 from driftline.tasks.task_context import ModelRef, load_embedder
 

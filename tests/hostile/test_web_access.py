@@ -119,6 +119,21 @@ def site(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
         yield Site(address, workspace, known, readers)
 
 
+def test_readers_that_cannot_be_read_grant_nothing_and_refuse_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> Any:
+        raise StorageError("The record is damaged", "_fleet.json")
+
+    readers = FollowedReaders(fail, {"fleet": FollowedFleet("{login}@acme.example", DAY)}, lambda: NOW)
+    readers._known = FOLLOWED
+    assert [*readers.readable_by("ann@acme.example")] == [_OWN]
+    readers.refresh()
+    assert [*readers.readable_by("ann@acme.example")] == []
+    assert "cannot be read" in caplog.text
+    tokens = KnownTokens(fail)
+    with pytest.raises(StorageError, match="tokens"):
+        tokens.refresh()
+
+
 @pytest.fixture(scope="module")
 def bound(site: Site) -> str:
     """A token of one of the projects."""

@@ -267,7 +267,7 @@ def test_the_texts_before_the_end_of_a_data_file_are_read_at_once_and_only_so_ma
             return [], False
 
     server, bucket = ReadServer(tmp_path, 10**8), Recording()
-    monkeypatch.setattr(block_cache, "AHEAD_BYTES", end - texts)
+    monkeypatch.setattr(block_cache, "AHEAD_BYTES", end - texts + int(block_cache.GRAMS_SHARE * size))
     options = server.options(bucket)
     credential = f"AWS4-HMAC-SHA256 Credential={options['aws_access_key_id']}/20260101/us-east-1/s3/aws4_request"
 

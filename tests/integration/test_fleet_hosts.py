@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 
+import driftline
 from driftline.flows.commands.web import _access_rules
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs.fleet import has_failed
+from driftline.flows.runs.index import remove_source
 from driftline.flows.web import authentication as authenticating
 from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import Authentication, TrustedProxy
 from driftline.flows.web.server import Exposure, web_server
-from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError
+from driftline.storage.errors import AccessDenied, SourceConflict, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import discovery, hosts
 from driftline.storage.sources.discovery import Listing, Page, RateLimit, Selection, discover, open_pulls, readers_of
 from driftline.storage.sources.hosts import Host, Repository
@@ -538,6 +540,42 @@ def test_the_last_answer_about_readers_holds_until_the_host_denies_another(
     fleet.tables += 'exclude = ["r1"]\n'
     fleet.sync()
     assert readable(fleet) == {}
+
+
+def test_no_other_source_takes_the_place_of_a_repository_that_its_readers_see(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fleet, api, _ = hosted
+    monkeypatch.setenv("ACME_TOKEN", "s3cret")
+    fleet.tables += 'token = "${ACME_TOKEN}"\nreaders = "{login}"\n'
+    for each in api.repositories:
+        each.readers = ["ann"]
+    fleet.sync()
+    entity = next(str(entity) for entity, _ in fleet.workspace.sources() if entity.id == "r1")
+    (tmp_path / "salaries").mkdir()
+    (tmp_path / "salaries" / "all.md").write_text("the salary of everyone\n")
+    where = fleet.workspace.objects.uri
+    with pytest.raises(SourceConflict, match="whose host says who may read it"):
+        driftline.index(str(tmp_path / "salaries"), workspace=where, entity=entity, rebind=True)
+    remove_source(where, entity)
+    with pytest.raises(SourceConflict, match="whose host says who may read it"):
+        driftline.index(str(tmp_path / "salaries"), workspace=where, entity=entity)
+
+
+def test_a_page_that_was_read_by_other_rules_is_requested_again(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, api, _ = hosted
+    fleet.sync()
+    with monkeypatch.context() as patch:
+        patch.setattr(discovery, "READING", discovery.READING - 1)
+        api.repositories[2].visibility = "public"
+        fleet.sync()
+    (record,) = read_fleets(fleet.workspace.objects).values()
+    assert {page.reading for page in record.pages} == {discovery.READING - 1}
+    fleet.sync()
+    (record,) = read_fleets(fleet.workspace.objects).values()
+    assert {page.reading for page in record.pages} == {discovery.READING}
 
 
 def test_a_user_of_the_proxy_finds_what_the_host_lets_them_read(

@@ -16,8 +16,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from driftline.flows.output.rich_tables import requests_text
+from driftline.flows.output.run_reports import price
 from driftline.storage.objects.bucket import USER_AGENT
-from driftline.storage.objects.store_requests import by_kind, count, merged, phase, price, request_counter, watch
+from driftline.storage.objects.store_requests import by_kind, count, merged, phase, request_counter, watch
 from driftline.storage.sources.source import Source
 from tests.servers.emulators import AZURE_ACCOUNT, AZURE_KEY
 from tests.servers.proxies import Proxy

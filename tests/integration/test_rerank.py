@@ -18,7 +18,7 @@ from driftline.storage.errors import MissingExtra, UsageError, install_command
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.transformer import as_words, load_transformer
-from driftline.tasks.search.hits import Window
+from driftline.tasks.search.ranking import Window
 from driftline.tasks.search.request import Mode
 from driftline.tasks.search.rerank import reranked, texts_of
 from driftline.tasks.search.search import search

@@ -7,6 +7,7 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 from driftline.flows.output.report_page import bar_plot, line_plot, number, render
 from driftline.flows.output.run_history import History, Series, newest_runs, to_row
 from driftline.storage.entities import Entity
+from driftline.storage.errors import StorageError
+from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.stats import WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
@@ -121,6 +124,25 @@ def test_a_run_over_several_tenants_is_one_run(tmp_path: Path) -> None:
         ("index", 0, 1),
     ]
     assert len(newest_runs(workspace, 1)) == 1
+
+
+@pytest.mark.parametrize("outcome", ["done", "storage_error"])
+def test_only_a_run_that_succeeded_fails_because_of_its_record(
+    tmp_path: Path, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace.open_for_writing(str(tmp_path / "index"))
+
+    def fail(*_: object) -> str:
+        raise StorageError("The disk is full", "_runs")
+
+    monkeypatch.setattr(LocalDisk, "create", fail)
+    record = run("index", 1, {"sources": []}, outcome)
+    runs = RunHistory(workspace.objects, Entity.parse("org:acme"))
+    try:
+        raise KeyError  # a program may index while it handles an error of its own
+    except KeyError:
+        with pytest.raises(StorageError) if outcome == "done" else nullcontext():
+            runs.record(record)
 
 
 # Plots.

@@ -20,8 +20,8 @@ from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.lines.outline import Definition
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search import search as searching
-from driftline.tasks.search.hits import GROWTH_ACROSS, MAX_WINDOW_LINES, Hit, merge_windows
-from driftline.tasks.search.ranking import FoundLine
+from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.ranking import GROWTH_ACROSS, MAX_WINDOW_LINES, FoundLine, merge_windows
 from driftline.tasks.search.request import without_empty
 from driftline.tasks.search.search import search
 

@@ -16,8 +16,7 @@ from driftline.storage.lines.line_table import LINES_PER_BLOCK, SPELLED
 from driftline.storage.lines.outline import Definition
 from driftline.tasks.indexing.rows import Numbers, blocks, line_rows
 from driftline.tasks.search.candidates import UNKNOWN, gather, lines_of
-from driftline.tasks.search.hits import MAX_WINDOW_LINES, merge_windows
-from driftline.tasks.search.ranking import FoundLine
+from driftline.tasks.search.ranking import MAX_WINDOW_LINES, FoundLine, merge_windows
 
 texts = st.text(st.characters(exclude_characters=f"\r\n{SPELLED}", codec="utf-8"), min_size=1, max_size=6)
 documents = st.dictionaries(

@@ -91,7 +91,7 @@ def test_sections_may_refer_to_variables_as_the_file_does() -> None:
 
 
 def test_a_doubled_dollar_is_the_text_of_a_reference(tmp_path: Path) -> None:
-    url = "postgresql://app:$${PW}$$x${PW}@db/main"
+    url = "postgresql://app:$${PW}$$x$$${PW}@db/main"
     environ = {"PW": "1", "LTM_STORAGE_URI": "/srv"}
     (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{catalog: {{url: '{url}'}}}}}}")
     for found in (
@@ -99,7 +99,7 @@ def test_a_doubled_dollar_is_the_text_of_a_reference(tmp_path: Path) -> None:
         load_memory_configuration(environ=environ, settings={"catalog": {"url": url}}),
         load_memory_configuration(tmp_path / "memory.yaml", environ),
     ):
-        assert found.catalog.url == "postgresql://app:${PW}$$x1@db/main"
+        assert found.catalog.url == "postgresql://app:${PW}$$x$1@db/main"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
