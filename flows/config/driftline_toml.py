@@ -264,7 +264,7 @@ def _warn_of(path: Path) -> None:
     log.warning(
         "%s is not trusted: its [storage_options], [memory], [web.hooks] and tokens are ignored. Review it, then run "
         "'driftline trust', or pass it with --config or %s",
-        path,
+        str(path).encode(errors="backslashreplace").decode(),  # a log may refuse a name that is not UTF-8
         CONFIG_VARIABLE,
     )
 

@@ -46,7 +46,7 @@ def write_failed(what: str, where: str, error: BaseException) -> DriftlineError:
     if is_refusal(error):
         return _refused(what, where, error)
     text = str(error).partition("\n")[0]
-    reason = _SOURCE_LINE.sub("", text)[:REASON_CHARACTERS]
+    reason = _shortened(_SOURCE_LINE.sub("", text))
     fix = "Free some space and run again." if _FULL.search(text) else AGAIN
     return StorageError(f"{what} ({reason})", where, fix)
 
@@ -73,7 +73,13 @@ def first_line(error: BaseException) -> str:
     """
     text = str(error)
     cause = _OF_CACHE.search(text)
-    return (unescape(cause[1]) if cause else text).partition("\n")[0][:REASON_CHARACTERS]
+    return _shortened((unescape(cause[1]) if cause else text).partition("\n")[0])
+
+
+def _shortened(text: str) -> str:
+    """Cut the middle of a long text, where Lance repeats paths; its end often has the cause."""
+    half = REASON_CHARACTERS // 2
+    return text if len(text) <= REASON_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
 
 
 def is_lance_failure(error: BaseException) -> bool:

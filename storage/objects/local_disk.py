@@ -172,7 +172,10 @@ class LocalDisk:
         for path in paths:
             target = self._absolute(path)
             with self._reported("flush", path):
-                flush_to_disk(target)
+                try:
+                    flush_to_disk(target)
+                except FileNotFoundError:  # a cleanup that fenced this writer deleted it, so the commit will fail
+                    continue
             while target != self._root:
                 target = os.path.dirname(target)
                 directories.add(target)

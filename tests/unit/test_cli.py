@@ -107,7 +107,7 @@ def test_no_command_says_what_to_do_where_nothing_is_indexed(nowhere: Path, caps
         (["version"], "Did you mean '--version'?"),
         (["search", "-h"], "Did you mean --help?"),
         (["memory"], "Add one of put, get, list,"),
-        (["grep", "x"], "The argument FILE is missing. Name files or folders, such as '.'"),
+        (["grep", "x"], "The argument FILE is missing. Specify files or folders, such as '.'"),
         (["search", "x", "--top-k", "many"], "'many' is not an integer."),
     ],
 )
