@@ -350,7 +350,7 @@ def open(
     *,
     cache: bool = False,
 ) -> Workspace:
-    """Open the workspace at a path or URI for reading; ``@notes`` is the workspace ``notes`` in DRIFTLINE_HOME.
+    """Open the workspace at a path or URI for reading; ``@notes`` is the workspace called ``notes`` in DRIFTLINE_HOME.
 
     To show current lines, searches read local sources, and remote sources at or below the URIs in ``sources``; source
     records in the workspace do not authorize such reads. With ``cache``, a bucket's workspace is first synced to a
@@ -517,7 +517,8 @@ def _stored(workspace: Searchable) -> StoredWorkspace:
 
     if isinstance(workspace, Workspace):
         return workspace.storage
-    held: Any = getattr(workspace, "workspace", workspace)  # of a LineStore, whose module is slow to import
+    # A LineStore is not checked by type: its module is slow to import.
+    held: Any = getattr(workspace, "workspace", workspace)
     return held if isinstance(held, StoredWorkspace) else open(held).storage
 
 
