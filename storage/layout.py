@@ -54,7 +54,7 @@ _BETWEEN_LEVELS = re.compile(r"~2F(?=[a-z][a-z0-9_]*:)")
 
 
 def delta_name(ulid: str) -> str:
-    """Return the file name of the delta ``ulid``."""
+    """Return the file name of a delta with this ``ulid``."""
     return f"_index_delta_{ulid}.parquet"
 
 

@@ -1,6 +1,6 @@
 """Apply the outbox to indexes and vectors, in batches, about a second after each write.
 
-Claim names encode the owning process, so that other processes on this host can tell whether it exited.
+Claim names encode the owning process, so other processes on this host can tell whether it exited.
 """
 
 from __future__ import annotations

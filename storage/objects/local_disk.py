@@ -226,7 +226,7 @@ class LocalDisk:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the workspace lock, which excludes other processes, and other threads in this one.
+        """Hold the workspace lock, to exclude other processes and other threads in this one.
 
         The kernel releases it when its holder dies. The ``filelock`` library would take fifty times the CPU time.
         """

@@ -67,7 +67,7 @@ def request_counter() -> Iterator[RequestCounter]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count requests sent inside this context under the phase ``name``."""
+    """Count requests sent inside this context under phase ``name``."""
     current = _current.get()
     before = _current.set((current[0], name) if current else None)
     try:

@@ -1,9 +1,9 @@
 """Run git on an untrusted repository: never execute a command it configures, never fetch anything.
 
 A repository's configuration can specify commands: filters, hooks, monitors, and helpers for diffs, credentials and
-transports. Commands that read objects or files therefore use a temporary git directory, which borrows objects, index
-and ignore rules but not the settings. Only commands that execute nothing read the repository itself, for paths, commit
-names and settings. Only ``ask_remote``, which asks a remote for its branches, and mirrors use the network.
+transports. Commands that read objects or files therefore use a temporary git directory that borrows objects, index and
+ignore rules but not the settings. Only commands that execute nothing read the repository itself, for paths, commit
+names and settings. Only mirrors use the network, and ``ask_remote``, to list a remote's branches.
 """
 
 from __future__ import annotations
