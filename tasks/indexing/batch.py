@@ -270,7 +270,7 @@ class GroupResult:
 def embed_group(specs: Sequence[BatchSpec], context: TaskContext) -> GroupResult:
     """Process small batches from several sources of one table like ``embed_batch``, but without donations.
 
-    Their lines are embedded together and written to the same fragments, so that the cost depends only on the lines.
+    Their lines are embedded together and written to the same fragments, so the cost depends only on the lines.
     """
     watch, reporter = Stopwatch(), context.count_reporter()
     read: dict[int, tuple[BatchSpec, _Drafts]] = {}

@@ -128,7 +128,7 @@ def blocks(
     text: pa.StringArray,
     definitions: Sequence[Sequence[Definition]] | None = None,
 ) -> pa.StringArray:
-    """Return ``(n,)``: the schema's column ``block``, null except in each block's first row."""
+    """Return the schema's ``block`` column, ``n`` rows; null except in each block's first row."""
     starts = numbers.starts
     # Lines that have no row are empty lines in the block.
     breaks = np.diff(numbers.line, prepend=0)
@@ -161,7 +161,7 @@ def outlines(
     definitions: Sequence[Sequence[Definition]] | None,
     anchors: Sequence[Sequence[Anchor]] | None = None,
 ) -> pa.StringArray:
-    """Return ``(n,)``: the schema's column ``outline``, null except in each block's first row.
+    """Return the schema's ``outline`` column, ``n`` rows; null except in each block's first row.
 
     A block that starts within a line has all anchors, but only the definitions that extend beyond that line.
     """
@@ -193,7 +193,7 @@ def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
 
 
 def _enclosing_names(positions: Iterable[tuple[int, int]], definitions: Sequence[Sequence[Definition]]) -> list[str]:
-    """Return the suffix of the path in the head of each block, which starts at ``(document, line)``.
+    """Return the suffix of the path in the head of each block; blocks start at ``(document, line)``.
 
     The suffix is a tab and the name of the innermost definition that started before the block, if any, so that the
     name's words also find blocks inside the definition.
