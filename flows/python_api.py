@@ -481,7 +481,7 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
         workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
         request: the fields as keyword arguments. ``max_distance`` (1 - cosine, 0 to 2) drops more distant lines.
             ``min_relevance`` (0 to 1) drops less relevant lines: relevance is the fraction of random line pairs that
-            are farther apart, so that it is comparable across models. ``n_lines`` is the context on each side. ``mode``
+            are farther apart, so it is comparable across models. ``n_lines`` is the context on each side. ``mode``
             is ``hybrid`` (text and vector ranking), ``vector`` (embedding similarity) or ``text`` (words). Filters are
             combined with AND; ``where`` is a ``LineFilter``, ``workspace_name`` a view in ``driftline.toml``.
             ``strategy`` selects when filters apply. ``rerank`` reranks the best 10 windows, or the given number, with a

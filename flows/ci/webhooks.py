@@ -466,7 +466,7 @@ class Hooks:
         return ACCEPTED, "a run was requested"
 
     def _forget(self, ids: Iterable[str]) -> None:
-        """Forget a delivery, so that the host can redeliver it."""
+        """Forget a delivery so that the host can redeliver it."""
         with self._changed:
             for each in ids:
                 self._seen.pop(each, None)

@@ -119,7 +119,7 @@ AGENTS: Mapping[str, Agent] = {
 class Change:
     """A file change: its text before and after, None if there is no file.
 
-    ``is_first`` means that the file has nothing from Driftline yet, so that ``apply`` backs it up.
+    ``is_first`` means that the file has nothing from Driftline yet, so ``apply`` backs it up.
     """
 
     agent: str

@@ -257,7 +257,7 @@ def encoding_of(configuration: MemoryConfiguration) -> Encoding:
 def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entity:
     """Return the entity whose full path is ``within``. Raises BadEntity.
 
-    The catalog is not consulted, so that the path names the same entity for lines and for memory.
+    The catalog is not consulted, so the path names the same entity for lines and for memory.
     """
     found = hierarchy_of(configuration)
     parts = found.parts(within)
@@ -450,7 +450,7 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
 def boundary_in(workspace: Workspace, within: str) -> Entity:
     """Return the entity whose full path is ``within``: one in the memory hierarchy, or a source.
 
-    The catalog is not consulted, so that the path names the same entity for lines and for memory. Raises BadEntity,
+    The catalog is not consulted, so the path names the same entity for lines and for memory. Raises BadEntity,
     UsageError.
     """
     levels = workspace.config.hierarchy

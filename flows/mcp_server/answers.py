@@ -36,7 +36,7 @@ _RESERVED_BYTES = 300
 
 class LinesFound(BaseModel):
     """A window of lines; ``file`` is a path to open. Numbers are 1-based; ``line`` and ``text`` are its best line,
-    which matches at ``column`` inside ``symbol``, a definition. ``anchor`` is the position in a document, such as a
+    which matches at ``column`` inside the definition ``symbol``. ``anchor`` is the position in a document, such as a
     page or a cell; append ``#`` and ``fragment`` to open it. ``url`` is the permalink. Results are sorted by ``score``.
     """
 

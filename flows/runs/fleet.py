@@ -67,9 +67,8 @@ CONCURRENT_LOOKUPS = 8
 class FleetRequest:
     """The inputs of a sync. ``how`` holds the index run's fields, except its sources and workspace.
 
-    ``retry`` retries failing repositories without waiting for their backoff. ``storage_options`` override the options
-    in the configuration. Unless ``has_all_fleets`` is set, the workspace may have fleets that are not in the
-    configuration.
+    ``retry`` retries failing repositories without waiting for their backoff. ``storage_options`` override the
+    configuration's. Unless ``has_all_fleets`` is set, the workspace may have fleets that are not in the configuration.
     """
 
     configuration: Configuration

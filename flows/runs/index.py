@@ -1,7 +1,7 @@
 """Run an index run (DESIGN, "Index run"): plan, map, commit. Also remove sources and documents from the index.
 
 The command line, Python and the Prefect flow share this code; only ``Executor`` and ``Progress`` differ. A few sources
-run concurrently, so that one is embedded while another is listed or committed. If sources select the same files,
+run concurrently, so one is embedded while another is listed or committed. If sources select the same files,
 ``share_files`` assigns each file to one source, and adds the known sources that the run must also update. It does so
 only for workspaces on a local disk: in a bucket, one path may refer to files on several machines. Definitions are
 embedded after the lines (decision 0016).
