@@ -130,7 +130,7 @@ def holds_key(path: str, text: str) -> bool:
 # -- tokens inside text --------------------------------------------------------------------------
 
 RULES_VERSION = 1
-"""Part of each document's mark in the manifest. Increment it when a rule changes, so that documents are read again."""
+"""Part of each document's mark in the manifest. Increment it when a rule changes: documents are then read again."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
     "known": f"known/{RULES_VERSION}",

@@ -477,7 +477,7 @@ def through_index(dataset: LanceDataset, limit: int) -> dict[str, int]:
 
 @cache
 def _rotation(dim: int) -> str:
-    """Return the random rotation for RaBitQ as Lance's JSON; fixed, so that segments can be merged and compared."""
+    """Return the random rotation for RaBitQ as Lance's JSON; fixed, so segments can be merged and compared."""
     import lance
 
     model = json.loads(lance.lance.indices.build_rq_model(dim, VECTOR_BITS))

@@ -34,7 +34,7 @@ SELECTED = 8
 """Number of blocks preselected by signs per block returned."""
 MIN_SELECTED = 512
 _BLOCKS_AT_ONCE = 1_024
-"""Number of blocks whose vectors are summed per step, so that they fit into a core's cache."""
+"""Number of blocks whose vectors are summed per step so that they fit into a core's cache."""
 
 _FragmentKey = tuple[int, str]
 """A fragment's id and its first data file. Data file names are never reused."""

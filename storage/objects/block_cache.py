@@ -42,7 +42,7 @@ LIMIT_VARIABLE = "DRIFTLINE_BLOCK_CACHE_BYTES"
 OFF = "off"
 DEFAULT_CACHE_BYTES = 2_000_000_000
 FREED_SHARE = 0.1
-"""The share of the limit that an eviction frees in addition, so that not every write evicts."""
+"""The share of the limit that an eviction frees in addition so that not every write evicts."""
 MEMORY_BYTES = 48 * 2**20
 """Maximum size of the blocks that a process keeps in memory; Lance itself keeps decoded data."""
 COUNTED_SHARE = 0.05

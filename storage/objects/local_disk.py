@@ -292,7 +292,7 @@ class LocalDisk:
 
 
 _turns: dict[str, threading.Lock] = {}
-"""For each root, this process's lock, so that its threads wait for each other without polling the file lock."""
+"""For each root, this process's lock, so its threads wait for each other without polling the file lock."""
 os.register_at_fork(after_in_child=_turns.clear)  # another thread of the parent may have held one
 
 

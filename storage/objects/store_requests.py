@@ -77,7 +77,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def for_threads(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
-    """Wrap ``function`` for a thread pool, so that its requests are counted in the caller's context."""
+    """Wrap ``function`` for a thread pool so that its requests are counted in the caller's context."""
     current = _current.get()
 
     def counted(item: Item) -> Result:
