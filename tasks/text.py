@@ -20,7 +20,7 @@ from driftline.storage.documents import SkipReason
 MAX_ROW_CHARACTERS = 1_024
 """Longer lines are split into rows, each short enough for one vector: a static model reads 512 tokens."""
 MAX_ROWS_OF_LINE = 64
-"""Text beyond these rows is counted but not indexed, so that minified files do not fill an index."""
+"""Text beyond these rows is counted but not indexed, so minified files do not fill an index."""
 
 MAX_TEXT_BYTES = 2**29
 """Larger files are not indexed.

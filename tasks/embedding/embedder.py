@@ -41,7 +41,7 @@ LONGEST_KEPT_LINE = 256
 """Vectors of longer lines (in characters) are not cached."""
 
 _EVICTED_SHARE = 8  # evict an eighth of the table at a time
-_NEVER = np.int64(2**63 - 1)  # larger than any age, so that free slots are evicted last
+_NEVER = np.int64(2**63 - 1)  # larger than any age, so free slots are evicted last
 
 
 class WordTable:

@@ -1,4 +1,4 @@
-"""Run an extractor in a separate process, with limits, so that a malicious document can crash only that process.
+"""Run an extractor in a separate process with limits, so a malicious document can crash only that process.
 
 The process has no network access if the kernel allows that, writes no files, gets no credentials from the environment,
 and responds in JSON, which is never executed here. It is reused for the next document; a process that dies, hangs, or

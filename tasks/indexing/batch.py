@@ -543,7 +543,7 @@ class _Drafts:
             self.add_extracted(document, watch)
 
     def _keep_unindexed(self, change: dict[str, Any], reason: SkipReason) -> None:
-        """Record an unindexable archive member, so that the next run does not reopen the archive."""
+        """Record an unindexable archive member so that the next run does not reopen the archive."""
         mark = with_mark(f"-{UNOPENED}", self.how.redaction)
         row = ManifestRow(change["path"], change["size_bytes"], 0, change["etag"], "", self.fingerprint, extractor=mark)
         self.kept.append(replace(row, reason=reason))

@@ -50,7 +50,7 @@ def line_rows(
     ``entities`` is one source for all documents, or one source per document. ``doc_index`` points into ``documents``,
     ``anchors`` and ``definitions``; the latter two are None if they were not determined. Documents, and the rows of
     each, are in order. ``column_number`` defaults to 0. ``texts`` holds the documents' texts from ``first_line`` on; by
-    default, only the given lines. Zero vectors become null, so that no search returns them.
+    default, only the given lines. Zero vectors become null, so no search returns them.
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
@@ -195,8 +195,8 @@ def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
 def _enclosing_names(positions: Iterable[tuple[int, int]], definitions: Sequence[Sequence[Definition]]) -> list[str]:
     """Return the suffix of the path in the head of each block; blocks start at ``(document, line)``.
 
-    The suffix is a tab and the name of the innermost definition that started before the block, if any, so that the
-    name's words also find blocks inside the definition.
+    The suffix is a tab and the name of the innermost definition that started before the block, if any, so the name's
+    words also find blocks inside the definition.
     """
     of_blocks = [_by_block(found) for found in definitions]
     names: list[str] = []

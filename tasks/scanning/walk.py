@@ -365,7 +365,7 @@ class Walk:
     def _verdict(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.uint8]:
         """Return BY_GIT or BY_US if such an ignore file excludes a path, whether or not git tracks it, otherwise 0."""
         verdict = np.zeros(len(paths), dtype=np.uint8)
-        # Top-down (the sort is stable), so that the deepest ignore file takes precedence.
+        # Top-down (the sort is stable), so the deepest ignore file takes precedence.
         for patterns, parts in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
             for part in (slices[folders] for slices in parts):
                 if part.stop > part.start:

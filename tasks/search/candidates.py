@@ -163,7 +163,7 @@ def _definitions(
     sizes = np.diff(starts, append=len(block))
     known = np.fromiter((outline is not None for outline in of_blocks), np.bool_, len(of_blocks))
     innermost = np.repeat(np.where(known, NO_DEFINITION, UNKNOWN), sizes)
-    # Numbers that increase across all blocks, so that one search finds the lines of all definitions.
+    # Numbers that increase across all blocks, so one search finds the lines of all definitions.
     at = np.repeat(np.arange(len(starts)), counts) << _NUMBER_BITS
     keys = np.repeat(np.arange(len(starts)), sizes) << _NUMBER_BITS | number
     bounds = np.array([(each.first, each.last) for each in definitions], np.int64).reshape(-1, 2)
