@@ -329,7 +329,7 @@ def spawn(
 
 
 def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = False) -> bytes | None:
-    """Return git's output; None if it fails, takes too long, or sleeps although it is not waiting for a host."""
+    """Return git's output; None if it fails, takes too long, or sleeps without waiting for a host."""
     if process is None:
         return None
     started = time.monotonic()
