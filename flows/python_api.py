@@ -646,7 +646,7 @@ def analyze_document_states(
     workspace: Any = None,
     documents: Sequence[str] | None = None,
 ) -> list[tuple[str, DocumentState]]:
-    """Compare local files with the index, and return their states in the order given.
+    """Compare local files with the index, and return their states in the given order.
 
     Without ``documents``, the arguments are the files and the workspace; with ``documents``, they are the workspace and
     the source.

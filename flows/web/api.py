@@ -163,7 +163,7 @@ def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
 def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
     """Reduce index run records to the sources inside the boundary ``within``.
 
-    A run's time and cost cover all of its sources, so they are removed.
+    A run's time and cost cover all of its sources, so both are removed.
     """
     for run in runs:
         sources = [
