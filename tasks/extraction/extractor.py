@@ -524,7 +524,7 @@ def _head_of(compression: Compression, start: bytes) -> bytes:
 def is_archive(path: str, data: bytes) -> bool:
     """Return whether a file is an archive of other files.
 
-    Office documents are also zip files, but have an extractor.
+    Office documents are also zip files, but have their own extractor.
     """
     if not data.startswith((_ZIP, _EMPTY_ZIP)):
         return is_tar(data)

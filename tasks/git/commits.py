@@ -39,7 +39,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class ChangedPaths:
-    """Sorted paths that differ, relative to the source; None requires a full scan, for the reason ``why``."""
+    """Sorted paths that differ, relative to the source; None requires a full scan; ``why`` is the reason."""
 
     paths: tuple[str, ...] | None
     why: str = ""
