@@ -1,7 +1,7 @@
 """The Python client of a web server: ``driftline.connect(URL)``.
 
-It exchanges JSON and raises Driftline errors. It needs only the standard library, so that the command line queries a
-server before an HTTP library would be imported.
+It exchanges JSON and raises Driftline errors. It needs only the standard library, so the command line queries a server
+before an HTTP library would be imported.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class TimeoutProtocol(H11Protocol):
 
 
 def timeout_protocol(shared: Networks = ()) -> type[TimeoutProtocol]:
-    """Return the protocol for a server that many clients reach through the addresses ``shared``."""
+    """Return the protocol for a server that many clients reach through ``shared`` addresses."""
     return type("TimeoutProtocol", (TimeoutProtocol,), {"shared": tuple(shared)})
 
 

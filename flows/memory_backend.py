@@ -45,7 +45,7 @@ MAX_AGE_SECONDS = 10**9
 _SHOWN_CHARACTERS = 80
 _ITEM = frozenset({"key", "value", "entity", "metadata", "expires_at"})
 _OF_ENTRIES = frozenset({"key", "metadata", "expires_at", "items"})
-"""Arguments whose errors have the kind ``bad_entry``."""
+"""Arguments whose errors are of kind ``bad_entry``."""
 
 
 def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
@@ -80,7 +80,7 @@ def _as_result(
 def _checked(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Check a call's arguments against ARGUMENTS, by name.
 
-    Raises UsageError, which contains the invalid argument's name.
+    Raises UsageError; the message includes the invalid argument's name.
     """
     try:
         given = signature.bind(None, *args, **kwargs).arguments

@@ -350,7 +350,7 @@ def open(
     *,
     cache: bool = False,
 ) -> Workspace:
-    """Open the workspace at a path or URI for reading; ``@notes`` is the workspace ``notes`` in DRIFTLINE_HOME.
+    """Open the workspace at a path or URI for reading; ``@notes`` is the workspace called ``notes`` in DRIFTLINE_HOME.
 
     To show current lines, searches read local sources, and remote sources at or below the URIs in ``sources``; source
     records in the workspace do not authorize such reads. With ``cache``, a bucket's workspace is first synced to a
@@ -481,7 +481,7 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
         workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
         request: the fields as keyword arguments. ``max_distance`` (1 - cosine, 0 to 2) drops more distant lines.
             ``min_relevance`` (0 to 1) drops less relevant lines: relevance is the fraction of random line pairs that
-            are farther apart, so that it is comparable across models. ``n_lines`` is the context on each side. ``mode``
+            are farther apart, so it is comparable across models. ``n_lines`` is the context on each side. ``mode``
             is ``hybrid`` (text and vector ranking), ``vector`` (embedding similarity) or ``text`` (words). Filters are
             combined with AND; ``where`` is a ``LineFilter``, ``workspace_name`` a view in ``driftline.toml``.
             ``strategy`` selects when filters apply. ``rerank`` reranks the best 10 windows, or the given number, with a
@@ -517,7 +517,8 @@ def _stored(workspace: Searchable) -> StoredWorkspace:
 
     if isinstance(workspace, Workspace):
         return workspace.storage
-    held: Any = getattr(workspace, "workspace", workspace)  # of a LineStore, whose module is slow to import
+    # A LineStore is not checked by type: its module is slow to import.
+    held: Any = getattr(workspace, "workspace", workspace)
     return held if isinstance(held, StoredWorkspace) else open(held).storage
 
 
@@ -645,7 +646,7 @@ def analyze_document_states(
     workspace: Any = None,
     documents: Sequence[str] | None = None,
 ) -> list[tuple[str, DocumentState]]:
-    """Compare local files with the index, and return their states in the order given.
+    """Compare local files with the index, and return their states in the given order.
 
     Without ``documents``, the arguments are the files and the workspace; with ``documents``, they are the workspace and
     the source.

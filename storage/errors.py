@@ -126,7 +126,7 @@ def _origin() -> Mapping[str, Any]:
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():
         return {"url": checkout.as_uri(), "dir_info": {"editable": True}}
-    import json  # importing these takes ten milliseconds, which only failures need to pay
+    import json  # importing these takes 10 ms: pay for it only on failure
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

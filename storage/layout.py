@@ -54,7 +54,7 @@ _BETWEEN_LEVELS = re.compile(r"~2F(?=[a-z][a-z0-9_]*:)")
 
 
 def delta_name(ulid: str) -> str:
-    """Return the file name of the delta ``ulid``."""
+    """Return the file name of a delta with this ``ulid``."""
     return f"_index_delta_{ulid}.parquet"
 
 
@@ -271,7 +271,7 @@ def new_ulid(now_ms: int | None = None) -> str:
 
 
 def derived_ulid(ulid: str, number: int) -> str:
-    """Return the ULID for part ``number`` of ``ulid``; deterministic, so that a retry recognizes its own writes."""
+    """Return the ULID for part ``number`` of ``ulid``; deterministic, so a retry recognizes its own writes."""
     digest = hashlib.blake2b(f"{ulid}/{number}".encode(), digest_size=_RANDOM_BYTES).digest()
     return ulid[:_TIME_CHARACTERS] + _encode(int.from_bytes(digest), 16)
 

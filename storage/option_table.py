@@ -1,7 +1,7 @@
 """Declare each request argument once, with its type, default, limits, names and help.
 
-A request is a frozen dataclass whose fields are made by ``option``. ``options_of`` returns its table, which the command
-line, HTTP and MCP servers, actions and configuration build their declarations from; ``Option.check`` checks a value
+A request is a frozen dataclass whose fields are made by ``option``. ``options_of`` returns its table: the command line,
+HTTP and MCP servers, actions and configuration build their declarations from it; ``Option.check`` checks a value
 regardless of its origin. The module imports no libraries, to keep ``--help`` and ``import driftline`` fast.
 """
 
@@ -42,7 +42,7 @@ _KINDS: Mapping[type, tuple[type, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of a request's option table: everything an interface needs to declare, check and explain the option.
+    """A row of a request's option table: everything an interface needs to declare, check and explain the option.
 
     ``type`` is the type of one value or, for a list, of its items. ``bounds`` limit numbers; servers only accept the
     narrower ``served`` range. ``flag``, ``parameter`` and ``argument`` are the option's names on the command line, in
@@ -112,7 +112,7 @@ def listed(name: str, given: Any) -> tuple[Any, ...] | None:
 
 
 def path_or_uri(what: str, given: object) -> str:
-    """Return a path or a URI as text. Raises UsageError, which names ``what``, for anything else."""
+    """Return a path or a URI as text. Raises UsageError for anything else; the message includes ``what``."""
     found = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
     if not isinstance(found, str) or "\0" in found:
         raise UsageError(f"{what} must be one path or URI", repr(given)[:100])

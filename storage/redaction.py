@@ -1,10 +1,10 @@
 """Find credentials: files with credential names, private keys, and tokens inside text, which are redacted.
 
-``redact`` replaces a token with ``[redacted:RULE]``, so that its line can still be found by its other words. The
-``known`` rules detect credentials with a verifiable format: a prefix, an alphabet, a length. ``strict`` also redacts a
-random value after a word such as ``password``. One RE2 expression over all texts in a batch selects the lines that a
-rule may apply to, so the rules themselves run on very few lines. No rule looks beyond a line, so any part of a text is
-redacted exactly like the whole.
+``redact`` replaces a token with ``[redacted:RULE]``, so its line can still be found by its other words. The ``known``
+rules detect credentials with a verifiable format: a prefix, an alphabet, a length. ``strict`` also redacts a random
+value after a word such as ``password``. One RE2 expression over all texts in a batch selects the lines that a rule may
+apply to, so the rules themselves run on very few lines. No rule looks beyond a line, so any part of a text is redacted
+exactly like the whole.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SECRETS = (
         "**/ngrok/ngrok.yml",
         "**/.jfrog/jfrog-cli.conf*",
     ),
-    # passwords of programs
+    # tools' password files
     *(".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", "pgpass.conf", ".my.cnf", ".mylogin.cnf", ".htpasswd"),
     *(".pgservice.conf", "htpasswd", ".git-credentials", "**/.config/gh/hosts.yml", "**/.config/hub"),
     *("**/.composer/auth.json", "**/.m2/settings.xml", "**/.m2/settings-security.xml", "**/etc/shadow"),
@@ -99,7 +99,7 @@ _KEY = re.compile(
     r"(?:[\s\"'+,#*/]|\\[nr])*(?:[A-Za-z-]{4,20}: [^\n\\]{0,80}(?:[\s\"'+,#*/]|\\[nr])+){0,8}"
     r"(?:[A-Za-z0-9+/=]{20,}|[A-Za-z0-9+/]{8,}={1,2})"
 )
-"""A PEM, OpenSSH or PGP private key with its headers, if any, even inside source code or JSON.
+"""A PEM, OpenSSH or PGP private key, including any headers, even inside source code or JSON.
 
 In text that only mentions keys, a line that looks like a key's first line is not followed by a key.
 """
@@ -130,7 +130,7 @@ def holds_key(path: str, text: str) -> bool:
 # -- tokens inside text --------------------------------------------------------------------------
 
 RULES_VERSION = 1
-"""Part of each document's mark in the manifest. Increment it when a rule changes, so that documents are read again."""
+"""Part of each document's mark in the manifest. Increment it when a rule changes: documents are then read again."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
     "known": f"known/{RULES_VERSION}",
@@ -211,7 +211,7 @@ class Rule:
 
     @property
     def expression(self) -> str:
-        """The rule's group; the text to keep is in the group ``kept_`` plus its name."""
+        """The rule's group; the text to keep is in the group called ``kept_`` plus its name."""
         kept = f"(?P<kept_{self.group}>{self.before})" if self.before else ""
         return f"(?P<{self.group}>{kept}{self.pattern})"
 

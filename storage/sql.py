@@ -167,7 +167,7 @@ class Result:
         return pa.schema([given.field(at).with_name(name) for at, name in enumerate(names)])
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches as DuckDB computes them. Propagates errors from ``query``."""
+        """Yield the batches as DuckDB computes them. Raises the same errors as ``query``."""
         names = self.schema.names
         while True:
             with self._limits.explained():
@@ -191,7 +191,7 @@ class Result:
         ]
 
     def table(self) -> pa.Table:
-        """Return all rows. Propagates errors from ``query``."""
+        """Return all rows. Raises the same errors as ``query``."""
         return pa.Table.from_batches(list(self), self.schema)
 
 

@@ -20,7 +20,7 @@ from driftline.storage.documents import SkipReason
 MAX_ROW_CHARACTERS = 1_024
 """Longer lines are split into rows, each short enough for one vector: a static model reads 512 tokens."""
 MAX_ROWS_OF_LINE = 64
-"""Text beyond these rows is counted but not indexed, so that minified files do not fill an index."""
+"""Text beyond these rows is counted but not indexed, so minified files do not fill an index."""
 
 MAX_TEXT_BYTES = 2**29
 """Larger files are not indexed.
@@ -196,7 +196,7 @@ def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """A large file's first and last lines; each line in between is replaced by an empty line.
+    """A large file's first and last lines; each line between them is replaced by an empty line.
 
     ``content_hash``, ``md5`` and ``size_bytes`` describe the whole file.
     """
@@ -211,7 +211,7 @@ def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
     r"""Return the lines of a file that fit into its first and last ``most / 2`` bytes; None if there are none.
 
     Lines must end with ``\n`` and be text in an encoding that extends ASCII. Uses ``most`` bytes of memory, plus one
-    chunk, plus one byte per line in between.
+    chunk, plus one byte per omitted line.
 
     >>> read_ends([b"one\ntwo\nthree\nfour\n"], 12).data
     b'one\n\n\nfour\n'
@@ -379,7 +379,7 @@ def _has_word(
         return np.empty(0, np.bool_)
     is_digit = data - np.uint8(ord("0")) < 10  # unsigned: smaller values wrap around
     is_letter = (data | np.uint8(0x20)) - np.uint8(ord("a")) < 26
-    # Each segment extends to the next line; the newlines in between do not matter.
+    # Each segment extends to the next line; the newlines between them do not matter.
     has_word = np.logical_or.reduceat(is_digit | is_letter, starts)
     unsure = np.flatnonzero(~has_word)
     lines = _slices(documents, starts[unsure], ends[unsure])

@@ -5,7 +5,7 @@ An action declares its arguments as annotations with a ``Kind``: ``top_k: Count 
 
 - scalars are converted to text where text is expected, and text to numbers, booleans and times;
 - JSON text is parsed where a list or a mapping is expected;
-- None and blank text select an optional argument's default, unless its type is ``Anything``, which accepts both;
+- None and blank text select an optional argument's default, unless its type is ``Anything``;
 - positional arguments fill the declared arguments in order;
 - the engines' own arguments (``ENGINE_ARGUMENTS``, names that start with ``_``, objects that YAML cannot express) are
   dropped; any other unknown name is an error that suggests the closest known name.
@@ -79,7 +79,7 @@ class Parameters:
         return cls(kinds, frozenset(required), frozenset(parameters) - set(kinds))
 
     def read(self, positional: Sequence[object], named: Mapping[str, object]) -> dict[str, Any]:
-        """Return a call's keyword arguments. Raises UsageError, which lists every invalid argument."""
+        """Return a call's keyword arguments. Raises UsageError; the message lists every invalid argument."""
         given, problems = self._named(positional, named)
         result: dict[str, Any] = {name: value for name, value in named.items() if name in self.others}
         for name, kind in self.kinds.items():

@@ -2,7 +2,7 @@
 
 Arguments are checked, and results and errors become dictionaries, here and only here. An error is ``{success: False,
 error, error_type}``; unexpected exceptions are bugs, and propagate. ``Handles`` keeps workspaces open between calls and
-closes them with the engine.
+closes them when the engine closes.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class NamespacedName(str):
 def bind(
     registry: Any, actions: Mapping[str, Action], engine: Any = None, *, replace: bool = False, **given: Any
 ) -> None:
-    """Add ``actions`` to ``registry``, with the arguments ``given`` bound.
+    """Add ``actions`` to ``registry``, with the ``given`` arguments bound.
 
     Each action gets two names: its own, and ``actions.`` with its name and an underscore. Unless ``replace`` is set,
     existing names are kept, including names of the engine's own actions. An engine overwrites its own actions with our

@@ -60,11 +60,11 @@ class Build:
     """One build. ``commit`` is the full id, ``committed`` its time; ``system`` is "" outside CI.
 
     ``number`` is higher than the number of each earlier build. ``branch`` is the pushed branch or, if ``is_request``,
-    the branch of the pull request with the number ``pull_request``, to be merged into ``target``. ``is_own`` is set if
-    the branch is known to belong to the repository itself, and ``head_commit`` is its last commit. ``other_commit`` is
-    that of the branch whose workflow runs, if the build is about something else. ``is_inferred`` is set if the CI
-    system does not say that the branch was pushed. ``unclear`` says why the branch is unknown, and
-    ``nothing_to_index`` why there is none.
+    the branch of pull request ``pull_request``, to be merged into ``target``. ``is_own`` is set if the branch is known
+    to belong to the repository itself, and ``head_commit`` is its last commit. ``other_commit`` is the commit of the
+    branch whose workflow runs, if the build is about something else. ``is_inferred`` is set if the CI system does not
+    say that the branch was pushed. ``unclear`` says why the branch is unknown, and ``nothing_to_index`` why there is
+    none.
     """
 
     system: str = ""

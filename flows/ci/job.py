@@ -55,8 +55,8 @@ class SourceAge:
 def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: datetime) -> list[SourceAge]:
     """Return the age of the sources at ``uris`` relative to ``commit``, which was made at ``committed``.
 
-    An index of ``commit`` or of a descendant has age 0. Otherwise, its age is that of its own commit, if the working
-    tree has it, and at least that of its run.
+    The age is 0 if the index was built from ``commit`` or a descendant. Otherwise it is counted from the start of its
+    last run, or from its own commit if that is earlier and the working tree contains it.
     """
     known = list(workspace.readable_sources())
     result: list[SourceAge] = []

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 DEBOUNCE_SECONDS = 1.0
 """Delay before a run: a push arrives together with the pull requests it updates, and a burst needs only one run."""
 MAX_DEBOUNCES = 10
-"""More deliveries delay a run up to this many times, so that a busy repository still gets indexed."""
+"""More deliveries delay a run at most this many times, so a busy repository still gets indexed."""
 KNOWN_DELIVERIES = 10_000
 """Number of remembered deliveries; replaying a forgotten delivery costs one listing of its repository's refs."""
 MAX_WAITING = 1_000
@@ -466,7 +466,7 @@ class Hooks:
         return ACCEPTED, "a run was requested"
 
     def _forget(self, ids: Iterable[str]) -> None:
-        """Forget a delivery, so that the host can redeliver it."""
+        """Forget a delivery so that the host can redeliver it."""
         with self._changed:
             for each in ids:
                 self._seen.pop(each, None)
@@ -535,7 +535,7 @@ def _key(source: SourceRequest) -> tuple[str, str] | None:
 
 
 def hooks_of(configuration: Configuration) -> Hooks | None:
-    """Return the webhooks that a configuration enables, with their secrets; None if it enables none.
+    """Return the webhooks that a configuration enables, and their secrets; None if it enables none.
 
     Raises UsageError for a secret with no value, and if no source is a repository URL.
     """

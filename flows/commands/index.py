@@ -203,7 +203,7 @@ def _reporting_what_was_committed() -> Iterator[None]:
 
 
 def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> None:
-    """Warn about each source that has no documents, with the reason, such as a filter that matches nothing."""
+    """Warn about each source that has no documents, and why, such as a filter that matches nothing."""
     from driftline.storage.documents import SkipReason
 
     for source in sources:

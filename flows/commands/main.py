@@ -1,7 +1,7 @@
 """Run the command line, ``driftline COMMAND``: from arguments to an exit code, reporting every failure on one line.
 
 Exit codes: 0 done or found, 1 nothing found, 2 usage error or bad input, 3 failed. Only the module of the command is
-loaded, and it imports heavy modules when it runs, so that ``--help`` and usage errors are fast. If memory is scarce, a
+loaded, and it imports heavy modules when it runs, so ``--help`` and usage errors are fast. If memory is scarce, a
 warning is printed first, because libraries would abort the process without a message.
 """
 

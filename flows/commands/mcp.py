@@ -79,7 +79,7 @@ def _tools_of(
     reads: SearchProcesses,
     until_end: Callable[[AbstractContextManager[Callable[[], Workspace]]], Callable[[], Workspace]],
 ) -> WorkspaceTools:
-    """Open the workspace ``target``, called ``given`` on the command line, and return its tools.
+    """Open the workspace at ``target``, called ``given`` on the command line, and return its tools.
 
     Raises DriftlineError.
     """

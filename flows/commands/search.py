@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def named_server(given: str | None, workspace: str | None) -> str | None:
     """Return the server to query: ``given``, or $DRIFTLINE_SERVER unless a workspace is given.
 
-    Raises UsageError for both.
+    Raises UsageError if both a server and a workspace are given.
     """
     if given and workspace:
         raise UsageError("--server and --workspace are mutually exclusive", given, "Omit one of them.")
@@ -154,7 +154,7 @@ def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
 
 
 def open_workspace(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
-    """Open the workspace ``given``, or the nearest one, with the storage options in its ``driftline.toml``, if any."""
+    """Open the given workspace, or the nearest one, with the storage options in its ``driftline.toml``, if any."""
     from driftline.flows.config.locate import options_for, source_access
     from driftline.storage.workspace.workspace import Workspace
 

@@ -155,7 +155,10 @@ def _hooks(target: str) -> Hooks | None:
 
 
 def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
-    """Return the processes that read the index. Searches wait for the bucket, but not for each other."""
+    """Return the processes that read the index.
+
+    For a bucket, a single process runs several searches at once, because they mostly wait for the network.
+    """
     from driftline.flows.web import search_processes as made
 
     if not is_local:
@@ -196,7 +199,7 @@ def _boundary(workspace: Workspace, within: str | None) -> Boundary | None:
 
 
 def _boundary_of(workspace: Workspace, names: Sequence[str]) -> Boundary:
-    from driftline.flows.config.memory_settings import boundary_in  # loads the libraries of memory
+    from driftline.flows.config.memory_settings import boundary_in  # imports the memory libraries
     from driftline.storage.entities import Boundary
 
     return Boundary.of(*(boundary_in(workspace, name) for name in names))
@@ -271,7 +274,7 @@ def _newest(
 
 
 def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
-    """Return a function that locates the memory, so that invalid settings fail memory searches, not startup."""
+    """Return a function that locates the memory: invalid settings then fail memory searches, not startup."""
 
     @once
     def find() -> Memory:

@@ -1,4 +1,4 @@
-"""Coding agents: where each stores MCP servers and instructions, and how Driftline adds itself to both.
+"""Coding agents: where each stores MCP servers and instructions, and how Driftline adds its own.
 
 A change touches only Driftline's own entry: comments, line endings and other entries are kept. Text is removed and
 inserted at token boundaries, and the result is parsed again: if anything but that entry would differ, nothing is
@@ -119,7 +119,7 @@ AGENTS: Mapping[str, Agent] = {
 class Change:
     """A file change: its text before and after, None if there is no file.
 
-    ``is_first`` means that the file has nothing from Driftline yet, so that ``apply`` backs it up.
+    ``is_first`` means that the file has nothing from Driftline yet, so ``apply`` backs it up.
     """
 
     agent: str
@@ -391,7 +391,7 @@ _OWN = ("mcp_servers", NAME)
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """A header, a key with its value, or a line with neither; ``path`` is the key path of the table or value, or ()."""
+    """A header, a key and its value, or any other line; ``path`` is the key path of the table or value, or ()."""
 
     text: str
     path: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 Paths in the file are relative to its folder. The whole file is validated before a command writes anything; errors
 include the key, its table, and the fix. A file found in a parent folder may be someone else's, and its storage options
 and references could send this user's credentials to an attacker's endpoint. They are used only after ``driftline
-trust``, which records the file's path and content, like direnv.
+trust`` has recorded the file's path and content, like direnv.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class HookSettings:
 class AccessSettings:
     """``[access]``: the entities that ``everyone``, ``users`` and ``groups`` may see.
 
-    The proxy sends a user's groups in the header ``groups_header``, separated by commas.
+    The proxy sends a user's groups in the ``groups_header`` header, separated by commas.
     """
 
     groups_header: str | None = None
@@ -177,11 +177,10 @@ class Configuration:
     """A validated configuration file.
 
     ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` holds
-    references instead of secrets, so that a deployment may store them; ``options()`` resolves them. ``prices`` maps
-    request types to the price of 1,000 requests. ``search`` holds search defaults, ``memory`` the sections of
-    ``settings.ltm`` with unresolved references, and ``notify`` the Prefect blocks that report failed runs.
-    ``is_withheld`` is set if the file is not trusted: it then has no storage options, memory or hooks, and its sources
-    and fleets have no tokens.
+    references instead of secrets, so a deployment may store them; ``options()`` resolves them. ``prices`` maps request
+    types to the price of 1,000 requests. ``search`` holds search defaults, ``memory`` the sections of ``settings.ltm``
+    with unresolved references, and ``notify`` the Prefect blocks that report failed runs. ``is_withheld`` is set if the
+    file is not trusted: it then has no storage options, memory or hooks, and its sources and fleets have no tokens.
     """
 
     path: Path
@@ -399,7 +398,7 @@ def _resolve(parsed: File, file: Path) -> Configuration:
 
 
 def _absolute(uri: str, file: Path, where: str) -> str:
-    """Like ``absolute_uri``, relative to the folder of ``file``; errors include the location ``where``."""
+    """Like ``absolute_uri``, relative to the folder of ``file``; errors include ``where``."""
     try:
         return absolute_uri(uri, file.parent)
     except UsageError as error:

@@ -113,7 +113,7 @@ AUTO = "auto"
 
 
 def named_branch(name: str | None, folder: str = ".") -> str | None:
-    """Return the branch ``name``, or for ``auto`` the checked-out branch of the working tree around ``folder``.
+    """Return the branch called ``name`` or, for ``auto``, the checked-out branch of the working tree around ``folder``.
 
     Raises UsageError if no branch is checked out there.
     """
@@ -128,7 +128,7 @@ def named_branch(name: str | None, folder: str = ".") -> str | None:
 
 
 def on_named_branch(workspace: Workspace, name: str | None, within: Boundary | None = None) -> Workspace:
-    """Return ``workspace`` on the branch ``name``, for the sources at or below ``within``.
+    """Return ``workspace`` on the branch called ``name``, for the sources at or below ``within``.
 
     ``auto`` falls back to the main index if the branch is not indexed. Raises UsageError for any other unknown branch.
     """

@@ -49,7 +49,7 @@ SHORT_KEYS: Mapping[str, tuple[str, str]] = {
     "metadata_cache_ttl": ("metadata_cache", "ttl_seconds"),
     "threads": ("parallel_reads", "threads"),
 }
-"""Short forms of keys in the section ``performance``."""
+"""Short forms of keys in the ``performance`` section."""
 
 _REFERENCE = re.compile(r"(\$+)(\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\})")
 _UNSET = "Set it, or write ${VAR:-default}, or $${VAR} for the text ${VAR}."
@@ -186,8 +186,8 @@ def load_memory_configuration(
     """Load the YAML file at ``path``, then ``settings``, then the file at $LTM_CONFIG, on top of ``below``.
 
     The first that exists is loaded. ``settings`` is the content of an agent's ``settings.ltm``. The environment, except
-    for the variables ``without``, overrides all of these, and ``given``, sections by name, overrides the environment.
-    Raises UsageError, which includes the invalid key.
+    for variables in ``without``, overrides all of these, and ``given`` (sections by name) overrides the environment.
+    Raises UsageError; the message includes the invalid key.
     """
     variables = os.environ if environ is None else environ
     found: dict[str, Any] = _resolve(dict(below or {}), variables, "[memory]")
@@ -217,7 +217,7 @@ def open_memory(
 ) -> MemoryStore:
     """Open the store that ``configuration`` describes, at ``storage_uri`` if given.
 
-    Propagates errors from ``MemoryStore``.
+    Raises the same errors as ``MemoryStore``.
 
     ``ask_for_compaction`` is called with the workspace, a tenant and its number of deltas if there are too many. The
     store is bound to ``within`` unless that is None.
@@ -257,7 +257,7 @@ def encoding_of(configuration: MemoryConfiguration) -> Encoding:
 def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entity:
     """Return the entity whose full path is ``within``. Raises BadEntity.
 
-    The catalog is not consulted, so that the path names the same entity for lines and for memory.
+    The catalog is not consulted, so the path names the same entity for lines and for memory.
     """
     found = hierarchy_of(configuration)
     parts = found.parts(within)
@@ -300,7 +300,7 @@ def find_memory(
 
 
 def nested_performance(section: Any) -> Any:
-    """Return the section ``performance`` with SHORT_KEYS expanded."""
+    """Return the ``performance`` section with SHORT_KEYS expanded."""
     if not isinstance(section, Mapping):
         return section
     result = {key: value for key, value in section.items() if key not in SHORT_KEYS}
@@ -390,7 +390,7 @@ def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_mistake(error: ValidationError) -> str:
-    """Return each invalid key with the reason, but not its value, which may be a secret."""
+    """Return each invalid key and the reason, but not its value, which may be a secret."""
     parts = []
     for part in error.errors():
         name = ".".join(map(str, part["loc"]))
@@ -450,7 +450,7 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
 def boundary_in(workspace: Workspace, within: str) -> Entity:
     """Return the entity whose full path is ``within``: one in the memory hierarchy, or a source.
 
-    The catalog is not consulted, so that the path names the same entity for lines and for memory. Raises BadEntity,
+    The catalog is not consulted, so the path names the same entity for lines and for memory. Raises BadEntity,
     UsageError.
     """
     levels = workspace.config.hierarchy

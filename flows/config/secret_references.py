@@ -33,7 +33,7 @@ def check_options(options: Mapping[str, str], where: str) -> None:
 
 
 def check_secret(name: str, value: str, where: str) -> None:
-    """Raise UsageError, which does not quote ``value``, unless the secret is a reference."""
+    """Raise UsageError unless ``value`` is a secret reference. The message never quotes ``value``."""
     if not _VARIABLE.fullmatch(value) and not _BLOCK.fullmatch(value):
         raise UsageError(f"{name!r} contains a plain-text secret", where, _FIX)
 
@@ -44,7 +44,7 @@ def resolve_secret(name: str, value: str, where: str) -> str:
 
 
 def check_uri(uri: str, where: str) -> None:
-    """Raise UsageError, which does not quote ``uri``, if a URI contains a password or a signature."""
+    """Raise UsageError if ``uri`` contains a password or a signature. The message never quotes ``uri``."""
     if _SECRET_VALUE.search(uri) or may_hold_secret(uri):
         fix = "Remove the credentials from the URI and refer to them in [storage_options]."
         raise UsageError("A URI contains plain-text credentials", where, fix)

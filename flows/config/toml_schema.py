@@ -362,7 +362,7 @@ class File(Table):
 
 
 def parse(raw: Mapping[str, Any], path: Path) -> File:
-    """Validate a file's tables. Raises UsageError, which reports the first mistake and never quotes a value."""
+    """Validate a file's tables. Raises UsageError for the first mistake; the message quotes no values."""
     try:
         return File.model_validate(raw)
     except ValidationError as error:

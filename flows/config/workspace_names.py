@@ -47,7 +47,7 @@ def local_path(uri: str) -> Path | None:
 
 
 def absolute_workspace(workspace: str | os.PathLike[str], home: str | None = None) -> str:
-    """Resolve ``@notes`` to the workspace ``notes`` in ``home``; make paths absolute, and leave URIs unchanged.
+    """Resolve ``@notes`` to the workspace called ``notes`` in ``home``; make paths absolute, and leave URIs unchanged.
 
     ``home`` defaults to $DRIFTLINE_HOME, then to the user's data folder (XDG). Raises UsageError for an invalid name.
     """
@@ -92,7 +92,7 @@ def nearest_workspace(start: Path) -> Path | None:
 
 
 def find_config(given: str | os.PathLike[str] | None) -> Path | None:
-    """Return the file ``given``, then $DRIFTLINE_CONFIG, then the nearest ``driftline.toml`` here or above, then None.
+    """Return the given file, then $DRIFTLINE_CONFIG, then the nearest ``driftline.toml`` here or above, then None.
 
     Raises UsageError if an explicitly given file does not exist.
     """

@@ -41,7 +41,7 @@ _METHOD_NOT_ALLOWED = 405
 
 
 def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
-    """Listen for ``tools``; port 0 selects a free port.
+    """Return an HTTP server for ``tools``, already listening. Port 0 selects a free port.
 
     Raises UsageError if the address is in use or reachable from other machines: there is no authentication.
     """
@@ -177,7 +177,7 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
 
 
 def _of_workspace(tools: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a tool that calls one of ``tools``, selected by the argument ``workspace``."""
+    """Return a tool that calls one of ``tools``, selected by its ``workspace`` argument."""
     names = tuple(tools)
 
     @wraps(tools[names[0]])

@@ -113,7 +113,7 @@ def _as_result(answer: BaseModel) -> CallToolResult:
 
 
 def exact_parameters(*names: str) -> list[inspect.Parameter]:
-    """Return the parameters of exact searches and the options ``names``. By default, lines have no context."""
+    """Return the parameters of exact searches and of the options in ``names``. By default, lines have no context."""
     options = options_in("mcp", *_EXACT_OPTIONS, *names)
     return parameters(options | {"n_lines": replace(options["n_lines"], default=0)})
 

@@ -84,7 +84,7 @@ def say_done(text: str) -> None:
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """Print a JSON object on one line, with non-ASCII characters escaped, so that any terminal can display it."""
+    """Print a JSON object on one line, with non-ASCII characters escaped so that any terminal can display it."""
     emit(json.dumps(result) + "\n")
 
 

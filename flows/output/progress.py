@@ -295,7 +295,7 @@ def run_stage(
     repeatable: bool = False,
     after: Iterable[str] = (),
 ) -> _Result:
-    """Run ``work`` as a stage, and return its result. Propagates its errors."""
+    """Run ``work`` as a stage, and return its result or raise its errors."""
     runner = _RUNNER.get()
     if runner is None:
         return work()

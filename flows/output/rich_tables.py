@@ -66,7 +66,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
 
 
 def _about_documents(source: Result) -> Iterator[Text]:
-    """Return hints about files that are skipped or incompletely indexed, each with the fix."""
+    """Return hints about files that are skipped or incompletely indexed, and how to fix each."""
     unopened = sum(skip["reason"] == "archive" for skip in source["skipped"])
     if unopened:
         yield Text(f"  archives: {unopened:,}; --archives indexes the files inside", style="yellow")

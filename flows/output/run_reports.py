@@ -12,7 +12,7 @@ from driftline.storage.objects.store_requests import Counts, by_kind
 from driftline.tasks.maintenance.search_quality import Figures
 
 MAX_TOO_LARGE = 10
-"""Maximum number of oversized files to list with their sizes."""
+"""Maximum number of oversized files to list, each with its size."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class SourceReport:
     differences from ``base`` to ``commit``; if it fell back to a full scan, ``full_scan_reason`` explains why.
     ``lines_reused`` counts lines copied from other branches or from the main index. ``branch_cut`` explains why this
     run took a new snapshot for its ``branch`` or kept the old one. ``phases`` are wall-clock seconds of the
-    coordinator; ``worker_phases`` are task seconds during the phase ``batches``, summed over workers.
+    coordinator; ``worker_phases`` are task seconds during the ``batches`` phase, summed over workers.
     ``documents_committed`` and ``lines_committed`` count what this run embedded and committed.
     """
 

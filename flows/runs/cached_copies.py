@@ -96,7 +96,7 @@ class FollowedWorkspace:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> Workspace:
-        """Return the copy as of the last comparison. Propagates errors from ``follow``."""
+        """Return the copy as of the last comparison. Raises the same errors as ``follow``."""
         with self._lock:
             if self._copy is None:
                 self._copy, self._failure = self._newest(), None
@@ -170,7 +170,7 @@ def _folder_of(objects: ObjectStore) -> Path:
 def open_copy(
     workspace: Workspace, *, max_bytes: int, warn: Callable[[str], None], progress: Progress | None = None
 ) -> Workspace:
-    """Open the copy of ``workspace``, or itself, with its access policy. Propagates errors from ``follow``."""
+    """Open the copy of ``workspace``, or itself, with its access policy. Raises the same errors as ``follow``."""
     objects = workspace.objects
     location = follow(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
     return (

@@ -271,7 +271,7 @@ class _Cleanup:
             self._record(outcome, tenants)
 
     def _remove_versions_of_branches(self, fence: Fence) -> set[str]:
-        """Remove main's old versions that only deleted branches needed, along with their files.
+        """Remove main's old versions that only deleted branches needed, and their files.
 
         Returns the tenant directories where this failed; the next cleanup or compaction retries.
         """

@@ -405,7 +405,7 @@ def _run_on_worker(task: Task[Spec, Result], spec: Spec, key: str) -> tuple[Resu
 
 
 class _ToCoordinator(logging.Handler):
-    """Send one task's log records, but not those of concurrent runs, to the subscribers of ``topic``."""
+    """Send one task's log records, without records of concurrent runs, to the subscribers of ``topic``."""
 
     def __init__(self, worker: Worker, topic: str) -> None:
         super().__init__()

@@ -67,8 +67,8 @@ CONCURRENT_LOOKUPS = 8
 class FleetRequest:
     """The inputs of a sync. ``how`` holds the index run's fields, except its sources and workspace.
 
-    ``retry`` retries failing repositories without waiting for their backoff. ``storage_options`` override those of the
-    configuration. Unless ``has_all_fleets`` is set, the workspace may have fleets that are not in the configuration.
+    ``retry`` retries failing repositories without waiting for their backoff. ``storage_options`` override the
+    configuration's. Unless ``has_all_fleets`` is set, the workspace may have fleets that are not in the configuration.
     """
 
     configuration: Configuration
@@ -543,7 +543,7 @@ def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[s
 def _index(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> str | None:
     """Index the changed repositories in one run, and record the results. Propagates errors from ``index_sources``.
 
-    The state is saved before anything else is written, so that every source of a killed run belongs to a fleet.
+    The state is saved before anything else is written, so every source of a killed run belongs to a fleet.
     """
     request, now = sync.request, sync.now
     workspace = Workspace.open(request.workspace, request.options)
@@ -686,7 +686,7 @@ def _due_branches(
 def _update_branches(sync: _Sync) -> list[str]:
     """Delete missing branches, and index changed ones in one run per name; return the runs' ids.
 
-    The state is saved first, so that every branch of a killed run belongs to a fleet.
+    The state is saved first, so every branch of a killed run belongs to a fleet.
     """
     by_name: dict[str, dict[str, tuple[FleetPart, str]]] = defaultdict(dict)
     for part, each, name in _due_branches(sync.parts):

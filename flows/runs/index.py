@@ -1,7 +1,7 @@
 """Run an index run (DESIGN, "Index run"): plan, map, commit. Also remove sources and documents from the index.
 
 The command line, Python and the Prefect flow share this code; only ``Executor`` and ``Progress`` differ. A few sources
-run concurrently, so that one is embedded while another is listed or committed. If sources select the same files,
+run concurrently, so one is embedded while another is listed or committed. If sources select the same files,
 ``share_files`` assigns each file to one source, and adds the known sources that the run must also update. It does so
 only for workspaces on a local disk: in a bucket, one path may refer to files on several machines. Definitions are
 embedded after the lines (decision 0016).
@@ -74,7 +74,7 @@ def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:
 
 
 def deepen(plan: IndexPlan, model: DeepModel, executor: Executor, progress: Progress, report: IndexReport) -> None:
-    """Embed missing definitions, and remove those of deleted documents.
+    """Embed missing definitions, and remove the definitions of deleted documents.
 
     If the run is killed, the next run does the rest. Raises StorageError, ExecutorError, ModelNotFound.
     """
@@ -252,9 +252,9 @@ def index_sources(
     of the sources in ``instead_of`` and removes these sources.
 
     Raises UsageError, CorruptFile, AccessDenied before writing anything, and DeletionRefused, LeaseHeld, LeaseLost,
-    StorageError, ExecutorError later. Batches committed before such an error, or before a KeyboardInterrupt, whose note
-    counts their documents, are kept; the next run continues from there. If ``keep_going`` is set, the report lists
-    failed sources instead, unless none can start.
+    StorageError, ExecutorError later. Batches committed before such an error or a KeyboardInterrupt are kept, and the
+    next run continues from there; a note on the KeyboardInterrupt counts their documents. If ``keep_going`` is set, the
+    report lists failed sources instead, unless none can start.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     watch = Stopwatch()

@@ -349,7 +349,7 @@ def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) ->
 def _default_entity(
     name: str, record: SourceRecord, workspace: Workspace, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """Use the entity ``name``, with a hash suffix if that entity is bound to a URI other than the one in ``record``.
+    """Use ``name`` as the entity, with a hash suffix if that entity is bound to a URI other than the one in ``record``.
 
     A project that contains the workspace keeps its entity if its folder is renamed.
     """

@@ -1,4 +1,4 @@
-"""Pull a workspace's newest version to local disk, so that searches need no network (decision 0011).
+"""Pull a workspace's newest version to local disk so that searches need no network (decision 0011).
 
 Only files that are new since the last pull are fetched. An interrupted pull leaves the copy unchanged, and the next one
 continues with the fetched files.
@@ -32,7 +32,7 @@ from driftline.storage.workspace.records import CopyRecord
 from driftline.storage.workspace.workspace import Workspace
 
 ATTEMPTS = 3
-"""Attempts to copy a snapshot, which a compaction of the original may invalidate, before the pull fails."""
+"""Attempts to copy a snapshot before the pull fails; a compaction of the original may invalidate one."""
 THREADS = 4
 """Number of files to fetch in parallel; each is held in memory, and may be about 100 MB."""
 

@@ -1,7 +1,7 @@
 """Run a search for any interface: complete the request, resolve its branch, search, and write the journal.
 
-Omitted request fields, and views, come from ``driftline.toml``. Search libraries are imported inside functions, so that
-a command can check its arguments without them.
+Omitted request fields, and views, come from ``driftline.toml``. Search libraries are imported inside functions, so a
+command can check its arguments without them.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
 def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, str]:
     """Return a named workspace's filter, and the workspace set in its file.
 
-    The file is ``config``, or the one that a command in the current folder would use. Raises UsageError, which lists
-    the existing names.
+    The file is ``config``, or the one that a command in the current folder would use. Raises UsageError; the message
+    lists the existing names.
     """
     from driftline.flows.config.driftline_toml import named_workspace_filter, open_config
 

@@ -64,7 +64,7 @@ def grouped(runs: Sequence[SourceRun], slots: int, *, together: bool) -> list[Se
 class SourceGroup:
     """Runs sources one after another, but embeds and commits small ones together; ``outcomes`` lists their outcomes.
 
-    Concurrent groups share the lock ``committing``, and the thread pool ``fetches``, where each group prefetches its
+    Concurrent groups share the ``committing`` lock and the ``fetches`` thread pool, where each group prefetches its
     next ``ahead`` repositories.
     """
 
@@ -112,7 +112,7 @@ class SourceGroup:
         return self.outcomes
 
     def _begin(self, run: SourceRun, marker_token: Callable[[Entity], int]) -> None:
-        """Add a source to the group, or run it on its own if it has nothing to share. Propagates the run's errors."""
+        """Add a source to the group, or run it on its own if it has nothing to share. Raises the run's errors."""
         with ExitStack() as stack:
             batch = None
             if run.begin(stack, marker_token):
@@ -214,7 +214,7 @@ class SourceGroup:
         return run_stage(f"commit {title}", commit, lambda _: said, after=(f"embed {title}",))
 
     def _end(self, member: _Member, work: Callable[[], None]) -> None:
-        """Do a source's final ``work`` and release its lease, which counts failures, because they may leave garbage."""
+        """Do a source's final ``work`` and release its lease. The lease counts failures: they may leave garbage."""
         failure: DriftlineError | None = None
         try:
             with member.lease:
@@ -257,7 +257,7 @@ def run_alone(run: SourceRun) -> DriftlineError | None:
 def run_all(
     plan: IndexPlan, executor: Executor, progress: Progress, report: IndexReport, builds: SegmentBuilds
 ) -> Iterator[tuple[SourceRun, DriftlineError | None]]:
-    """Run the plan's sources on one executor; yield each with its failure, as they finish.
+    """Run the plan's sources on one executor; yield each as it finishes, along with its failure.
 
     ``report.sources`` keeps the plan's order. Any other exception is raised after the running sources finish.
     """

@@ -101,7 +101,7 @@ class _Work:
 class SourceRun:
     """One source's run; fills in ``report`` step by step. ``indexes_lag`` is set once lines changed.
 
-    Concurrent sources share the lock ``committing``: they commit to the same table, one after another.
+    Concurrent sources share the ``committing`` lock: they commit to the same table, one after another.
     """
 
     def __init__(
@@ -303,9 +303,7 @@ class SourceRun:
         return replace(at, revision=revision(token, batch) if batch else known)
 
     def _unchanged_at(self) -> int | None:
-        """Return the revision of an index that is at the repository's commit, so that no lease is needed; otherwise
-        None.
-        """
+        """Return the revision of an index that is at the repository's commit, so no lease is needed; otherwise None."""
         if not isinstance(self._source.source, RepositorySource):  # a working tree would need several git processes
             return None
         at = self._inspect_commit()

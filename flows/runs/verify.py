@@ -179,7 +179,7 @@ class _Repair:
     catalog: Catalog | None
 
     def quarantine_damaged_files(self, verification: Verification) -> int:
-        """Rename unreadable files of manifests and tables, so that the rest can be read, and return their number."""
+        """Rename unreadable files of manifests and tables so that the rest can be read, and return their number."""
         count = 0
         for finding in verification.findings:
             if finding.kind is not FindingKind.UNREADABLE:

@@ -120,7 +120,7 @@ def page_of_run(run_id: str, environ: Mapping[str, str] = os.environ) -> str | N
 def _prices() -> Mapping[str, float]:
     """Return the prices in the worker's configuration file.
 
-    Returns nothing if the file is invalid, so that the run still succeeds.
+    Returns nothing if the file is invalid, so the run still succeeds.
     """
     try:
         return prices_for()

@@ -69,8 +69,8 @@ class Deployments:
 def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXECUTOR, prefix: str = "") -> Deployments:
     """Return a deployment per source and per fleet, plus the workspace's maintenance deployments.
 
-    ``executor`` is the executor for index and compact. ``prefix`` is prepended to every name, so that several
-    workspaces can share a server. Raises UsageError if the configuration has neither a source nor a fleet.
+    ``executor`` is the executor for index and compact. ``prefix`` is prepended to every name so that several workspaces
+    can share a server. Raises UsageError if the configuration has neither a source nor a fleet.
     """
     if not configuration.sources and not configuration.fleets:
         fix = "Add a [[sources]] or a [[fleet]] table."

@@ -49,8 +49,8 @@ RunLog = Logger | LoggerAdapter[Any]
 class PrefectProgress(AbstractContextManager["PrefectProgress"]):
     """Writes phases to the flow run's log and, once there are any, counts to its progress artifact.
 
-    A separate thread updates the artifact, so that a slow or unreachable server does not delay the run. If ``quiet`` is
-    set, no phases are logged before there is something to show.
+    A separate thread updates the artifact, so a slow or unreachable server does not delay the run. If ``quiet`` is set,
+    no phases are logged before there is something to show.
     """
 
     def __init__(self, log: RunLog, *, quiet: bool = False) -> None:
@@ -175,7 +175,7 @@ def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 class TaskStages:
-    """Runs a flow run's stages as tasks, so that its graph and timeline show them with their counts.
+    """Runs a flow run's stages as tasks so that its graph and timeline show them and their counts.
 
     The graph has an edge to a stage from each stage that it follows, or from the task that runs it. Prefect draws edges
     only for inputs, so these tasks are passed as inputs; nothing waits for them.
@@ -185,7 +185,7 @@ class TaskStages:
         self._runs: dict[str, UUID] = {}
 
     def __call__(self, stage: Stage) -> Any:
-        """Run ``stage``, and return its result. Propagates its errors."""
+        """Run ``stage``, and return its result or raise its errors."""
         outer = TaskRunContext.get()
         before = [self._runs[name] for name in stage.after if name in self._runs]
         before = before or ([outer.task_run.id] if outer is not None else [])
@@ -254,7 +254,7 @@ def catalog_of(url: str | None) -> str | None:
 def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """After a crashed or cancelled run, settle the staged files of dead processes and release their leases.
 
-    Only leases whose holder is provably dead are released: live holders release their own leases, and those of other
+    Only leases whose holder is provably dead are released: live holders release their own leases, and leases of other
     hosts expire.
     """
     parameters = flow_run.parameters

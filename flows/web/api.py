@@ -1,4 +1,4 @@
-"""Define the HTTP API: the parameters of requests, with their limits, and the answers to them.
+"""Define the HTTP API: the parameters of requests, their limits, and the responses.
 
 ``Reader`` answers as plain data, for pages as well; ``Api`` has the routes of programs. The home page gets the index's
 size and age; the index page gets statistics, growth, runs, and skipped documents with reasons.
@@ -135,7 +135,7 @@ class SqlView:
 
 
 def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) -> SqlView:
-    """Run one SELECT inside the boundary ``within``. Propagates errors from ``storage.sql.query``."""
+    """Run one SELECT inside the boundary ``within``. Raises the same errors as ``storage.sql.query``."""
     from driftline.storage.sql import query  # loads DuckDB
 
     with query(workspace, text, within=within, max_seconds=SQL_SECONDS, max_bytes=SQL_BYTES) as result:
@@ -163,7 +163,7 @@ def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
 def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
     """Reduce index run records to the sources inside the boundary ``within``.
 
-    A run's time and cost cover all of its sources, so they are removed.
+    A run's time and cost cover all of its sources, so both are removed.
     """
     for run in runs:
         sources = [
@@ -270,7 +270,7 @@ def _parameter(row: Option) -> inspect.Parameter:
 
 
 def _type_of(row: Option) -> Any:
-    """Return the type of one value, with its limits; name patterns are only in the schema."""
+    """Return the type and limits of one value; name patterns are only in the schema."""
     if row.choices and not row.is_list:
         return Literal[row.choices]
     if row.type is str:
@@ -283,7 +283,7 @@ def _type_of(row: Option) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads from the workspace that ``newest`` opens for each request, so that a response does not mix versions.
+    """Reads from the workspace that ``newest`` opens for each request, so a response does not mix versions.
 
     Every method enforces the request's access, and raises AccessDenied if there is none.
     """
@@ -329,7 +329,7 @@ class Reader:
         return report.results
 
     def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:
-        """Return lines of an indexed document. Propagates errors from ``read_excerpt``."""
+        """Return lines of an indexed document. Raises the same errors as ``read_excerpt``."""
         within = granted("search").within
         workspace = self._on(branch, within)
         found = asdict(self.run(read_excerpt, workspace, path, line, n_lines=n_lines, source=source, within=within))

@@ -228,7 +228,7 @@ class Authentication:
         return self.tokens is None and self.proxy is None
 
     def access_of(self, client: str, headers: Headers) -> Access | None:
-        """Return the access of a request from the address ``client``; None if it is denied."""
+        """Return the access of a request from address ``client``; None if it is denied."""
         if self.is_open:
             return Access(self.within)
         user = self.proxy.user_of(client, headers) if self.proxy is not None else ""

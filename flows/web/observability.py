@@ -42,7 +42,7 @@ class Metrics:
 
     @classmethod
     def create(cls) -> Metrics:
-        """Create metrics in a separate registry, so that several servers in a process do not share them."""
+        """Create metrics in a separate registry, so several servers in a process do not share them."""
         registry = CollectorRegistry()
         return cls(
             registry,
@@ -59,7 +59,7 @@ class Metrics:
         )
 
     def text(self, index: IndexMetrics | None) -> bytes:
-        """Return the metrics as Prometheus text, including those of ``index`` and the process if they are visible."""
+        """Return the metrics as Prometheus text, including metrics of ``index`` and the process if they are visible."""
         found = generate_latest(self.registry)
         if index is None:
             return found

@@ -265,9 +265,9 @@ _READ_BEFORE = 8
 
 
 def _snippet(lines: Sequence[str], best: int, end: int | None = None) -> tuple[int, int]:
-    """Return the 0-based bounds of the lines to show around the line ``best``.
+    """Return the 0-based bounds of the lines to show around line ``best``.
 
-    They start where a block or definition starts, and end with the definition, before ``end``.
+    They start where a block or definition starts, and end where the definition ends, before ``end``.
 
     Examples:
         >>> _snippet(["    return 1", "", "def f():", "    x = 2", ""], 3)
@@ -373,7 +373,7 @@ def _crumbs(source: str, path: str, branch: str | None) -> list[tuple[str, str]]
 
 
 def _entries(folder: Folder, branch: str | None, shown: str = "") -> list[dict[str, Any]]:
-    """Return a folder's entries, or only those around the document ``shown``."""
+    """Return a folder's entries, or only the ones around document ``shown``."""
     at = f"{folder.path}/" if folder.path else ""
     found: list[dict[str, Any]] = []
     for name, count in folder.folders:

@@ -1,7 +1,7 @@
 """Run the web and MCP servers' reads in other processes, one at a time in each.
 
-Because of the GIL, concurrent searches in one process would slow each other down. Besides, a damaged table file can
-crash its reader (storage/lance/reader_process.py).
+Because of the GIL, concurrent searches in one process would slow each other down, and a damaged table file can crash
+its reader (storage/lance/reader_process.py).
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class SearchProcesses:
         return self.run(ask, workspace, SearchRequest(query, **options))
 
     def run(self, function: Callable[..., _Result], workspace: Workspace, *args: Any, **kwargs: Any) -> _Result:
-        """Run ``function``, which only reads ``workspace``, in one of the processes, and return its result.
+        """Run ``function`` in one of the processes, and return its result. It may only read ``workspace``.
 
-        Propagates its errors. Raises CorruptFile if every process that tried it died, and StorageError if none was free
-        or responded in time.
+        Raises the errors of ``function``, CorruptFile if every process that tried it died, and StorageError if none was
+        free or responded in time.
         """
         for attempt in range(1, ATTEMPTS + 1):
             number, helper = self._wait_for_room(workspace)

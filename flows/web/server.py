@@ -63,7 +63,7 @@ def web_server(
         named = [
             address for name in exposed.names for address in ([name] if _has_port(name) else [name, f"{name}:{port}"])
         ]
-        # A proxy may terminate TLS, so that browsers send another scheme than the server's.
+        # A proxy may terminate TLS; browsers then send another scheme than the server's.
         origins = [f"{each}://{address}" for each in ("http", "https") for address in named]
         app = make_app(
             reader,

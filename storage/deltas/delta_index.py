@@ -65,7 +65,7 @@ def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
 
 
 REMOVE_RETENTION = timedelta(days=7)
-"""How long a base keeps ``remove`` rows, so that a late delta cannot resurrect a key."""
+"""How long a base keeps ``remove`` rows so that a late delta cannot resurrect a key."""
 MAX_FOLD_BYTES = 96 * 1024 * 1024
 """Compressed size of the deltas folded in one pass, about 1.5 million documents; bounds memory."""
 READ_ATTEMPTS = 5
@@ -148,11 +148,11 @@ class DeltaIndex:
         return conformed(pa.table([*heads, *columns], names=self.file_schema.names), self.file_schema)
 
     def append(self, ulid: str, rows: pa.Table) -> str:
-        """Publish ``rows`` as one immutable delta, and return its name; idempotent for the same ``ulid``."""
+        """Publish ``rows`` as one immutable delta, and return its name. Idempotent for the same ``ulid``."""
         return self.publish(ulid, self.encode(rows))
 
     def publish(self, ulid: str, data: bytes) -> str:
-        """Create the delta ``ulid`` from bytes returned by ``encode``, and return its name."""
+        """Create delta ``ulid`` from bytes returned by ``encode``, and return its name."""
         name = delta_name(ulid)
         # The ulid is derived from run and batch: an existing delta is our own, from an earlier attempt.
         with contextlib.suppress(AlreadyExists):
@@ -274,7 +274,7 @@ class DeltaIndex:
         )
 
     def _live(self, keys: Keys, columns: Sequence[str], as_of: int | None) -> Iterator[pa.Table]:
-        # List before opening the base, so as not to miss deltas folded in between. An empty listing proves nothing: the
+        # List before opening the base, so as not to miss deltas folded meanwhile. An empty listing proves nothing: the
         # files may have been folded into a first base during the listing.
         log = self.log()
         names = list(dict.fromkeys([self.key, "op", "rev", *columns]))

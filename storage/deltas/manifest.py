@@ -130,6 +130,6 @@ def to_table(documents: Sequence[ManifestRow]) -> pa.Table:
 
 
 def totals(manifest: pa.Table) -> tuple[int, int]:
-    """Return ``(documents, lines)``: how many are indexed."""
+    """Return the numbers of indexed ``(documents, lines)``."""
     indexed = pc.is_null(manifest["reason"])
     return int(pc.sum(indexed).as_py() or 0), int(pc.sum(manifest["lines"]).as_py() or 0)

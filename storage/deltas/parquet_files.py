@@ -133,7 +133,7 @@ class Footer:
     folded: tuple[str, ...] = ()
     max_rev: int = 0
     nonce: str = ""
-    """Distinguishes bases with the same rows, so that only one of two concurrent compactions publishes."""
+    """Distinguishes bases with the same rows, so only one of two concurrent compactions publishes."""
 
 
 @dataclass(frozen=True, slots=True)

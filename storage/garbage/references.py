@@ -119,10 +119,9 @@ def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) ->
 def _branches(
     workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Return ``(cuts, branches)``: the cuts referenced by branch records, and the directories of existing or leased
-    branches.
+    """Return the cuts referenced by branch records, and the directories of existing or leased branches.
 
-    Read after the listing, so that every listed file in use belongs to a recorded cut, or is recent.
+    Read after the listing, so every listed file in use belongs to a recorded cut, or is recent.
     """
     objects = workspace.objects
     paths = [info.path for info, name in listing if name.kind is Kind.BRANCH and info.path.endswith(f"/{BRANCH}")]
@@ -223,7 +222,7 @@ def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dict[str, datetime]]:
-    """Return the entries' blobs and the retired blobs; read after the listing, so that no live blob is missed."""
+    """Return the entries' blobs and the retired blobs; read after the listing so that no live blob is missed."""
     catalog.check(workspace.config.workspace_id)
     return catalog.read(blob_references)
 

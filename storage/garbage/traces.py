@@ -132,7 +132,7 @@ def _tells_of_garbage(leases: Mapping[str, LeaseState], known: Mapping[str, Leas
 def write_traces(workspace: Workspace, traces: Traces, *, now: datetime, garbage: Iterable[str]) -> None:
     """Record each tenant that is not in ``garbage`` as clean, with its leases in ``traces``.
 
-    If another cleanup wrote a record in between, that record is kept. Raises StorageError.
+    If another cleanup has written a record meanwhile, that record is kept. Raises StorageError.
     """
     left = {*garbage}
     clean = {tenant: leases for tenant, leases in traces.leases.items() if leases is not None and tenant not in left}

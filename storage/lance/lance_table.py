@@ -127,7 +127,7 @@ class LanceTable:
         self._objects.read_ahead({f"{folders[file]}/{file.path}": wanted for file, wanted in ranges.items()})
 
     def _create(self, first: pa.Table) -> None:
-        """Create the table with the rows ``first``, unless it exists or another process creates it first."""
+        """Create the table with rows ``first`` unless it exists or another process creates it sooner."""
         import lance
 
         if self.exists():
@@ -380,8 +380,8 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
     """Replace the compacted fragments with the results of all tasks, in one version.
 
     Raises CommitConflict if a writer changed one of the fragments after planning or if the store failed temporarily,
-    and StorageError if it failed otherwise. After either, plan and rewrite again: a failed commit deletes the rewritten
-    fragments, so repeating only the commit would lose their rows.
+    and StorageError if it failed otherwise. After either error, plan and rewrite again: a failed commit deletes the
+    rewritten fragments, so repeating only the commit would lose their rows.
     """
     from lance.optimize import Compaction
 
@@ -477,7 +477,7 @@ def through_index(dataset: LanceDataset, limit: int) -> dict[str, int]:
 
 @cache
 def _rotation(dim: int) -> str:
-    """Return the random rotation for RaBitQ as Lance's JSON; fixed, so that segments can be merged and compared."""
+    """Return the random rotation for RaBitQ as Lance's JSON; fixed, so segments can be merged and compared."""
     import lance
 
     model = json.loads(lance.lance.indices.build_rq_model(dim, VECTOR_BITS))

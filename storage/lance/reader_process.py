@@ -1,4 +1,4 @@
-"""Run native code in a worker process, so that a damaged file crashes only that worker.
+"""Run native code in a worker process so that a damaged file crashes only that worker.
 
 Lance does not fully validate files: a corrupt length or offset can abort the process, which no ``except`` catches.
 """

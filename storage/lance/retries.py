@@ -170,7 +170,7 @@ _UNUSABLE: dict[tuple[str, int], None] = {}
 
 @contextmanager
 def without_panic(where: str = "") -> Iterator[None]:
-    """Translate a native panic, which ``except Exception`` misses, into CorruptFile; also a decorator."""
+    """Translate a native panic into CorruptFile: ``except Exception`` misses panics. Also a decorator."""
     try:
         yield
     except BaseException as error:

@@ -87,8 +87,7 @@ class Lease:
     """A held lease. A background thread renews it until it is released or abandoned; exiting the context releases it.
 
     ``token`` is higher than the token of every earlier holder. ``taken_over`` is true if the previous holder did not
-    release the lease, so that its late commits must be fenced off. A forked child neither renews nor releases the
-    lease.
+    release the lease, so its late commits must be fenced off. A forked child neither renews nor releases the lease.
     """
 
     def __init__(self, objects: ObjectStore, path: str, record: _Record, version: str, *, taken_over: bool) -> None:
@@ -103,7 +102,7 @@ class Lease:
         self._ended = threading.Event()
         self._leaves_garbage = False
         liveness.count_references(+1)
-        # The thread runs in a copy of this context, so that its requests are counted.
+        # The thread runs in a copy of this context so that its requests are counted.
         renew = contextvars.copy_context().run
         self._thread = threading.Thread(
             target=renew, args=(self._renew_until_ended,), name=f"lease {path}", daemon=True

@@ -66,7 +66,7 @@ def count_references(difference: int) -> None:
 
 
 def read(name: str) -> Liveness:
-    """Return the state of the process that owns the file ``name`` (see ``own_file_name``)."""
+    """Return the state of the process that owns a file called ``name`` (see ``own_file_name``)."""
     path = _path(name)
     if path is None or not _is_private(path.parent):
         return Liveness.UNKNOWN

@@ -34,7 +34,7 @@ SELECTED = 8
 """Number of blocks preselected by signs per block returned."""
 MIN_SELECTED = 512
 _BLOCKS_AT_ONCE = 1_024
-"""Number of blocks whose vectors are summed per step, so that they fit into a core's cache."""
+"""Number of blocks whose vectors are summed per step so that they fit into a core's cache."""
 
 _FragmentKey = tuple[int, str]
 """A fragment's id and its first data file. Data file names are never reused."""
@@ -42,7 +42,7 @@ _Read = Callable[[Sequence["LanceFragment"] | None], pa.Table]
 
 
 def encode(vectors: NDArray[np.float16], starts: NDArray[np.int64]) -> pa.Array:
-    """Return ``(b,) binary``: the codes of blocks of lines, null for a block with no vector.
+    """Return the codes of blocks of lines as ``(b,) binary``; null for a block with no vector.
 
     Args:
         vectors: ``(n, dim)`` unit vectors of lines, or zeros.
@@ -66,7 +66,7 @@ def encode(vectors: NDArray[np.float16], starts: NDArray[np.int64]) -> pa.Array:
 
 
 def _sums(vectors: NDArray[np.float16], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return ``(b, dim)``: each block's sum of vectors; several times faster than ``np.add.reduceat``."""
+    """Return each block's sum of vectors as ``(b, dim)``; several times faster than ``np.add.reduceat``."""
     sums = vectors[starts].astype(np.float32)
     for row in range(1, lengths.max(initial=0)):
         longer = np.flatnonzero(lengths > row)
@@ -75,7 +75,7 @@ def _sums(vectors: NDArray[np.float16], starts: NDArray[np.int64], lengths: NDAr
 
 
 def _packed(bits: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Pack the rows of ``bits``, ``(b, dim)``, into whole words."""
+    """Pack the rows of ``bits`` into whole words; ``bits`` has shape ``(b, dim)``."""
     return np.packbits(np.pad(bits, ((0, 0), (0, -bits.shape[1] % WORD_BITS))), axis=1)
 
 
@@ -106,7 +106,7 @@ class BlockCodes:
         return len(self.rows)
 
     def among(self, held: NDArray[np.bool_]) -> BlockCodes:
-        """Return the codes of the blocks selected by ``held``, ``(n,)``."""
+        """Return the codes of the blocks selected by the ``(n,)`` mask ``held``."""
         return BlockCodes(self.rows[held], self.signs[:, held], self.large[:, held], {})
 
     def nearest(self, vector: NDArray[np.float32], limit: int) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
@@ -133,7 +133,7 @@ class BlockCodes:
     def nearest_in(
         self, parts: Sequence[BlockCodes], vector: NDArray[np.float32], limit: int
     ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.float32]]]:
-        """Run ``nearest`` on these codes, which join ``parts``, and yield each part's share of the rows and cosines."""
+        """Run ``nearest`` on these codes (``parts``, joined); yield each part's share of the rows and cosines."""
         numbers, cosines = self.nearest(vector, limit)
         first = 0
         for each in parts:
@@ -164,12 +164,12 @@ class _Sums:
         return cls((dimensions @ bits.T).ravel(), np.arange(0, 256 * width, 256))
 
     def __call__(self, sets: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return ``(n,)``: the sum over each of ``sets``, ``(n, width)``."""
+        """Return the sum for each row of ``sets``. Shapes: ``(n, width)`` to ``(n,)``."""
         return np.asarray(self.of_bytes[sets + self.offsets].sum(axis=1), np.float32)
 
 
 def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return ``(n,)``: the product of each block's signs with ``vector``, up to a factor and a constant.
+    """Return the product of each block's signs with ``vector`` as ``(n,)``, up to a factor and a constant.
 
     The query is quantised to QUERY_BITS. A product is then a weighted sum of common-bit counts, one query bit at a
     time.
@@ -185,7 +185,7 @@ def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> ND
 
 
 def _counts(sets: NDArray[np.uint64]) -> NDArray[np.uint16]:
-    """Return ``(n,)``: the number of bits set in each of ``sets``, ``(w, n)``."""
+    """Return the number of bits set in each column of ``sets``. Shapes: ``(w, n)`` to ``(n,)``."""
     return np.asarray(np.bitwise_count(sets).sum(axis=0, dtype=np.uint16), np.uint16)
 
 
@@ -229,7 +229,7 @@ def _main_table(uri: str) -> str:
 
 
 def _known(uri: str) -> BlockCodes | None:
-    """Return a table's known codes, falling back to those of another branch, which shares most fragments."""
+    """Return a table's known codes, falling back to another branch's codes: branches share most fragments."""
     with _ONE_AT_A_TIME:
         related = (each for each in _CODES if _main_table(each) == _main_table(uri))
         best = uri if uri in _CODES else next(related, None)

@@ -55,7 +55,7 @@ class CommitMarker:
 
 @dataclass(frozen=True, slots=True)
 class SourceCommit:
-    """One source's part of a transaction: record ``batch`` under ``token``, and remove the rows of the paths ``gone``.
+    """One source's part of a transaction: record ``batch`` under ``token``, and remove the rows of ``gone`` paths.
 
     With no batch, it only fences off older holders.
     """

@@ -179,7 +179,7 @@ def deep_tables(objects: ObjectStore, tenant: Entity) -> list[DeepTable]:
 
 @retried
 def _rows_of(dataset: LanceDataset, entity: Entity, documents: Sequence[tuple[str, str]]) -> list[int]:
-    """Return the addresses of the rows of ``documents``, ``(path, hash)``."""
+    """Return the addresses of the rows of each ``(path, hash)`` in ``documents``."""
     wanted, found = set(documents), list[int]()
     for start in range(0, len(documents), PATHS_PER_LOOKUP):
         paths = [path for path, _ in documents[start : start + PATHS_PER_LOOKUP]]

@@ -150,7 +150,7 @@ MIN_ROWS_FOR_VECTOR_INDEX = 256
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpec:
-    """A segment to build: the index ``name`` over ``fragments`` of a table version. Picklable."""
+    """A segment to build: part of index ``name``, over ``fragments`` of a table version. Picklable."""
 
     name: str
     version: int
@@ -159,7 +159,7 @@ class SegmentSpec:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A built segment of the index ``name``, invisible until published; ``index`` is Lance's object. Picklable."""
+    """A built segment of index ``name``, invisible until published; ``index`` is Lance's object. Picklable."""
 
     name: str
     fragments: frozenset[int]
@@ -304,7 +304,7 @@ def _segments(dataset: LanceDataset) -> dict[str, list[set[int]]]:
 
 
 def _drop_unusable(table: LineTable, *, thorough: bool) -> set[str]:
-    """Drop unreadable indexes, which ``maintain`` then rebuilds, and a vector index over too few vectors."""
+    """Drop unreadable indexes (``maintain`` then rebuilds them) and a vector index over too few vectors."""
     dataset = table.open()
     stats = index_stats(dataset)
     unusable = {name for name, found in stats.items() if found is None}

@@ -168,7 +168,7 @@ def _sample(dataset: LanceDataset, rows: int, seed: int) -> list[dict[str, Any]]
 
 
 class _Counts:
-    """Counts the rows of one document or folder that meet a condition, with indexes and by a scan; caches both."""
+    """Counts the rows of a document or folder that meet a condition, with indexes and by a scan; caches both counts."""
 
     def __init__(self, dataset: LanceDataset) -> None:
         self.indexed = cache(dataset.count_rows)

@@ -197,7 +197,7 @@ intersected: this is faster than having Lance evaluate the filter in each search
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Blocks, best first: ``rows``, ``(n,) uint64``, are ids of their first rows; ``scores`` is ``(n,) float32``."""
+    """Blocks, best first. ``rows`` (``(n,) uint64``) are ids of their first rows; ``scores`` is ``(n,) float32``."""
 
     rows: NDArray[np.uint64]
     scores: NDArray[np.float32]
@@ -224,7 +224,7 @@ _Value = TypeVar("_Value")
 
 
 class once(Generic[_Value]):
-    """Like ``functools.cached_property``, but with one lock per instance, so that tables open in parallel."""
+    """Like ``functools.cached_property``, but with one lock per instance, so tables open in parallel."""
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:
         self._compute = compute
@@ -522,7 +522,7 @@ class LineQuery:
         return sorted(found, key=lambda path: (path.count("/"), path))[:MAX_FILES]
 
     def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: which ``rows`` exist and pass the filter."""
+        """Return which ``rows`` exist and pass the filter, as ``(n,)``."""
         if self.sql is not None:
             return _is_in(rows, self._allowed)
         if not len(rows):
@@ -580,7 +580,7 @@ class LineQuery:
         )
 
     def near(self, vector: NDArray[np.float32], limit: int) -> Scored:
-        """Return the ``limit`` blocks nearest to ``vector``, ``(dim,)``, that pass the filter, and their cosines."""
+        """Return the ``limit`` blocks nearest to ``vector`` that pass the filter, and their cosines."""
         if limit == 0 or not vector.any() or not len(codes := self._codes):
             return NOTHING
         if self.sql is not None:
@@ -689,7 +689,7 @@ class LineQuery:
     def lines_at(self, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], tuple[str, str]]:
         """Return ``(text, hash)`` for the lines ``(entity, path, number)`` that exist and pass the filter.
 
-        If a line has several rows, its text is that of the first.
+        If a line has several rows, its text is the text of the first row.
         """
         if not requested:
             return {}
@@ -754,7 +754,7 @@ def nearest_blocks(tables: Sequence[LineQuery], vector: NDArray[np.float32], lim
 
 
 def _is_in(rows: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return ``(n,)``: which ``rows`` are in ``known``, which is sorted."""
+    """Return which ``rows`` are in ``known`` (sorted), as ``(n,)``."""
     if not len(known):
         return np.zeros(len(rows), np.bool_)
     return np.asarray(known[np.searchsorted(known, rows).clip(max=len(known) - 1)] == rows, np.bool_)
@@ -774,11 +774,10 @@ def nearest_lines(
     exact: bool = False,
     columns: Sequence[str] = RESULT_COLUMNS,
 ) -> pa.Table:
-    """Return the ``limit`` lines nearest to ``query``, ``(dim,) float32``, best first, with a ``distance`` column
-    (float32).
+    """Return the ``limit`` lines nearest to ``query``, best first, with a ``distance`` column (float32).
 
-    ``distance`` is 1 - cosine; a zero vector has no neighbours. Ties are ordered by path, line and column. The search
-    is exact if the filter leaves few lines, if there is no index, or if ``exact`` is set; otherwise it probes all
-    partitions of the index. Raises UsageError, StorageError, CorruptFile.
+    ``query`` is ``(dim,) float32``. ``distance`` is 1 - cosine; a zero vector has no neighbours. Ties are ordered by
+    path, line and column. The search is exact if the filter leaves few lines, if there is no index, or if ``exact`` is
+    set; otherwise it probes all partitions of the index. Raises UsageError, StorageError, CorruptFile.
     """
     return LineQuery(table, where, exact=exact).nearest(query, limit, max_distance, columns)

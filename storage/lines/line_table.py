@@ -252,7 +252,7 @@ class LineTable(LanceTable):
     # -- reading -----------------------------------------------------------------------------
 
     def count(self, where: str | None = None) -> int:
-        """Return the number of lines, or of lines that match the filter ``where``.
+        """Return the number of lines, or of lines that match ``where``.
 
         Raises StorageError, CorruptFile.
         """

@@ -107,10 +107,11 @@ def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
 
 
 def _hashes(data: bytes, *, words: bool = True) -> NDArray[np.uint32]:
-    """Return a ``_HASH_BITS``-bit number for each trigram in folded text and, if ``words`` is set, for each four
+    """Return a ``_HASH_BITS``-bit hash of each trigram of folded text and, if ``words`` is set, of each run of four
     letters.
 
-    In long text, other words often contain all trigrams of a word, but rarely all its runs of four letters.
+    A long text often contains all trigrams of a word it does not contain, but rarely all of that word's four-letter
+    runs.
     """
     codes = np.frombuffer(data, np.uint8).astype(np.uint32)
     grams = (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH
@@ -152,7 +153,7 @@ class Packs:
         return int(self.rows.nbytes) + sum(positions.nbytes + grams.nbytes for positions, grams in self.filters)
 
     def of(self, documents: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[list[int], list[int]]]:
-        """Return the packs' first lines, in order, and their row ids, for each of ``documents``, ``(entity, path)``."""
+        """Return the packs' first lines, in order, and their row ids, for each ``(entity, path)`` in ``documents``."""
         paths = pa.array([path for _, path in documents], pa.string())
         rows = self.rows.filter(pc.is_in(self.rows["path"], value_set=paths)).sort_by("line")
         found: dict[tuple[str, str], tuple[list[int], list[int]]] = {document: ([], []) for document in documents}
@@ -164,7 +165,7 @@ class Packs:
         return found
 
     def may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: whether each pack may contain a literal from every clause."""
+        """Return whether each pack may contain a literal from every clause, as ``(n,)``."""
         possible = np.ones(len(self.rows), np.bool_)
         for positions, filters in self.filters:
             size = 8 * filters.shape[1]
@@ -175,8 +176,8 @@ class Packs:
         return possible
 
     def documents_that_may_hold(self, required: Sequence[Clause]) -> NDArray[np.bool_]:
-        """Return ``(n,)``: the packs of documents that may contain a literal from every clause, possibly in different
-        packs.
+        """Return an ``(n,)`` mask of the packs of documents that may contain a literal from every clause, possibly in
+        different packs.
         """
         possible = np.ones(len(self.rows), np.bool_)
         for clause in required:
@@ -225,7 +226,7 @@ def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDAr
 
 
 def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
-    """Return ``(n,)``: the packs of documents that pass the filter of ``query``."""
+    """Return an ``(n,)`` mask of the packs of documents that pass the filter of ``query``."""
     if query.sql is None:
         return np.ones(len(found.rows), np.bool_)
     rows = _scan(query, [], f"{PACK_LINE_COLUMN} IS NOT NULL AND ({query.sql})")

@@ -76,7 +76,7 @@ class Pattern:
 
         If ``ignore_case`` is None, matching is case-sensitive if ``text`` has a capital letter.
 
-        Raises UsageError, which reports the position in the pattern.
+        Raises UsageError; the message includes the position in the pattern.
 
         Examples:
             >>> Pattern.of("csrf_[a-z]+").ignore_case
@@ -115,7 +115,7 @@ class Pattern:
         )
 
     def matches(self, texts: pa.StringArray) -> pa.BooleanArray:
-        """Return ``(n,)``: whether each line matches, or whether each multi-line text may contain a matching line."""
+        """Return, as ``(n,)``, whether each line matches or each multi-line text may contain a matching line."""
         return pc.match_substring_regex(texts, self._of_line)
 
     def lines_in(self, text: str) -> list[int]:
@@ -215,7 +215,7 @@ def folded(data: bytes) -> bytes:
 
 
 def _check(text: str) -> None:
-    """Raise UsageError, with the position, if RE2 rejects ``text``."""
+    """Raise UsageError if RE2 rejects ``text``; the message includes the position."""
     try:
         pc.match_substring_regex(pa.array([""]), text)
     except pa.ArrowInvalid as error:

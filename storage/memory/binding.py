@@ -69,7 +69,7 @@ def find_catalog(workspace: Workspace, configured: str | None) -> str | None:
 def belongs(workspace: Workspace, url: str) -> bool:
     """Return whether the database at ``url`` holds the catalog of this workspace.
 
-    Propagates the errors of ``find_catalog``.
+    Raises the same errors as ``find_catalog``.
     """
     catalog = Catalog(url)
     try:
@@ -245,7 +245,7 @@ class Generations:
         recent = 0
         with contextlib.suppress(CorruptFile):  # a damaged index is rebuilt from the catalog
             recent = MemoryIndex(self._objects, tenant.directory).recent_rev()
-        # Read the catalog last: another process may commit and flush in between, always in that order.
+        # Read the catalog last: another process may commit and flush meanwhile, always in that order.
         if recent > (self._catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0):
             raise CatalogMismatch(
                 f"The catalog is older than the index of {tenant}, for example because it was restored from a backup",

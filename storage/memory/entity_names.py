@@ -114,8 +114,8 @@ class EntityNames:
     def check_allowed(self, connection: Connection, type: str, id: str, scope: Scope, own: Entity | None) -> None:
         """Raise AccessDenied unless an entity ``type:id`` in ``scope`` overlaps with ``scope.allowed``.
 
-        An unregistered entity is treated as ``own``, or as being anywhere in the scope, so that the result reveals
-        neither its existence nor its location.
+        An unregistered entity is treated as ``own``, or as being anywhere in the scope, so the result reveals neither
+        its existence nor its location.
         """
         if scope.allowed is None:
             return

@@ -1,6 +1,6 @@
 """Apply the outbox to indexes and vectors, in batches, about a second after each write.
 
-Claim names encode the owning process, so that other processes on this host can tell whether it exited.
+Claim names encode the owning process, so other processes on this host can tell whether it exited.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Flusher:
             return self._waiting > 0 or self._is_flushing
 
     def settle(self) -> None:
-        """Flush this process's writes and other processes' overdue writes, so that a search finds them all.
+        """Flush this process's writes and other processes' overdue writes so that a search finds them all.
 
         Raises StorageError or CatalogError if this process's changes cannot be flushed; failures to flush other
         processes' changes are only logged.

@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 
 
 def in_threads(pool: ThreadPoolExecutor, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Run the idempotent ``work`` on ``items`` in ``pool``, and return the results in order; raises the first error.
+    """Run ``work`` (idempotent) on ``items`` in ``pool``, and return the results in order; raises the first error.
 
     During interpreter shutdown, it runs in the caller's thread.
     """

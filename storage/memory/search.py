@@ -29,7 +29,7 @@ MODES: tuple[Mode, ...] = ("hybrid", "vector", "text")
 
 
 def relevance(entry: Found, mode: Mode) -> float:
-    """Return the score that hits are sorted by, at most 1: from the cosine, the word match, or both.
+    """Return the score that hits are sorted by, at most 1: from the cosine and the word match.
 
     A word match closes its share of the gap between the cosine and 1; with no match, the score is the cosine.
     """
@@ -90,7 +90,7 @@ class MemoryHits(list[MemoryHit[_Entry]]):
 
 @dataclass(frozen=True, slots=True)
 class MemoryQuery:
-    """A memory search over the entries in ``within``'s tenant that pass the filter ``where``."""
+    """A memory search over the entries in ``within``'s tenant that pass ``where``."""
 
     query: str
     top_k: int

@@ -51,9 +51,9 @@ DEFAULT_THREADS = 8
 class MemoryStore(EntityRegistry):
     """The memory of all tenants in a workspace: their entities and entries.
 
-    Every call is confined to one tenant: that of its entity or ``scope``, by default that of the configured root. A
-    store never writes outside its root. Without a root, an unscoped call sees the entries of all tenants; if two
-    tenants have the same key, a call with that key raises BadEntry, which lists both. A scope below the tenant shows
+    Every call is confined to one tenant: its entity's or ``scope``'s, by default the configured root's. A store never
+    writes outside its root. Without a root, an unscoped call sees the entries of all tenants. If two tenants have the
+    same key, a call with that key raises BadEntry, and the message lists both tenants. A scope below the tenant shows
     only entries at or below it. Threads may share a store. Each process opens its own store, and processes share one
     PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context manager, so that the
     last writes reach the indexes immediately; a closed store raises StoreClosed.
@@ -84,15 +84,15 @@ class MemoryStore(EntityRegistry):
     ) -> None:
         """Open the workspace and the catalog, creating them if necessary.
 
-        Without ``catalog_url``, the catalog is an SQLite file in the workspace, which must then be local. ``embedder``
-        is called when text is first embedded. Entries stored without an embedder become semantically searchable once a
-        store with an embedder is open or, in a tenant with no vectors, after ``rebuild``. ``on_threshold`` is called
-        with a tenant and its index's number of deltas once that exceeds ``compaction_threshold``. ``within`` binds the
-        store to an entity, which becomes its root: no call reads, writes, lists, counts or reveals anything outside it.
-        ``encoding`` applies to the indexes' Parquet files. ``redact`` selects which credentials in values and metadata
-        are redacted before they are stored; keys that contain one are rejected. Raises BadEntity, CatalogMissing,
-        CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew, CorruptFile, AccessDenied,
-        StorageError.
+        Without ``catalog_url``, the catalog is an SQLite file in the workspace; the workspace must then be local.
+        ``embedder`` is called when text is first embedded. Entries stored without an embedder become semantically
+        searchable once a store with an embedder is open or, in a tenant with no vectors, after ``rebuild``.
+        ``on_threshold`` is called with a tenant and its index's number of deltas once that exceeds
+        ``compaction_threshold``. ``within`` binds the store to an entity, which becomes its root: no call reads,
+        writes, lists, counts or reveals anything outside it. ``encoding`` applies to the indexes' Parquet files.
+        ``redact`` selects which credentials in values and metadata are redacted before they are stored; keys that
+        contain one are rejected. Raises BadEntity, CatalogMissing, CatalogMismatch, CatalogError, UnsafeStore,
+        UsageError, WorkspaceTooNew, CorruptFile, AccessDenied, StorageError.
         """
         if redact not in get_args(Redaction):
             raise UsageError(f"Unknown redaction mode {redact!r}", "", f"Use one of {', '.join(get_args(Redaction))}.")

@@ -143,9 +143,12 @@ MAX_UNINDEXED_WORDS = 20_000
 
 
 def schema(dim: int) -> pa.Schema:
-    """Return the columns of ``memory_embeddings``: ``places`` holds the directories of the owner and its ancestors,
-    ``fields`` the metadata fields, each as JSON of its name and value, ``words`` the entry's key and text, truncated;
-    ``vector`` is ``(dim,) float16``.
+    """Return the schema of ``memory_embeddings``.
+
+    - ``places``: the directories of the owner and its ancestors
+    - ``fields``: the metadata fields, each as a JSON name and value
+    - ``words``: the entry's key and text, truncated
+    - ``vector``: ``(dim,) float16``
     """
     return pa.schema(
         [
@@ -325,7 +328,7 @@ class VectorTable(LanceTable):
     # -- reading -----------------------------------------------------------------------------
 
     def nearest(self, query: NDArray[np.float32], limit: int, where: VectorFilter) -> list[Found]:
-        """Return the entries nearest to ``query``, ``(dim,)``, best first. The filter applies before the search."""
+        """Return the entries nearest to ``query`` (``(dim,)``), best first. The filter applies before the search."""
         length = np.linalg.norm(query)
         if limit == 0 or not length > 0:
             return []
@@ -433,7 +436,7 @@ def vector_tables(objects: ObjectStore, tenant: Entity) -> list[VectorTable]:
 
 
 def _distances(vectors: pa.FixedSizeListArray, query: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return ``(n,)``: 1 - cosine of ``n`` vectors and ``query``; 1 for a vector or query with no known words."""
+    """Return 1 - cosine of ``n`` vectors and ``query`` as ``(n,)``; 1 for a vector or query with no known words."""
     distances = np.ones(len(vectors), np.float32)
     known = vectors.is_valid().to_numpy(zero_copy_only=False)
     length = float(np.linalg.norm(query))
@@ -444,7 +447,7 @@ def _distances(vectors: pa.FixedSizeListArray, query: NDArray[np.float32]) -> ND
 
 
 def _matches(words: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
-    """Return ``(n,)``: the ``match`` of each of ``n`` entries."""
+    """Return the ``match`` of each of ``n`` entries as ``(n,)``."""
     query_terms = distinct_terms(words)
     held = [set(terms(text)) for text in texts]
     holds = np.array([[term in some for term in query_terms] for some in held], np.float64).reshape(

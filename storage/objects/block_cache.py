@@ -42,7 +42,7 @@ LIMIT_VARIABLE = "DRIFTLINE_BLOCK_CACHE_BYTES"
 OFF = "off"
 DEFAULT_CACHE_BYTES = 2_000_000_000
 FREED_SHARE = 0.1
-"""The share of the limit that an eviction frees in addition, so that not every write evicts."""
+"""The share of the limit that an eviction frees in addition so that not every write evicts."""
 MEMORY_BYTES = 48 * 2**20
 """Maximum size of the blocks that a process keeps in memory; Lance itself keeps decoded data."""
 COUNTED_SHARE = 0.05
@@ -69,7 +69,7 @@ TEXT_SHARE, AHEAD_BYTES = 0.05, 32 * 2**20
 to AHEAD_BYTES per bucket and process, which saves this and later searches many requests.
 """
 GRAMS_SHARE = 0.006
-"""The filters of packs, which exact searches need, take less than this share of a data file, and precede the texts."""
+"""Filters of packs, needed by exact searches, take less than this share of a data file and precede the texts."""
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000
 CLIENTS_REMEMBERED = 16
@@ -103,7 +103,7 @@ def cache_bytes() -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Block:
-    """The bytes from ``start`` to ``end`` (exclusive) of a file of ``size`` bytes, with their checksum."""
+    """The bytes from ``start`` to ``end`` (exclusive) of a file of ``size`` bytes, and their checksum."""
 
     start: int
     end: int
@@ -125,7 +125,7 @@ class Block:
         return block if block.name_in(file) == name else None
 
     def name_in(self, file: str) -> str:
-        """Return the block's file name in the folder of ``file``; it ends with a checksum of both."""
+        """Return the block's name in the folder for ``file``. The name ends with a checksum of itself and ``file``."""
         content = f"{self.start}-{self.end - self.start}-{self.size}-{self.checksum:08x}"
         return f"{content}-{zlib.crc32(f'{file}/{content}'.encode()):08x}"
 
@@ -371,7 +371,7 @@ class _Files:
         return file
 
     def _widened(self, file: _CachedFile, start: int, end: int) -> _Part:
-        """Widen a file's first requested range, which is its end, or its second."""
+        """Widen a file's first requested range (its end) or its second."""
         if any(first <= start and end <= last for (first, last), _ in (*file.coming, *file.waiting)):
             return start, end
         if len(file.blocks) == 1 and end - start < TAIL_BYTES and (size := file.size):

@@ -278,7 +278,7 @@ class Bucket:
         read_ahead(self, {self._key(path): wanted for path, wanted in ranges.items()})
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
-        """Return the bytes ``[start, end)`` of the object ``key`` (None: to its end), with its size and etag."""
+        """Return bytes ``[start, end)`` of the object at ``key`` (None: to its end), with its size and etag."""
         options: GetOptions = {"range": (start, end) if end is not None else {"offset": start}} if start or end else {}
 
         def get() -> tuple[bytes, int, str]:
@@ -488,7 +488,7 @@ class Bucket:
 
 
 class _PinnedFile(io.RawIOBase):
-    """A large object, read in parts of a single version, so that a read never mixes two versions."""
+    """A large object, read in parts of a single version, so a read never mixes two versions."""
 
     def __init__(self, bucket: Bucket, path: str, size: int, etag: str | None) -> None:
         self._bucket, self._path, self._size, self._etag = bucket, path, size, etag

@@ -229,7 +229,7 @@ class LocalDisk:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the workspace lock, which excludes other processes, and other threads in this one.
+        """Hold the workspace lock, to exclude other processes and other threads in this one.
 
         The kernel releases it when its holder dies. The ``filelock`` library would take fifty times the CPU time.
         """
@@ -295,7 +295,7 @@ class LocalDisk:
 
 
 _turns: dict[str, threading.Lock] = {}
-"""For each root, this process's lock, so that its threads wait for each other without polling the file lock."""
+"""For each root, this process's lock, so its threads wait for each other without polling the file lock."""
 os.register_at_fork(after_in_child=_turns.clear)  # another thread of the parent may have held one
 
 

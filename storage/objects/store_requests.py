@@ -67,7 +67,7 @@ def request_counter() -> Iterator[RequestCounter]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count requests sent inside this context under the phase ``name``."""
+    """Count requests sent inside this context under phase ``name``."""
     current = _current.get()
     before = _current.set((current[0], name) if current else None)
     try:
@@ -77,7 +77,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def for_threads(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
-    """Wrap ``function`` for a thread pool, so that its requests are counted in the caller's context."""
+    """Wrap ``function`` for a thread pool so that its requests are counted in the caller's context."""
     current = _current.get()
 
     def counted(item: Item) -> Result:

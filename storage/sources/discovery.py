@@ -57,7 +57,7 @@ _MAX_ID = 200
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a listing as it was received, so that it is only requested again if it changed."""
+    """A page of a listing as it was received, so it is only requested again if it changed."""
 
     url: str
     etag: str
@@ -209,10 +209,10 @@ def readers_of(
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
 ) -> tuple[Page, ...]:
-    """Return the pages of those who may read the code of a repository; the ``ids`` of a page are their logins.
+    """Return the pages that list who may read the code of a repository; the ``ids`` of a page are logins.
 
     Ids that begin with "/" are teams, whose members are on other pages; "-" is somebody without access to the code.
-    ``pages`` are those of the last answer. ``limit`` has the waits of earlier requests. Raises AccessDenied,
+    ``pages`` are the pages of the last answer. ``limit`` has the waits of earlier requests. Raises AccessDenied,
     SourceNotFound, StorageError if the host does not list everyone, UsageError.
     """
     listing = Listing(limit=limit or RateLimit())

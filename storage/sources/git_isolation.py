@@ -1,9 +1,9 @@
 """Run git on an untrusted repository: never execute a command it configures, never fetch anything.
 
 A repository's configuration can specify commands: filters, hooks, monitors, and helpers for diffs, credentials and
-transports. Commands that read objects or files therefore use a temporary git directory, which borrows objects, index
-and ignore rules but not the settings. Only commands that execute nothing read the repository itself, for paths, commit
-names and settings. Only ``ask_remote``, which asks a remote for its branches, and mirrors use the network.
+transports. Commands that read objects or files therefore use a temporary git directory that borrows objects, index and
+ignore rules but not the settings. Only commands that execute nothing read the repository itself, for paths, commit
+names and settings. Only mirrors use the network, and ``ask_remote``, to list a remote's branches.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ def spawn(
 
 
 def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = False) -> bytes | None:
-    """Return git's output; None if it fails, takes too long, or sleeps although it is not waiting for a host."""
+    """Return git's output; None if it fails, takes too long, or sleeps without waiting for a host."""
     if process is None:
         return None
     started = time.monotonic()

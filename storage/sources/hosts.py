@@ -1,7 +1,7 @@
 """Describe git hosting services: URLs of their sites, APIs and clones, and how to parse their listings.
 
-Responses are untrusted: a repository's URL consists of the configured URL and a checked path, so that no response can
-direct git or a token to another host.
+Responses are untrusted: a repository's URL consists of the configured URL and a checked path, so no response can direct
+git or a token to another host.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where repositories are discovered: those of ``owner`` on a host, or all that the token can read.
+    """Where repositories are discovered: ``owner``'s on a host, or all that the token can read.
 
     ``url`` is a self-hosted instance's URL, the folder for the ``folder`` provider, or the file for the ``list``
     provider, which also has ``uris``. ``variable`` is the environment variable that holds the token.

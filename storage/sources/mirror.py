@@ -203,7 +203,7 @@ def resolve(remote: Remote) -> str:
 def current_commit(remote: Remote) -> str:
     """Like ``resolve``, but returns "" if the repository has no such commit, or none at all.
 
-    Propagates errors from ``resolve`` if the repository itself is missing or unreachable.
+    Raises the same errors as ``resolve`` if the repository itself is missing or unreachable.
     """
     if remote.is_local:
         return _resolve_local(remote)
@@ -533,9 +533,9 @@ class Mirror:
 
     @contextlib.contextmanager
     def holding(self, commit: str) -> Iterator[None]:
-        """Hold the mirror with the tree of ``commit``, so that it is neither repacked nor evicted.
+        """Hold the mirror that has the tree of ``commit``, so that it is neither repacked nor evicted.
 
-        Propagates errors from ``ensure``.
+        Raises the same errors as ``ensure``.
         """
         for _ in range(HOLD_ATTEMPTS):
             self.ensure(commit)
@@ -543,7 +543,7 @@ class Mirror:
                 yield
                 return
             with self._locked("use", shared=True):
-                if self.has(commit):  # another process may have evicted it in between
+                if self.has(commit):  # another process may have evicted it
                     yield
                     return
         raise StorageError(

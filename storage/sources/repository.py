@@ -33,7 +33,7 @@ _ENTRY_BYTES = 100
 """Approximate memory per tree entry, without its path."""
 MAX_BLOB_BYTES = 1 << 30
 OPEN_READERS = 4
-"""Number of git processes to keep for more reads, in addition to those of ``more_readers``."""
+"""Number of git processes to keep for more reads, in addition to the processes of ``more_readers``."""
 MAX_MORE_READERS = 128
 """Maximum number of git processes added by ``more_readers``, enough for four groups of sources; each takes 0.3 MB."""
 _FILES_A_READER = 8
@@ -102,7 +102,7 @@ class TreeEntry:
 
 @dataclass(frozen=True)
 class CommitTree:
-    """The tree of ``commit`` in the repository ``uri``; "" means the last fetched commit. Picklable.
+    """The tree of ``commit`` in the repository at ``uri``; "" means the last fetched commit. Picklable.
 
     ``credential`` refers to the host's token, as ``user:NAME`` with the name of an environment variable.
     """
@@ -171,14 +171,14 @@ class CommitTree:
         """Return the paths that differ between the tree of ``commit`` and this one, sorted.
 
         Reads only trees that differ. Returns None if the mirror has no ``commit`` or lacks one of its trees, or if
-        there are too many differences to list. Propagates errors from ``entries`` if the commit cannot be fetched.
+        there are too many differences to list. Raises the same errors as ``entries`` if the commit cannot be fetched.
         """
         with self.mirror.holding(self.known_commit):
             if not self.mirror.has(commit):
                 return None
         try:
             return self._differing(commit)
-        except StorageError:  # or from this commit, whose trees a full listing fetches again
+        except StorageError:  # it may also concern this commit; a full listing fetches its trees again
             return None
 
     def _differing(self, commit: str) -> list[str] | None:
@@ -251,7 +251,7 @@ class CommitTree:
         close_readers(str(self.mirror.folder))
 
     def blobs(self, ids: Sequence[str]) -> list[bytes | None]:
-        """Return the content of each blob; None if the mirror does not have it. Propagates errors from ``entries``."""
+        """Return the content of each blob; None if the mirror lacks it. Raises the same errors as ``entries``."""
         found = _read_objects(self, ids, "contents")
         return [each.data if each is not None and each.kind == b"blob" else None for each in found]
 

@@ -25,9 +25,9 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 class SafeFolder:
     """The tree below ``root``; a context manager. Paths are relative and POSIX-style; folders are "" or end in a slash.
 
-    Keeps a descriptor for each folder on the way to the latest path, so that neighbours cost one lookup. Not
-    thread-safe. All methods raise OSError, with ELOOP or ENOTDIR if a component is a link. Raises UsageError in a
-    process that does not decode names as UTF-8.
+    Keeps a descriptor for each folder on the way to the latest path, so neighbours cost one lookup. Not thread-safe.
+    All methods raise OSError (ELOOP or ENOTDIR if a component is a link). Raises UsageError in a process that does not
+    decode names as UTF-8.
     """
 
     def __init__(self, root: str) -> None:

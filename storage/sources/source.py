@@ -233,7 +233,7 @@ class Source:
         return self.uri if self.is_local else None
 
     def check_reachable(self) -> None:
-        """Check that this process can list the source. Propagates errors from ``open_source``."""
+        """Check that this process can list the source. Raises the same errors as ``open_source``."""
         open_source(self.uri, self.storage_options, allow_empty=True)
 
     def close(self) -> None:
@@ -333,7 +333,7 @@ class Source:
             raise_translated(error, f"{self.uri}/{path}")
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """Yield a file's bytes in parts, to bound memory. Propagates errors from ``read``."""
+        """Yield a file's bytes in parts, to bound memory. Raises the same errors as ``read``."""
         try:
             if self.is_local:
                 with self.open_tree() as tree:

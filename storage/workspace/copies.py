@@ -148,7 +148,7 @@ def _has_size(file: Path, size_bytes: int) -> bool:
 
 
 _NEWEST = 2**64 - 1
-"""Lance's version names count down from here, so that a listing starts with the newest."""
+"""Lance's version names count down from here, so a listing starts with the newest."""
 _COPIED = (Kind.BASE, Kind.DELTA, Kind.RUN)
 
 

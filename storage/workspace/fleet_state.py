@@ -62,12 +62,12 @@ class KnownReaders:
 class KnownRepository:
     """A fleet repository.
 
-    ``commit`` is the commit that the host named at the last lookup, at ``looked_at``; ``stamp`` is the host's stamp at
-    that time, "" if a later push might not have changed it. ``indexed`` is the commit in the index, indexed with
+    ``commit`` is the commit that the host reported at the last lookup, at ``looked_at``; ``stamp`` is the host's stamp
+    at that time, "" if a later push might not have changed it. ``indexed`` is the commit in the index, indexed with
     ``settings``, and ``behind_since`` the first time that it was behind. ``missed_since`` and ``misses`` count complete
     listings that lack it, and ``empty_since`` is when the indexed branch was first seen without a commit. ``excluded``
     says why it does not belong to the fleet. ``uri`` is the source's URI; after an interrupted run, the source may have
-    one of ``other_uris`` instead. ``branches`` has the other branches that match the globs ``followed``, keyed by their
+    one of ``other_uris`` instead. ``branches`` has the other branches that match the ``followed`` globs, keyed by their
     names in the index; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among the
     branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer one.
     ``readers`` is the last complete answer about who may read it, and ``readers_problem`` says why there is no newer.
@@ -238,7 +238,7 @@ class KnownRepository:
         return replace(self, other_uris=others, branches=branches)
 
     def adopted_as(self, new: KnownRepository) -> KnownRepository:
-        """Return the repository as another fleet's ``new`` one, so that a renamed fleet keeps its index."""
+        """Return the repository as another fleet's ``new`` one, so a renamed fleet keeps its index."""
         return replace(self, listed=new.listed, excluded=new.excluded, missed_since=None, misses=0)
 
     def indexed_at_commit(self, uri: str, now: datetime, settings: str) -> KnownRepository:

@@ -156,9 +156,9 @@ def _moved(uri: str, before: str, now: str) -> str:
 class BranchRecord:
     """The content of ``_branch.json``: a branch's ``cut``, and its ``source`` as last indexed on the branch.
 
-    A cut is made from the main index at ``main_revision``, for git at the commit ``base``. The branch lease's tokens
-    are higher than ``token``, because a cut starts with the main index's commit marker. ``build`` is the number of the
-    CI build that was indexed last; older builds do not replace it.
+    A cut is made from the main index at ``main_revision`` (in git: at commit ``base``). The branch lease's tokens are
+    higher than ``token``, because a cut starts with the main index's commit marker. ``build`` is the number of the CI
+    build that was indexed last; older builds do not replace it.
     """
 
     format_version: int = FORMAT_VERSION

@@ -88,7 +88,7 @@ def create_token(
     expires: datetime | None = None,
     note: str = "",
 ) -> tuple[str, TokenRecord]:
-    """Create a token, and return it with its record; it is shown only once. Raises UsageError, StorageError."""
+    """Create a token, and return it and its record; it is shown only once. Raises UsageError, StorageError."""
     if not scopes:
         raise UsageError("A token needs a scope", "", f"Use {', '.join(SCOPES)}.")
     if expires is not None and expires <= datetime.now(UTC):
@@ -118,7 +118,7 @@ def create_token(
 
 
 def revoke_token(workspace: Workspace, identifier: str) -> TokenRecord:
-    """Revoke the token with the id ``identifier``. Raises UsageError if there is none, StorageError."""
+    """Revoke the token with id ``identifier``. Raises UsageError if there is none, StorageError."""
     revoked: list[TokenRecord] = []
 
     def remove(known: tuple[TokenRecord, ...]) -> tuple[TokenRecord, ...]:

@@ -120,7 +120,7 @@ _RESTORE = "Run 'driftline verify --repair'."
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A source's branch ``name``, held by the cut ``cut``. Picklable."""
+    """A branch of a source, held by ``cut``. Picklable."""
 
     entity: Entity
     name: str
@@ -168,7 +168,7 @@ class _EarlyListing:
 class Workspace:
     """An open workspace. Picklable. Opening and reading need only read access.
 
-    A workspace ``on`` branches shows their sources as of these branches.
+    ``on`` returns a view of the workspace in which some sources are on branches.
     """
 
     objects: ObjectStore
@@ -371,7 +371,7 @@ class Workspace:
         return self._seen_from_here(known) if known is not None else None
 
     def _seen_from_here(self, record: SourceRecord) -> SourceRecord:
-        """Return ``record`` with its source's current location; the source may have moved with its index."""
+        """Return ``record`` with its source's current location: the source may have moved, along with its index."""
         here = self.local_path
         if here is None or here == record.workspace or record.workspace is None:
             return record
@@ -441,7 +441,7 @@ class Workspace:
         return [Entity.of_directory(name) for name in names if is_tenant(name)]
 
     def sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
-        """Yield the sources at or below an entity (default: all) with their records, sorted."""
+        """Yield the sources at or below an entity (default: all) and their records, sorted."""
         return self._known(self.source, below)
 
     def readable_sources(self, below: Entity | Boundary | None = None) -> Iterator[tuple[Entity, SourceRecord]]:

@@ -275,7 +275,7 @@ _BLANK = re.compile(r"\s+")
 
 
 def definitions(path: str, text: str) -> list[Definition]:
-    """Return the definitions in the document ``text``, ordered by start, outer definitions first.
+    """Return the definitions in ``text``, a document, ordered by start, outer definitions first.
 
     They are found by the grammar for the extension of ``path``, or by patterns if there is none. Code that a grammar
     cannot parse costs only the definitions around it.
@@ -327,7 +327,7 @@ def _parsed(grammar: Grammar, text: str) -> Iterator[Definition]:
 
 
 def _declared(node: Node) -> Node | None:
-    """Return the name in a C or C++ declarator, which may be wrapped in pointers, references and argument lists."""
+    """Return the name in a C or C++ declarator: it may be wrapped in pointers, references and argument lists."""
     for _ in range(20):
         inner = next((child for name in _DECLARATORS if (child := node.child_by_field_name(name))), None)
         if node.type in ("qualified_identifier", "destructor_name", "operator_name") or inner is None:

@@ -41,7 +41,7 @@ LONGEST_KEPT_LINE = 256
 """Vectors of longer lines (in characters) are not cached."""
 
 _EVICTED_SHARE = 8  # evict an eighth of the table at a time
-_NEVER = np.int64(2**63 - 1)  # larger than any age, so that free slots are evicted last
+_NEVER = np.int64(2**63 - 1)  # larger than any age, so free slots are evicted last
 
 
 class WordTable:
@@ -94,7 +94,7 @@ class WordTable:
                 self._slots[words[i]] = slot
 
     def _free_slots(self, count: int) -> NDArray[np.intp]:
-        """Return ``count`` free slots; evicts in blocks, so that partitioning by age is rare."""
+        """Return ``count`` free slots; evicts in blocks, so partitioning by age is rare."""
         missing = count - len(self._free)
         if missing > 0:
             evict = min(max(missing, self._capacity // _EVICTED_SHARE), len(self._slots))
@@ -155,9 +155,9 @@ class WordPlan:
     """How to cut lines for a tokenizer, and the tokenizer for single words.
 
     ``tokenizer`` splits a word like the model's own tokenizer does inside a line, but without truncation. ``prefix`` is
-    prepended to each non-empty line. ``special`` is a regular expression for chunks that may contain a special token,
-    so that their lines must be tokenized whole. The cuts are tables over ``256 * byte + next byte``; ``word_cuts`` is
-    None if the chunks are the words.
+    prepended to each non-empty line. ``special`` is a regular expression for chunks that may contain a special token:
+    their lines must be tokenized whole. The cuts are tables over ``256 * byte + next byte``; ``word_cuts`` is None if
+    the chunks are the words.
     """
 
     tokenizer: Tokenizer
@@ -388,7 +388,7 @@ class WordTableEmbedder:
         A line with no known tokens becomes a row of zeros.
 
         ``lines`` must not contain unpaired surrogates. Apart from the result, memory does not grow with their number.
-        The vectors of short lists, which come from searches, are cached for the next search.
+        Vectors of short lists are cached: such lists come from searches.
         """
         if isinstance(lines, list) and len(lines) < _BULK_LINES:
             return self._embed_kept(lines).astype(dtype, copy=False)
@@ -433,7 +433,7 @@ class WordTableEmbedder:
     def _plan_for(self, lines: int) -> WordPlan | None:
         """Return the plan, if the model has one.
 
-        While it is being built, small numbers of lines are embedded without it, so that no search waits.
+        While it is being built, small numbers of lines are embedded without it, so no search waits.
         """
         if self._waits_for_plan or lines >= _BULK_LINES or "_plan" in vars(self):
             return self._plan
@@ -442,7 +442,7 @@ class WordTableEmbedder:
         return None
 
     def _sums_of_lines(self, plan: WordPlan, lines: pa.StringArray, lengths: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return ``(n, dim)``: the sum of each line's token vectors."""
+        """Return the sum of each line's token vectors, as ``(n, dim)``."""
         whole = np.zeros(len(lines), np.bool_) if self._max_characters is None else lengths > self._max_characters
         chunks, line_chunks = _distinct(plan.chunks(pc.if_else(whole, "", lines) if whole.any() else lines))
         if plan.word_cuts is None:
@@ -472,7 +472,7 @@ class WordTableEmbedder:
         return sums, tokens
 
     def _sums_of_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return ``(n, dim)``: the sum of each string's token vectors, tokenized like in encode()."""
+        """Tokenize each string like encode(), and return the sums of the token vectors as ``(n, dim)``."""
         sums = np.empty((len(texts), self.dim), np.float32)
         for start in range(0, len(texts), _TOKENIZED_AT_ONCE):
             part = [self._truncated(text) for text in texts[start : start + _TOKENIZED_AT_ONCE]]

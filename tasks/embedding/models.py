@@ -40,7 +40,7 @@ MAX_COMPONENT = 1e12
 """Maximum vector component, and maximum weight: with larger values, the norm of a sum overflows in float32. If all
 components of a table are below its inverse, norms underflow.
 """
-_EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # model2vec's name, and that of sentence-transformers
+_EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # of model2vec and of sentence-transformers
 _MAX_HEADER_BYTES = 100 * 2**20  # the limit of safetensors itself
 _UNKNOWN_WORD = "\U0010fffd"
 """A character in no vocabulary: some tokenizers without their own unknown token raise an error only for such a word."""
@@ -135,7 +135,7 @@ def dimension(files: ModelFiles) -> int:
 
 
 def _header(file: BinaryIO) -> dict[str, Any]:
-    """Read a safetensors file's header, which comes before the tensors: their types, shapes and offsets.
+    """Read the header of a safetensors file: the types, shapes and offsets of the tensors that follow.
 
     Raises OSError, ValueError.
     """

@@ -309,7 +309,7 @@ class _Drawing:
         return self.multiplied(name, self.tensors[f"{name}.weight"], hidden)
 
     def multiplied(self, name: str, weights: NDArray[Any], hidden: str) -> str:
-        """Multiply ``hidden``, quantised on the fly, by ``weights``, ``(outputs, inputs)``."""
+        """Multiply ``hidden`` (quantised on the fly) by ``weights`` of shape ``(outputs, inputs)``."""
         whole, scales = quantized(weights, LARGEST_WEIGHT)
         inputs = [hidden, self.constant(f"{name}.whole", whole.T), self.constant(f"{name}.scale", scales)]
         return self.node("DynamicQuantizeMatMul", inputs, f"{name}.product", domain=FUSED)

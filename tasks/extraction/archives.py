@@ -1,9 +1,9 @@
 """Open archives and email as folders: each file inside is a separate document, with a path like ``a.zip!/b/c.txt``.
 
-Zip files (jar, whl), tar files, compressed or not, and emails with attachments are containers. With the option
-``archives``, a run lists the members of new and changed containers, and reads the changed members. Both happen in a
-separate process (``tasks.extraction.process``), with limits on size, number and nesting. A member's etag is its content
-hash, or the reason why it cannot be indexed.
+Zip files (jar, whl), tar files, compressed or not, and emails with attachments are containers. With the ``archives``
+option, a run lists the members of new and changed containers, and reads the changed members. Both happen in a separate
+process (``tasks.extraction.process``), with limits on size, number and nesting. A member's etag is its content hash, or
+the reason why it cannot be indexed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OF_CONTENT, OF_REASON = OF_MEMBERS = "member:", "member!"
 MAX_CONTAINER_BYTES = 2**30
 """Maximum unpacked size of a container, including nested ones."""
 MAX_CONTAINED = 100_000
-"""Maximum number of members of a container, including those of nested containers."""
+"""Maximum number of members of a container, including the members of nested containers."""
 MAX_NESTING = 3
 """Maximum depth of nested containers to open."""
 _HASH = re.compile(r"[0-9a-f]{32}")
@@ -83,7 +83,7 @@ def reason_in(etag: str) -> SkipReason | None:
 
 
 def members_of(path: str, data: bytes) -> list[Member]:
-    """List the members of the container ``data`` at ``path``; empty if it is not a container.
+    """List the members of the container at ``path`` with content ``data``; empty if it is not a container.
 
     If the container has several members with one path, the path is repeated with the reason REPLACED. Raises Refused.
     """
@@ -174,7 +174,7 @@ class _Limits:
 
 
 def list_members(request: bytes) -> _Answer:
-    """List all members with their hashes. Raises Refused."""
+    """List all members and their hashes. Raises Refused."""
     path, _, data = _parsed(request)
     found: dict[str, tuple[int, str, str]] = {}
     replaced: list[tuple[str, int, str, str]] = []
@@ -268,7 +268,7 @@ def _members(path: str, data: bytes, limits: _Limits) -> Iterator[tuple[str, _Un
 
 
 def _messages_in(path: str, data: bytes) -> bool | None:
-    """Return whether a file is a mailbox (True) or a single email (False); None if it is neither."""
+    """Return whether a file is a mailbox (True) or a single email (False); None for other files."""
     if len(data) > MAX_UNPACKED_BYTES:
         return None
     extractor = choose(path, data[:_JUDGED_BYTES]).extractor

@@ -74,7 +74,7 @@ class Heading(NamedTuple):
 class Extracted:
     r"""A document's text, with ``\n`` line endings, anchors, and ``headings`` or ``parts`` in several languages.
 
-    If there are neither, the file name determines the language.
+    Without ``headings`` or ``parts``, the file name determines the language.
     """
 
     text: str
@@ -116,7 +116,7 @@ def _heading(level: object, line: object, *, lines: int) -> Heading:
 
 
 def _encodable(text: str) -> str:
-    """Remove unpaired surrogates, which JSON may contain, from ``text``."""
+    """Remove unpaired surrogates from ``text``: JSON may contain them."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -307,7 +307,7 @@ OLE = b"\xd0\xcf\x11\xe0"
 _DIRECTORY_BYTES = 128 * 1024
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*){2,}")
-"""Matches the first headers of an email. Each line can match in only one way, so that text resembling email causes no
+"""Matches the first headers of an email. Each line can match in only one way, so text resembling email causes no
 backtracking.
 """
 _OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
@@ -524,7 +524,7 @@ def _head_of(compression: Compression, start: bytes) -> bytes:
 def is_archive(path: str, data: bytes) -> bool:
     """Return whether a file is an archive of other files.
 
-    Office documents are also zip files, but have an extractor.
+    Office documents are also zip files, but have their own extractor.
     """
     if not data.startswith((_ZIP, _EMPTY_ZIP)):
         return is_tar(data)
@@ -549,7 +549,7 @@ class Choice:
 
 
 def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
-    """Choose how to read the file ``data`` at ``path``; ``outputs`` includes notebook outputs."""
+    """Choose how to read a file with content ``data`` at ``path``; ``outputs`` includes notebook outputs."""
     marks: list[str] = []
     compression = _compression_of(data)
     if is_archive(path, data):
@@ -598,7 +598,7 @@ class Reading:
 
 
 def read_document(path: str, data: bytes, *, outputs: bool = False) -> Reading:
-    """Read the file ``data`` at ``path`` as text or with its extractor; ``outputs`` includes notebook outputs."""
+    """Read ``data``, the file at ``path``, as text or with its extractor; ``outputs`` includes notebook outputs."""
     choice = choose(path, data, outputs=outputs)
     if choice.reason is not None:
         return Reading(choice.path, choice.mark, reason=choice.reason)

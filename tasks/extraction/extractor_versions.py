@@ -56,7 +56,7 @@ UNOPENED = "archive/0"
 
 
 def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArray[np.bool_]:
-    """Return ``(n,) bool``: files that a run would read differently than the last run.
+    """Return an ``(n,) bool`` mask of files that a run would read differently than the last run.
 
     ``marks`` come from the manifest; files with no extractor mark were read as text.
     """

@@ -24,7 +24,7 @@ _SKIPPED_CLASSES = re.compile(
     r"(?:^|\s)(?:headerlink|anchorjs-link|sphinxsidebar|breadcrumbs?|navbar|navheader|navfooter|related"
     r"|skip-link|toc-sidebar|linenos|footer)(?:\s|$)"
 )
-"""Navigation classes. DocBook uses the class ``sidebar`` for text boxes."""
+"""Navigation classes. DocBook uses ``sidebar`` for text boxes."""
 _BLOCKS = frozenset((
     "address", "article", "aside", "blockquote", "body", "br", "caption", "center", "dd", "details", "dialog",
     "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "head",

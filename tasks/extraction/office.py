@@ -1,6 +1,6 @@
-"""Extract text from office documents, which are XML archives: docx, pptx, xlsx, OpenDocument, and EPUB.
+"""Extract text from office documents (XML archives): docx, pptx, xlsx, OpenDocument, and EPUB.
 
-Parts are streamed within a budget; XML with a document type declaration, which these formats forbid, is rejected.
+Parts are streamed within a budget; XML with a document type declaration is rejected: these formats forbid it.
 """
 
 from __future__ import annotations

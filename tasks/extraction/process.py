@@ -1,4 +1,4 @@
-"""Run an extractor in a separate process, with limits, so that a malicious document can crash only that process.
+"""Run an extractor in a separate process with limits, so a malicious document can crash only that process.
 
 The process has no network access if the kernel allows that, writes no files, gets no credentials from the environment,
 and responds in JSON, which is never executed here. It is reused for the next document; a process that dies, hangs, or
@@ -61,7 +61,7 @@ class Refused(Exception):
 
 
 def extract_apart(target: str, data: bytes) -> dict[str, Any]:
-    """Call the function ``target`` (``module:name``) with ``data``; return its ``to_dict``. Raises Refused."""
+    """Call ``target``, a function given as ``module:name``, with ``data``; return its ``to_dict``. Raises Refused."""
     answer = _pool().ask(target, data)
     if "reason" in answer:
         known = answer["reason"] in [*SkipReason]
@@ -118,8 +118,10 @@ class _Pool:
 
 
 class _Reader:
-    """One process, which exits when its input is closed, no later than this process. It is reused if ``has_answered``
-    is set; ``is_lost`` is set if it exited or was killed although it was within its limits.
+    """A subprocess that extracts documents.
+
+    It exits when its input is closed, so it never outlives its parent. ``has_answered`` is set after its first
+    response; ``is_lost`` if it exited or was killed while within its limits.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class ChangedPaths:
-    """Sorted paths that differ, relative to the source; None requires a full scan, for the reason ``why``."""
+    """Sorted paths that differ, relative to the source; None requires a full scan; ``why`` is the reason."""
 
     paths: tuple[str, ...] | None
     why: str = ""
@@ -67,7 +67,7 @@ def commit_time(root: str, commit: str) -> datetime | None:
 
 
 def is_ancestor(root: str, commit: str, later: str) -> bool:
-    """Return whether ``commit`` is an ancestor of ``later``; False if the clone does not have both."""
+    """Return whether ``commit`` is an ancestor of ``later``; False if the clone lacks one of them."""
     repository = find_repository(root) if _ID.fullmatch(commit) and _ID.fullmatch(later) else None
     return repository is not None and run(repository, root, "merge-base", "--is-ancestor", commit, later) is not None
 
@@ -185,7 +185,7 @@ def changes_on_disk(tree: WorkTree, *, ignore_files: Collection[str]) -> Changed
 
 
 def union(first: ChangedPaths, second: ChangedPaths) -> ChangedPaths:
-    """Return the paths in either, or a full scan if either requires one."""
+    """Return the paths in either result, or a full scan if either result requires one."""
     if first.paths is None or second.paths is None:
         return first if first.paths is None else second
     paths = tuple(sorted({*first.paths, *second.paths}))
@@ -228,10 +228,10 @@ def branch_named(name: str) -> str | None:
 
 
 def ask_remote_branches(root: str) -> frozenset[str] | None:
-    """Ask the remote ``origin`` for its branch names.
+    """Ask ``origin`` for its branch names.
 
     Returns None if there is no remote, or if it does not respond or has no branches. The clone's remote-tracking
-    branches are no substitute: a single-branch clone does not have the others.
+    branches are not a substitute: a single-branch clone does not have the others.
     """
     if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
         return None

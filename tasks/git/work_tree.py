@@ -229,10 +229,10 @@ def tracked_in(root: str, nested: NestedRepository, outer: Collection[str]) -> T
 def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = (), tracked: TrackedFiles | None = None) -> pa.Table:
     """Return the tracked files that are clean now: ``path`` (binary, relative to the source) and ``etag`` (``git:id``).
 
-    Call it after the files are stat'ed: a file that changes in between is dirty or has another id. ``prefixes``
-    (folders with a trailing slash) limits the result, which may still contain more. Files that are marked skip-worktree
-    or assume-unchanged, are in conflict, or were added with ``--intent-to-add`` are excluded. The result is empty if
-    git fails. ``tracked`` may be an earlier listing with the same ``prefixes``.
+    Call it after the files are stat'ed: a file that has changed since is dirty or has another id. ``prefixes`` (folders
+    with a trailing slash) limits the result, which may still contain more. Files that are marked skip-worktree or
+    assume-unchanged, are in conflict, or were added with ``--intent-to-add`` are excluded. The result is empty if git
+    fails. ``tracked`` may be an earlier listing with the same ``prefixes``.
     """
     narrowed = [] if "" in prefixes or len(prefixes) > _MAX_PATHSPECS else [f":(literal){p}" for p in prefixes]
     for _ in range(2):

@@ -270,7 +270,7 @@ class GroupResult:
 def embed_group(specs: Sequence[BatchSpec], context: TaskContext) -> GroupResult:
     """Process small batches from several sources of one table like ``embed_batch``, but without donations.
 
-    Their lines are embedded together and written to the same fragments, so that the cost depends only on the lines.
+    Their lines are embedded together and written to the same fragments, so the cost depends only on the lines.
     """
     watch, reporter = Stopwatch(), context.count_reporter()
     read: dict[int, tuple[BatchSpec, _Drafts]] = {}
@@ -543,7 +543,7 @@ class _Drafts:
             self.add_extracted(document, watch)
 
     def _keep_unindexed(self, change: dict[str, Any], reason: SkipReason) -> None:
-        """Record an unindexable archive member, so that the next run does not reopen the archive."""
+        """Record an unindexable archive member so that the next run does not reopen the archive."""
         mark = with_mark(f"-{UNOPENED}", self.how.redaction)
         row = ManifestRow(change["path"], change["size_bytes"], 0, change["etag"], "", self.fingerprint, extractor=mark)
         self.kept.append(replace(row, reason=reason))

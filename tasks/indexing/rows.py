@@ -50,7 +50,7 @@ def line_rows(
     ``entities`` is one source for all documents, or one source per document. ``doc_index`` points into ``documents``,
     ``anchors`` and ``definitions``; the latter two are None if they were not determined. Documents, and the rows of
     each, are in order. ``column_number`` defaults to 0. ``texts`` holds the documents' texts from ``first_line`` on; by
-    default, only the given lines. Zero vectors become null, so that no search returns them.
+    default, only the given lines. Zero vectors become null, so no search returns them.
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
@@ -128,7 +128,7 @@ def blocks(
     text: pa.StringArray,
     definitions: Sequence[Sequence[Definition]] | None = None,
 ) -> pa.StringArray:
-    """Return ``(n,)``: the schema's column ``block``, null except in each block's first row."""
+    """Return the schema's ``block`` column, ``n`` rows; null except in each block's first row."""
     starts = numbers.starts
     # Lines that have no row are empty lines in the block.
     breaks = np.diff(numbers.line, prepend=0)
@@ -161,7 +161,7 @@ def outlines(
     definitions: Sequence[Sequence[Definition]] | None,
     anchors: Sequence[Sequence[Anchor]] | None = None,
 ) -> pa.StringArray:
-    """Return ``(n,)``: the schema's column ``outline``, null except in each block's first row.
+    """Return the schema's ``outline`` column, ``n`` rows; null except in each block's first row.
 
     A block that starts within a line has all anchors, but only the definitions that extend beyond that line.
     """
@@ -193,10 +193,10 @@ def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
 
 
 def _enclosing_names(positions: Iterable[tuple[int, int]], definitions: Sequence[Sequence[Definition]]) -> list[str]:
-    """Return the suffix of the path in the head of each block, which starts at ``(document, line)``.
+    """Return the suffix of the path in the head of each block; blocks start at ``(document, line)``.
 
-    The suffix is a tab and the name of the innermost definition that started before the block, if any, so that the
-    name's words also find blocks inside the definition.
+    The suffix is a tab and the name of the innermost definition that started before the block, if any, so the name's
+    words also find blocks inside the definition.
     """
     of_blocks = [_by_block(found) for found in definitions]
     names: list[str] = []

@@ -134,7 +134,7 @@ _audit = logging.getLogger("driftline.audit")
 def store_time(objects: ObjectStore, listing: Iterable[ObjectInfo], *, may_write: bool) -> datetime:
     """Return the time by the store's own clock, from a small object that is written and deleted again.
 
-    Without ``may_write``, return the later of this host's time and the newest object's time, which is accurate enough
+    Without ``may_write``, return the later of this host's time and the newest object's time. That is accurate enough
     for a report, but not for a deletion. Raises StorageError.
     """
     if not may_write:

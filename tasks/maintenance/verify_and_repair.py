@@ -106,14 +106,14 @@ DAMAGED_PREFIX = "_damaged_"
 
 
 def quarantine(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
-    """Rename a damaged base, delta, record or lease of ``entity``, so that the rest is readable. Raises LeaseHeld.
+    """Rename a damaged base, delta, record or lease of ``entity`` so that the rest is readable. Raises LeaseHeld.
 
     Missing documents are then found through their lines, or by the next index run. Returns whether a file was renamed.
     """
     directory, _, name = path.rpartition("/")
     objects = workspace.objects
     if path == lease_path(entity):
-        # The holder loses its lease: the next lease's token, which continues from the index, fences it off.
+        # The holder loses its lease: the next lease's token continues from the index and fences it off.
         with contextlib.suppress(ObjectNotFound):
             objects.create(f"{path}.{DAMAGED_PREFIX}{run_id}", objects.get(path))
             objects.delete([path])
@@ -139,9 +139,9 @@ def quarantine_table(workspace: Workspace, tenant: Entity, fingerprint: str, run
 
 
 def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
-    """Settle ``entity``, and remove the documents ``paths``, keyed by table fingerprint. Raises LeaseHeld.
+    """Settle ``entity``, and remove its documents at ``paths``, grouped by table fingerprint. Raises LeaseHeld.
 
-    A table with no documents to remove gets a new commit marker, so that there is exactly one.
+    A table with nothing to remove gets a new commit marker, which replaces any duplicates.
     """
     with acquire_source(workspace, entity, run_id) as lease:
         settle(workspace, entity, lease)

@@ -41,7 +41,7 @@ CHANGE_SCHEMA = pa.schema(
 )
 """A listed file joined with its manifest row.
 
-``hash`` to ``reason`` come from the manifest and are null for new files. The rest comes from the listing, so that for
+``hash`` to ``reason`` come from the manifest and are null for new files. The rest comes from the listing, so for
 unchanged content, the columns of MANIFEST_SCHEMA are the file's next manifest row."""
 
 RACY_NS = 2_000_000_000

@@ -68,7 +68,7 @@ def is_glob(named: str) -> bool:
 
 
 def literal(name: str) -> str:
-    """Return the gitignore pattern that matches only the file ``name`` at the top of a source."""
+    """Return the gitignore pattern that matches only a file called ``name`` at the top of a source."""
     return "/" + _BLANK.sub(r"[\1]", _SPECIAL.sub(r"\\\1", name))
 
 

@@ -33,7 +33,7 @@ class Claim:
         return self.rules == Rules()
 
     def covers(self, paths: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: which ``paths``, relative to the source that loses them, are claimed."""
+        """Return which ``paths`` (relative to the source that loses them) are claimed, as ``(n,) bool``."""
         below = np.asarray(pc.starts_with(paths, self.prefix).to_numpy(zero_copy_only=False), dtype=bool)
         if not self.is_whole and below.any():
             inside = pc.utf8_slice_codeunits(paths.filter(pa.array(below)), len(self.prefix))
@@ -42,7 +42,7 @@ class Claim:
 
 
 def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
-    """Return ``(n,) bool``: the paths covered by any of ``claims``."""
+    """Return an ``(n,) bool`` mask of the paths covered by any of ``claims``."""
     taken = np.zeros(len(paths), dtype=bool)
     for claim in claims:
         taken |= claim.covers(paths)

@@ -62,7 +62,7 @@ class Pattern:
 
 @lru_cache(maxsize=8_192)
 def translate(line: bytes, base: str = "") -> Pattern | None:
-    """Translate a line to a pattern, relative to the folder ``base`` ("" or with a trailing slash).
+    """Translate a line to a pattern relative to ``base`` (a folder: "" or with a trailing slash).
 
     Returns None for comments, blank lines, and patterns that can match nothing.
     """
@@ -226,7 +226,7 @@ class Rules:
     archives: bool = False
 
     def check(self, root: str | None = None) -> None:
-        """Check the patterns for a source, at the local folder ``root`` if that is known. Raises UsageError."""
+        """Check the patterns of a source; ``root`` is its local folder, if known. Raises UsageError."""
         root = root.rstrip("/") if root else None
         for opposite, patterns in (("exclude", self.include), ("include", self.exclude)):
             for pattern in patterns:
@@ -281,7 +281,7 @@ _Run = tuple[bool, list[tuple[bytes, str]]]
 class PatternList:
     """Ordered gitignore patterns: the last match wins.
 
-    Patterns are relative to the folder ``base`` ("" or with a trailing slash). By default, a pattern matches a single
+    Patterns are relative to ``base`` (a folder: "" or with a trailing slash). By default, a pattern matches a single
     entry, like in git's walk. If ``descendants`` is set, matching a folder also matches everything below it. ``mark``
     is the verdict for a match.
     """
@@ -319,13 +319,13 @@ class PatternList:
                 verdict[hit.to_numpy(zero_copy_only=False)] = self.mark if positive else 0
 
     def matches(self, paths: pa.Array, *, folders: bool = False) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: the paths selected by the patterns."""
+        """Return an ``(n,) bool`` mask of the paths selected by the patterns."""
         verdict = np.zeros(len(paths), dtype=bool)
         self.apply(paths, verdict, folders=folders)
         return verdict
 
     def _runs(self, patterns: Sequence[Pattern], end: Callable[[Pattern], str | None]) -> list[_Run]:
-        """Group consecutive patterns of the same sign, as expressions with their needles."""
+        """Group consecutive patterns of the same sign, as expressions, each with its needles."""
         runs: list[_Run] = []
         for pattern in patterns:
             ending = end(pattern)
@@ -340,7 +340,7 @@ class PatternList:
         return runs
 
     def _selected(self, paths: pa.Array, runs: Sequence[_Run]) -> Iterator[tuple[bool, list[str]]]:
-        """Yield each run's sign and expressions; for few ``paths``, only those of patterns that may match."""
+        """Yield each run's sign and expressions; for few ``paths``, only the expressions of patterns that may match."""
         text = b"\n".join(paths.to_pylist()) if len(paths) <= _FEW_PATHS else None
         if text is not None and self._ignores_case:
             text = text.lower()
@@ -367,18 +367,18 @@ class Matcher:
         return Matcher(rules)
 
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: files whose names suggest credentials."""
+        """Return an ``(n,) bool`` mask of files whose names suggest credentials."""
         return self._secrets.matches(files)
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: files that the rules exclude or do not include."""
+        """Return an ``(n,) bool`` mask of files that the rules exclude or do not include."""
         excluded = self._matches(self.exclude, files)
         if self._only_included:
             excluded |= ~self._matches(self._include, files) & ~self._may_hold_included(files)
         return excluded
 
     def _matches(self, patterns: PatternList, files: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: the files selected by ``patterns``; ``a.zip!/b`` also matches as ``a.zip/b``."""
+        """Return an ``(n,) bool`` mask of files selected by ``patterns``; ``a.zip!/b`` also matches as ``a.zip/b``."""
         selected = patterns.matches(files)
         if self._archives:
             selected |= patterns.matches(pc.replace_substring(files, INSIDE, "/"))
@@ -404,7 +404,7 @@ class OwnIgnoreFiles:
         self._lists = [PatternList(read_ignore_file(data), base, mark=BY_US) for base, data in bases]
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: the files excluded by a pattern, directly or through a parent folder."""
+        """Return an ``(n,) bool`` mask of the files excluded by a pattern, directly or through a parent folder."""
         excluded = np.zeros(len(files), dtype=bool)
         if not self._lists or not len(files):
             return excluded

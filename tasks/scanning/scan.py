@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 _SUBTREES_PER_PARTITION = 4
-"""Use more subtrees than partitions, so that partitions have similar sizes."""
+"""Use more subtrees than partitions so that partitions have similar sizes."""
 _MAX_PLAN_DEPTH = 4
 _MOST_FOLDERS_PER_PARTITION = 16
 """The limit for buckets: each folder costs at least one request, but a flat listing has pages of 1,000."""

@@ -113,7 +113,7 @@ class _Repository:
 class _FolderRules:
     """The rules for a folder's entries: the ignore files above it, and the repository it belongs to.
 
-    ``closed`` is set if git ignores the folder, so that only its tracked files are listed.
+    ``closed`` is set if git ignores the folder: only its tracked files are then listed.
     """
 
     stack: tuple[PatternList, ...] = ()
@@ -347,7 +347,7 @@ class Walk:
                 listing.inodes.append(info.st_ino & INODE_BITS)
 
     def _ignored(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.bool_]:
-        """Return ``(n,) bool``: paths excluded by ignore files. Git ignore files never exclude tracked files."""
+        """Return an ``(n,) bool`` mask of the ignored paths. Git ignore files never exclude tracked files."""
         verdict = self._verdict(paths, level, folders=folders)
         names = level.folders if folders else level.file_paths
         starts = level.starts[folders]
@@ -365,7 +365,7 @@ class Walk:
     def _verdict(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.uint8]:
         """Return BY_GIT or BY_US if such an ignore file excludes a path, whether or not git tracks it, otherwise 0."""
         verdict = np.zeros(len(paths), dtype=np.uint8)
-        # Top-down (the sort is stable), so that the deepest ignore file takes precedence.
+        # Top-down (the sort is stable), so the deepest ignore file takes precedence.
         for patterns, parts in sorted(level.scopes.items(), key=lambda item: len(item[0].base)):
             for part in (slices[folders] for slices in parts):
                 if part.stop > part.start:

@@ -50,8 +50,8 @@ class Candidates:
     ``lines`` holds each line's position (``number`` 0-based), ``column`` ``(n,)`` the start of its row within a long
     line, and ``texts`` its text. ``block`` ``(n,)`` is its row among the blocks, -1 if it has none; ``block_documents``
     holds each block's document, ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks semantically near
-    lines. ``counts``, ``(n, t) float32``, is how often a line contains each of ``words``, ``t`` terms, and ``lengths``,
-    ``(n,) float32``, its length. ``definition`` ``(n,)`` is its innermost enclosing definition in ``definitions``,
+    lines. ``counts`` ``(n, t) float32`` is how often a line contains each of the ``t`` terms in ``words``; ``lengths``
+    ``(n,) float32`` is its length. ``definition`` ``(n,)`` is its innermost enclosing definition in ``definitions``,
     NO_DEFINITION, or UNKNOWN.
     """
 
@@ -163,7 +163,7 @@ def _definitions(
     sizes = np.diff(starts, append=len(block))
     known = np.fromiter((outline is not None for outline in of_blocks), np.bool_, len(of_blocks))
     innermost = np.repeat(np.where(known, NO_DEFINITION, UNKNOWN), sizes)
-    # Numbers that increase across all blocks, so that one search finds the lines of all definitions.
+    # Numbers that increase across all blocks, so one search finds the lines of all definitions.
     at = np.repeat(np.arange(len(starts)), counts) << _NUMBER_BITS
     keys = np.repeat(np.arange(len(starts)), sizes) << _NUMBER_BITS | number
     bounds = np.array([(each.first, each.last) for each in definitions], np.int64).reshape(-1, 2)
@@ -211,7 +211,7 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
 
 
 def _positions(subset: Sequence[Document], documents: Sequence[Document]) -> NDArray[np.int64]:
-    """Return ``(n,)``: the position in ``documents`` of each document in ``subset``."""
+    """Return the position in ``documents`` of each document in ``subset``, as ``(n,)``."""
     position = {document: at for at, document in enumerate(documents)}
     return np.fromiter((position[document] for document in subset), np.int64, len(subset))
 
@@ -244,7 +244,7 @@ LINES_OF_LARGE = 64
 OTHER_CASE_OF_CONSTANT = 0.3
 """Factor for a definition named like a constant in another case: ``download_delay()`` is not DOWNLOAD_DELAY."""
 IMPLEMENTS = 0.25
-"""Deduction for a definition that only extends the type it is named after, so that ``struct`` ranks above ``impl``."""
+"""Deduction for a definition that only extends the type it is named after, so ``struct`` ranks above ``impl``."""
 HEAD_OF_FILE = 0.9
 """The score of the lines after the first in the first block of a file named in the query."""
 MENTION_OF_CONSTANT = 0.25
@@ -321,7 +321,7 @@ def rank(
 def _kept_shares(
     candidates: Candidates, chosen: NDArray[np.int64], named: NDArray[np.float32], weights: Weights
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: the fraction of relevance that each of the ``chosen`` rows keeps, depending on its document.
+    """Return the fraction of relevance that each of the ``chosen`` rows keeps, given its document, as ``(n,)``.
 
     A test module inside a source file, as in Rust, is treated as a test.
     """
@@ -340,7 +340,7 @@ def _kept_shares(
 
 
 def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
-    """Return ``(n,)``: the lines that pass ``only``."""
+    """Return an ``(n,)`` mask of the lines that pass ``only``."""
     if only == ALL_LINES:
         return np.ones(len(candidates), np.bool_)
     paths, numbers = [path for _, path, _ in candidates.documents], candidates.lines.number.tolist()
@@ -352,12 +352,12 @@ def _allowed(candidates: Candidates, only: LineKinds) -> NDArray[np.bool_]:
 
 
 def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """Return ``(d,)``: the result of ``holds`` for each document's path."""
+    """Return the result of ``holds`` for each document's path, as ``(d,)``."""
     return np.fromiter((holds(path) for _, path, _ in candidates.documents), np.bool_, len(candidates.documents))
 
 
 def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
-    """Return ``(n,)``: 1 for lines that start a definition named in the query (half in prose, less elsewhere).
+    """Return, as ``(n,)``, 1 for lines that start a definition named in the query (half in prose, less elsewhere).
 
     Also 1 for lines that the query points to, and for lines that set a constant it names.
     """
@@ -381,9 +381,9 @@ def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
 
 
 def _placed(candidates: Candidates) -> NDArray[np.float32]:
-    """Return ``(n,)``: 1 for lines that the query points to, and for the first line of a file that it names.
+    """Return, as ``(n,)``, 1 for lines that the query points to, and for the first line of a file that it names.
 
-    The lines around that first line get less, so that a result shows the start of the file.
+    The lines around that first line get less, so a result shows the start of the file.
     """
     found = np.zeros(len(candidates), np.float32)
     lines = candidates.lines
@@ -403,7 +403,7 @@ def _placed(candidates: Candidates) -> NDArray[np.float32]:
 
 
 def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return ``(n,)``: whether each of the ``chosen`` rows starts its definition, if that is known."""
+    """Return whether each of the ``chosen`` rows starts its definition, if known, as ``(n,)``."""
     first = np.fromiter(
         (*(each.line for each in candidates.definitions), -1), np.int64
     )  # the last entry stands for no definition
@@ -424,7 +424,7 @@ def _share(definition: Definition, names: Sequence[str]) -> float:
 
 
 def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return ``(n,)``: the ``chosen`` rows that start the definition of a function, class or type."""
+    """Return an ``(n,)`` mask of the ``chosen`` rows that start the definition of a function, class or type."""
     is_code = np.fromiter((*(each.is_code for each in candidates.definitions), False), np.bool_)
     definition = candidates.definition[chosen]
     begins: NDArray[np.bool_] = _begins_known(candidates, chosen) & is_code[definition.clip(-1)]
@@ -476,7 +476,7 @@ def _text_scores(
     weights = word_weights(counts_in[by_words], lengths_of[by_words], bm25[by_words])
     lines = candidates.lines
     in_names, _ = count_words([*(each.name for each in candidates.definitions), ""], words)
-    in_names = in_names[candidates.definition.clip(-1)]  # the last row, which has no words, stands for no definition
+    in_names = in_names[candidates.definition.clip(-1)]  # the last row stands for no definition: it has no words
     scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, weights, chosen)
     scores += document_scores(document, bm25, len(candidates.documents), chosen)[lines.document] * (scores > 0)
     held: list[bool] = np.any(counts_in > 0, axis=0).tolist()

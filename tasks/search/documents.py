@@ -120,7 +120,7 @@ class Folder:
 
 
 def read_folder(workspace: Workspace, source: str, path: str, *, within: Boundary | None = None, limit: int) -> Folder:
-    """Return the folder ``path`` of a source inside the boundary ``within``, with at most ``limit`` entries.
+    """Return a source's folder at ``path`` inside the boundary ``within``, with at most ``limit`` entries.
 
     Raises NotIndexed for anything else, BadEntity, StorageError.
     """

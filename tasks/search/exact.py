@@ -112,7 +112,7 @@ class ExactTerms:
 
 
 class IndexedDocument(NamedTuple):
-    """A document of one of the tables that are searched. Documents are in the order of their paths."""
+    """A document in one of the searched tables. Sorts by path."""
 
     path: str
     entity: str
@@ -342,8 +342,8 @@ Line = tuple[IndexedDocument, int]
 class ExactSearch:
     """An exact search.
 
-    ``sort_deadline_passed`` (default: ``late``) returns whether to stop looking for files that import a used name. With
-    ``max_packs``, which limits a count, these files are not looked up.
+    ``sort_deadline_passed`` (default: ``late``) returns whether to stop looking for files that import a used name.
+    ``max_packs`` limits a count; these files are then not looked up.
     """
 
     workspace: Workspace

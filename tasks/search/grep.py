@@ -194,7 +194,7 @@ class _Lines:
 
 
 def lowered(text: str) -> str:
-    """Return ``text`` in lower case and in its own length, so that columns stay valid.
+    """Return ``text`` in lower case, with its length unchanged, so columns stay valid.
 
     >>> lowered("İZMİR")
     'izmir'

@@ -64,7 +64,7 @@ class Freshness:
 
 
 def judge(text: str, line: int, current: Sequence[str], column: int = 0) -> Freshness:
-    """Determine the freshness of ``text``, indexed as ``line`` (1-based), in a file with the lines ``current``.
+    """Determine the freshness of ``text``, indexed as ``line`` (1-based), in a file whose lines are now ``current``.
 
     ``text`` is the part of the line that starts at ``column`` (0-based), as split by ``tasks.text.rows_of_line``. A
     line found elsewhere is treated as moved to the nearest equal line, or to the later of two equally near ones.
@@ -122,7 +122,7 @@ _WORD = re.compile(r"\w+")
 
 
 def clipped(line: str, at: int = 0) -> str:
-    """Clip ``line`` to MAX_SHOWN_CHARACTERS around the character ``at``, marking cuts with an ellipsis."""
+    """Clip ``line`` to MAX_SHOWN_CHARACTERS around character ``at``, marking cuts with an ellipsis."""
     if len(line) <= MAX_SHOWN_CHARACTERS:
         return line
     start = max(0, min(at - _BEFORE_CHARACTERS, len(line) - MAX_SHOWN_CHARACTERS))
@@ -197,11 +197,10 @@ class Hit:
     archive members), or None for standard input and removed sources. ``line`` and ``text`` are the best line, and
     ``column`` is where it matches the query. ``score`` orders the list: it is the probability that such a hit is
     relevant, and ``label`` classifies it; for more hits in the same file, the score is lower than the label suggests.
-    In the mode ``vector``, ``score`` is the best line's cosine, and there is no label. ``distance`` is 1 - the best
-    line's cosine, ``relevance`` the fraction of random line pairs that are farther apart. ``copies`` lists other
-    documents in the source with the same name and content, which are not shown. ``context`` holds the lines from
-    ``start_line`` to ``end_line``, as indexed. Long lines are clipped around the match in ``text`` and ``context``
-    (``clipped``).
+    In ``vector`` mode, ``score`` is the best line's cosine, and there is no label. ``distance`` is 1 - the best line's
+    cosine, ``relevance`` the fraction of random line pairs that are farther apart. ``copies`` lists other documents in
+    the source with the same name and content, which are not shown. ``context`` holds the lines from ``start_line`` to
+    ``end_line``, as indexed. Long lines are clipped around the match in ``text`` and ``context`` (``clipped``).
 
     ``freshness`` is the best line's state, and ``line_now`` its current number; both are None if that would require
     more reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
@@ -349,7 +348,7 @@ def links_of(
 
 
 def clipped_context(lines: Sequence[str], best: int, at: int) -> tuple[str, ...]:
-    """Clip each line of a hit; the ``best`` line around the character ``at``."""
+    """Clip each line of a hit. The ``best`` line is clipped around character ``at``."""
     return tuple(clipped(line, at if number == best else 0) for number, line in enumerate(lines))
 
 
@@ -376,7 +375,7 @@ def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> N
 
 
 def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[int, int]:
-    """Return the first and last line, 0-based, of a window with its context, within the maximum window size."""
+    """Return the first and last line, 0-based, of a window and its context, within the maximum window size."""
     spare = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
     n_lines = min(n_lines, max(0, spare) // 2)
     start, end = max(0, window.first - n_lines), window.last + n_lines
@@ -456,7 +455,7 @@ def is_readable(source: Source, path: str) -> bool:
 
 
 def _indexed(tables: Sequence[LineQuery], passages: Sequence[Passage]) -> dict[Passage, list[str]]:
-    """Return the lines of passages, each from the table with its document."""
+    """Return the lines of each passage, read from the table that contains its document."""
     found: dict[Passage, list[str]] = {}
     for table in tables if passages else ():
         found |= {each: lines for each, lines in lines_of(table, passages).items() if lines}

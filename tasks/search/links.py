@@ -93,7 +93,7 @@ class SourceRecords:
         return self._read[entity]
 
     def read_ahead(self, threads: Executor, entities: Iterable[str] | None = None) -> None:
-        """Prefetch the records of ``entities`` in a bucket, by default those of the last search."""
+        """Prefetch the records of ``entities`` in a bucket, by default the entities of the last search."""
         if self.workspace.objects.is_local:
             return
         needed = _NEEDED.get(self._uri) or () if entities is None else entities

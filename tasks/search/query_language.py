@@ -95,7 +95,7 @@ class Question:
 
 
 def asked_by(request: SearchRequest) -> Question:
-    """Parse a request's query and the exact terms in its options. Raises UsageError, which reports the position."""
+    """Parse a request's query and the exact terms in its options. Raises UsageError; its message has the position."""
     exact: dict[str, Any] = {"fixed": request.fixed or (), "regex": request.regex or ()}
     exact |= {"ignore_case": request.ignore_case, "whole_words": request.whole_words, "multiline": request.multiline}
     return parse(request.query, **exact)
@@ -105,7 +105,7 @@ def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
     """Run an exact search if the request has exact terms, otherwise a ranked search for its words.
 
     A request with only filters lists the matching files. The caller must open the workspace on the branch given in the
-    query. Propagates errors from ``search_exactly`` and ``answer``.
+    query. Raises the same errors as ``search_exactly`` and ``answer``.
     """
     report = _answered(workspace, request)
     if report.facets is None:
@@ -143,7 +143,7 @@ def parse(
     """Parse a query, and add ``fixed`` strings and ``regex`` patterns to its terms.
 
     ``ignore_case`` applies unless the query has ``case:``; ``whole_words`` and ``multiline`` apply to all patterns.
-    Raises UsageError, which reports the position.
+    Raises UsageError; the message includes the position.
 
     Examples:
         >>> parse('retry "max_attempts" lang:go').words

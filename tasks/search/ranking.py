@@ -153,7 +153,7 @@ class FoundLine(NamedTuple):
 def word_weights(
     counts: NDArray[np.float32], lengths: NDArray[np.float32], bm25: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return ``(t,)``: the weights (idf) of ``t`` words, inferred from the scores of ``b`` blocks in an index.
+    """Return the weights (idf) of ``t`` words as ``(t,)``, inferred from the scores of ``b`` blocks in an index.
 
     ``counts`` ``(b, t)`` is how often each block contains each word, ``lengths`` ``(b,)`` its length. The index returns
     scores rather than weights, so the weights are fitted to the scores by least squares.
@@ -173,7 +173,7 @@ def text_scores(
     weights: NDArray[np.float32],
     chosen: Weights = WEIGHTS,
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: BM25 of the words around each line, in its path, and in its enclosing definitions' names.
+    """Return, as ``(n,)``, BM25 of the words around each line, in its path, and in its enclosing definitions' names.
 
     ``counts``, ``in_path`` and ``in_names`` ``(n, t)`` are how often a line, its path and those names contain each word
     of the query, ``lengths`` ``(n,)`` the length of a line, ``weights`` ``(t,)`` the weight of each word.
@@ -187,7 +187,7 @@ def text_scores(
 def line_scores(
     counts: NDArray[np.float32], lengths: NDArray[np.float32], weights: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: BM25 of each line's own words, which selects a window's best line."""
+    """Return BM25 of each line's own words as ``(n,)``; it selects a window's best line."""
     scores: NDArray[np.float32] = _saturated(counts, lengths) @ weights
     return scores
 
@@ -195,7 +195,7 @@ def line_scores(
 def document_scores(
     document: NDArray[np.int64], bm25: NDArray[np.float32], count: int, chosen: Weights = WEIGHTS
 ) -> NDArray[np.float32]:
-    """Return ``(count,)``: each document's score from its best blocks.
+    """Return each document's score, from its best blocks, as ``(count,)``.
 
     ``document`` holds each block's document, best first.
     """
@@ -210,9 +210,10 @@ def document_scores(
 def semantic_scores(
     lines: CandidateLines, vectors: NDArray[np.float32], query: NDArray[np.float32], meaning: Sequence[Neighbourhood]
 ) -> NDArray[np.float32]:
-    """Return ``(n,)``: weighted cosines between ``query`` and the mean of ``vectors``, ``(n, dim)``, around each line.
+    """Return weighted cosines between ``query`` and the mean of the ``vectors`` around each line.
 
-    Computing the norms of the means from products of adjacent vectors is faster than computing the means.
+    ``vectors`` is ``(n, dim)``, the result ``(n,)``. Computing the norms of the means from products of adjacent vectors
+    is faster than computing the means.
     """
     scores = np.zeros(len(vectors), np.float32)
     if not len(vectors):
@@ -326,7 +327,7 @@ def _saturated(counts: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDA
 
 
 def _around(lines: CandidateLines, values: NDArray[np.float32], reach: int, decay: float) -> NDArray[np.float32]:
-    """Return ``(n, c)``: the sum of ``values``, ``(n, c)``, around each line, weighted by proximity."""
+    """Return the sum of ``values`` around each line, weighted by proximity. Both have shape ``(n, c)``."""
     if not len(values):
         return values
     at = _spread(lines, reach)
@@ -341,7 +342,7 @@ def _around(lines: CandidateLines, values: NDArray[np.float32], reach: int, deca
 
 
 def _spread(lines: CandidateLines, reach: int) -> NDArray[np.int64]:
-    """Return ``(n,)``: positions on one axis that preserve line distances; documents are more than ``reach`` apart.
+    """Return ``(n,)`` positions on one axis that preserve line distances; documents are more than ``reach`` apart.
 
     Neighbours can then be added to all lines in one pass, as sums of slices. Rows of the same line are also neighbours.
     """
@@ -368,7 +369,7 @@ MAX_TAIL_LINES = 6
 JUDGED_WINDOWS = 60
 """Number of windows used to determine which files a query is about."""
 MAX_WINDOWS_OF_DEFINITION = 3
-"""Maximum number of windows per function, so that none fills the results; prose sections have no limit."""
+"""Maximum number of windows per function, so none fills the results; prose sections have no limit."""
 
 
 @dataclass(slots=True)
@@ -377,11 +378,11 @@ class Window:
 
     ``best`` is the line of the hit that matches the query best on its own, and ``fit`` that hit's quality.
     ``distance``, ``text``, ``column`` (where the text starts in its line) and ``definition`` (the innermost one) are
-    those of this hit; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is a
-    hit's relevance, at most ``max_score``, or the cosine if hits are sorted by cosine (``max_score`` is then 0).
-    ``penalty`` is the deduction from the score for better windows in the same place, which does not reduce the
-    likelihood. ``copies`` lists other documents of its source with the same name and content. If the query ``named``
-    the definition, the window stays inside it.
+    this hit's; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is a hit's
+    relevance, at most ``max_score``, or the cosine if hits are sorted by cosine (``max_score`` is then 0). ``penalty``
+    is the deduction from the score for better windows in the same place; it does not reduce the likelihood. ``copies``
+    lists other documents of its source with the same name and content. If the query ``named`` the definition, the
+    window stays inside it.
     """
 
     entity: str
@@ -465,8 +466,8 @@ def merge_windows(rows: Iterable[FoundLine], max_gap: int, limit: int, across: f
 
     Hits up to ``max_gap`` lines apart are merged into one window. If that would be too long, or if the later hit has
     less than the fraction GROWTH of a window's relevance (between definitions: ``across``), the hit is dropped. Hits
-    are read until there are enough windows, so that no window is extended by hits that are worse than all windows. A
-    window that starts shortly after the start of its definition, or ends shortly before its end, is extended to it.
+    are read until there are enough windows, so no window is extended by hits that are worse than all windows. A window
+    that starts shortly after the start of its definition, or ends shortly before its end, is extended to it.
     """
     windows: list[Window] = []
     of_document: dict[Document, list[Window]] = {}

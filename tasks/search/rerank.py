@@ -28,14 +28,14 @@ LINES_AROUND, HEAD_LINES = 3, 6
 WEIGHT_OF_COSINE = 25.0
 """The weight of the cosine relative to a hybrid score; chosen on the tuning halves of the benchmark."""
 WEIGHT_IN_VECTOR_MODE = 1.0
-"""The same weight in the mode ``vector``, where scores are cosines."""
+"""The same weight in ``vector`` mode, where scores are cosines."""
 
 
 class Encoder(Protocol):
     """Embeds queries and windows the same way."""
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return ``(n, dim) float32``: unit vectors of ``texts``."""
+        """Return the unit vectors of ``texts`` as ``(n, dim) float32``."""
 
 
 def windows_to_rerank(rerank: bool | int) -> int:
@@ -180,9 +180,9 @@ def joined(
 ) -> list[Window]:
     """Join ``windows``, best first, with the definitions in ``found``, and sort them by joined score.
 
-    A found definition's best window gains the difference between its cosine and that of the last definition found. A
-    definition with no window gets one at the line of its name, with the score of the last of ``windows`` added.
-    Definitions in changed documents are dropped. Raises StorageError, CorruptFile.
+    A found definition's best window gains the difference between its cosine and the cosine of the last definition
+    found. A definition with no window gets one at the line of its name, with the score of the last of ``windows``
+    added. Definitions in changed documents are dropped. Raises StorageError, CorruptFile.
     """
     if not found:
         return list(windows)

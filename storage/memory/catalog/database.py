@@ -334,7 +334,7 @@ def _bind(connection: Connection, column: sa.Column[Any], values: Sequence[Any])
 def parse_url(text: str) -> URL:
     """Parse a catalog URL: ``sqlite:///path``, or ``postgresql://`` in any of its usual forms.
 
-    Raises UsageError, whose message never contains the password.
+    Raises UsageError; the message never contains the password.
     """
     try:
         url = make_url(text)

@@ -171,7 +171,7 @@ def _below(entity: Entity | None, type: str | None) -> sa.Select[tuple[str, date
 
 
 def ensure(connection: Connection, tenant: Tenant, paths: Iterable[str], now: datetime) -> dict[str, int]:
-    """Register the entities of the directories ``paths`` and their ancestors; return all ids, keyed by directory."""
+    """Register the entities at ``paths`` (directories) and their ancestors; return all ids, keyed by directory."""
     lineages = {path: directories(path) for path in paths}
     every = list(dict.fromkeys(chain.from_iterable(lineages.values())))
     ids = ids_of(connection, every)

@@ -75,7 +75,7 @@ class Unscoped:
     allowed: tuple[Entity, ...] | None = None
 
     def of(self, path: str) -> Scope:
-        """Return the scope of the tenant that the directory ``path`` belongs to."""
+        """Return the scope of the tenant that the directory at ``path`` belongs to."""
         return Scope(Entity.of_directory(path).tenant, self.allowed)
 
 
@@ -113,7 +113,7 @@ def page(
     offset: int = 0,
     limit: int | None = None,
 ) -> list[EntryRow]:
-    """Return a page of the entries owned by the entities ``tops`` (ids), by default including their descendants.
+    """Return a page of the entries owned by ``tops`` (entity ids), by default including their descendants.
 
     The entries are sorted by owner and key. The closure yields the owners in order, and an index yields each owner's
     keys in order. Nothing is sorted, so the cost of a page depends only on its size. ``after`` is the ``(owner id,
@@ -320,7 +320,7 @@ def _allowed(owner: sa.ColumnElement[int], is_limited: bool) -> list[sa.ColumnEl
 
 
 def _at_or_below(tops: str, owner: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Return the condition that ``owner`` is at or below an entity in the parameter ``tops``.
+    """Return the condition that ``owner`` is at or below an entity in parameter ``tops``.
 
     It is false for an empty list.
     """
@@ -331,7 +331,7 @@ def _at_or_below(tops: str, owner: sa.ColumnElement[int]) -> sa.ColumnElement[bo
 
 
 def is_listed(dialect: str, column: sa.ColumnElement[str], name: str) -> sa.ColumnElement[bool]:
-    """Return the condition that ``column`` is one of the values of the parameter ``name`` (see ``as_list``)."""
+    """Return the condition that ``column`` is one of the values of parameter ``name`` (see ``as_list``)."""
     if dialect == "postgresql":
         return column == sa.any_(sa.bindparam(name, type_=ARRAY(sa.Text)))
     return column.in_(sa.select(sa.func.json_each(sa.bindparam(name)).table_valued("value").c.value))

@@ -105,7 +105,7 @@ owners = sa.Table(
     sa.Column("entries", sa.BigInteger, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
 )
-"""The totals of each entity's own entries, so that counting millions of entries only sums a few rows."""
+"""The totals of each entity's own entries, so counting millions of entries only sums a few rows."""
 
 entries = sa.Table(
     "ltm_entries",
