@@ -39,14 +39,14 @@ CI_MARKERS = (
     "BITBUCKET_BUILD_NUMBER",
 )
 """Variables by which ``driftline ci`` detects a CI system. They are unset, because a CI system that runs the tests does
-not build their trees.
+not build the tests' trees.
 """
 for _name in CI_MARKERS:
     os.environ.pop(_name, None)
 
 
 GARBAGE_THRESHOLD = 50_000
-"""Number of new objects between two garbage collections, as in the commands."""
+"""Number of new objects between garbage collections, as in the commands."""
 
 
 def pytest_collection_finish() -> None:
@@ -58,7 +58,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Iterator[None]:
-    """Keep the environment the same for all tests: forking processes restart when it changes."""
+    """Keep the environment constant across tests: forking processes restart when it changes."""
     current = os.environ.pop("PYTEST_CURRENT_TEST")
     try:
         return (yield)
@@ -75,14 +75,14 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _caches(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep mirrors of git repositories and blocks of buckets out of the user's cache."""
+    """Keep git mirrors and bucket blocks out of the user's cache."""
     monkeypatch.setenv("DRIFTLINE_GIT_CACHE", str(tmp_path_factory.getbasetemp() / "git-mirrors"))
     monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE", str(tmp_path_factory.getbasetemp() / "blocks"))
 
 
 @pytest.fixture
 def git_server(tmp_path: Path) -> Iterator[GitServer]:
-    """A smart-HTTP git server without repositories."""
+    """A smart-HTTP git server, initially without repositories."""
     (tmp_path / "served").mkdir()
     with running_git_server(tmp_path / "served") as server:
         yield server
@@ -90,14 +90,14 @@ def git_server(tmp_path: Path) -> Iterator[GitServer]:
 
 @pytest.fixture
 def forked_workers() -> Iterator[None]:
-    """Let local clusters of this process fork their workers."""
+    """Let this process's local clusters fork their workers."""
     with forked_dask_workers():
         yield
 
 
 @pytest.fixture(autouse=True)
 def _forked_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the processes in which this process runs native code: a start of the interpreter takes a second."""
+    """Fork the processes that run native code for this one: starting an interpreter takes a second."""
     if reader := sys.modules.get("driftline.storage.lance.reader_process"):
         monkeypatch.setattr(reader, "_start", ForkedReader)
 
@@ -107,21 +107,21 @@ FEW_QUERIES = 6
 
 @pytest.fixture(autouse=True)
 def _small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let compactions measure search quality with few searches, which otherwise take half of their time."""
+    """Let compactions measure search quality with few searches: otherwise searches take half their time."""
     if compact := sys.modules.get("driftline.tasks.maintenance.search_quality"):
         monkeypatch.setattr(compact, "QUERIES", FEW_QUERIES)
 
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A SeaweedFS server with one administrator, ready in about 4 s on a quiet machine."""
+    """A SeaweedFS server with one administrator; it starts in about 4 s on a quiet machine."""
     with running_s3(tmp_path_factory.mktemp("seaweedfs")) as server:
         yield server
 
 
 @pytest.fixture
 def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The server, with the environment variables that a user would set."""
+    """The server; the environment variables that a user would set are set."""
     for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_ALLOW_HTTP"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.access_key)
@@ -139,7 +139,7 @@ def s3_bucket(s3_environment: S3Server) -> str:
 
 @pytest.fixture
 def proxy(s3_server: S3Server, request: pytest.FixtureRequest) -> Iterator[Proxy]:
-    """A proxy in front of the server; indirect parameters are its keyword arguments."""
+    """A proxy in front of the server; indirect parameters become its keyword arguments."""
     server = Proxy(s3_server, **getattr(request, "param", {}))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
@@ -163,7 +163,7 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["local", "memory", "s3", "gs", "az"])
 def every_store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URI of a fresh, empty workspace in every supported store, for tests of the stores themselves."""
+    """The URI of a fresh, empty workspace in every supported store, to test the stores themselves."""
     match request.param:
         case "local":
             return str(tmp_path / "workspace")
@@ -189,17 +189,17 @@ FAMILIES = (
 
 @pytest.fixture(scope="session", params=FAMILIES)
 def model_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model2vec directory of each tokenizer family."""
+    """A model2vec directory for each tokenizer family."""
     families = runpy.run_path(
         str(Path(__file__).with_name("support") / "families.py")
-    )  # imported here because it loads model2vec
+    )  # imported here: it loads model2vec
     folder: Path = families["save_family"](request.param, tmp_path_factory.mktemp(request.param))
     return folder
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model2vec directory with random vectors of 24 dimensions. It loads at once; equal lines have equal vectors."""
+    """A model2vec directory with random 24-dimensional vectors. It loads instantly; equal lines have equal vectors."""
     families = runpy.run_path(str(Path(__file__).with_name("support") / "families.py"))
     folder: Path = families["save_family"]("wordpiece", tmp_path_factory.mktemp("tiny-model"))
     return folder
@@ -220,7 +220,7 @@ class Outcome:
 
 @pytest.fixture
 def driftline(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """Runs the command line in this process: ``driftline("index", tree, "--json").json``."""
+    """Run the command line in this process: ``driftline("index", tree, "--json").json``."""
     from driftline.flows.commands.main import main
 
     monkeypatch.delenv("DRIFTLINE_WORKSPACE", raising=False)

@@ -62,7 +62,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "state_detection": (),
     "cleanup": (),
 }
-"""The benchmarks and their arguments; ``index_kinds`` belongs to a decision record."""
+"""The benchmarks and their arguments, without ``index_kinds``, which belongs to a decision record."""
 
 WIDTH, BAR, LEFT = 640, 22, 210
 COLOUR, OTHERS = "#2563eb", "#94a3b8"
@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def run(name: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run one benchmark and show its output; returns its output and its records."""
+    """Run one benchmark and show its output. Return its output and its records."""
     print(f"\n=== {name} {' '.join(arguments)}", flush=True)
     started = time.perf_counter()
     lines: list[str] = []
@@ -155,12 +155,14 @@ def write_results() -> None:
 
 
 def plots(records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The records that are plots."""
+    """Return the records that are plots."""
     return (record for record in records if record["kind"] == "bars")
 
 
 def bar_plot(title: str, unit: str, values: Mapping[str, float]) -> str:
-    """An ``<svg>`` with a bar for each value, from 0 to the largest; bars of Driftline are highlighted."""
+    """Return an ``<svg>`` that contains a bar for each value, scaled to the largest. Driftline's bars are
+    highlighted.
+    """
     height, top = 34 + BAR * len(values), max([*values.values(), 1e-9])
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '

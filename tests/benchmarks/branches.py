@@ -1,8 +1,8 @@
-"""Measure the run time, size and searches of a branch, and the effect of a hundred branches on the main index.
+"""Measure the run time, size and search latency of a branch, and the effect of a hundred branches on the main index.
 
     .venv/bin/python tests/benchmarks/branches.py
 
-A run of a branch is compared with a run of the main index over the same changed files, in turns.
+A run of a branch alternates with a run of the main index over the same changed files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.servers.s3_server import running_s3
 CHANGED_FILES = 20
 BRANCHES = 100
 SOURCES = 10
-"""Sources of which one search shows the branches."""
+"""The number of sources on branches in one search."""
 ROUNDS = 3
 TURNS = 4
 
@@ -76,13 +76,13 @@ def main() -> int:
 def _index(
     source: Path, workspace: Path | str, branch: str | None = None, entity: str = "source:web", **storage: str
 ) -> int:
-    """Index ``source``; returns the number of lines embedded."""
+    """Index ``source`` and return the number of lines embedded."""
     request = IndexRequest((str(source),), str(workspace), entity, branch=branch, storage_options=storage or None)
     return index_sources(request).sources[0].lines_embedded
 
 
 def _change(source: Path, word: str) -> None:
-    """Append a line to CHANGED_FILES files of the tree."""
+    """Append a line to CHANGED_FILES files in the tree."""
     files = sorted(path for path in source.rglob("*.py") if path.is_file())
     for path in files[:: max(1, len(files) // CHANGED_FILES)][:CHANGED_FILES]:
         with path.open("a") as file:
@@ -96,7 +96,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _runs(source: Path, template: Path, folder: Path, rounds: int) -> tuple[float, tuple[int, int]]:
-    """The time of a first run of a branch and of a run of main over the same files, and the bytes that each adds."""
+    """Return the times of a branch's first run and of a main run over the same files, and the bytes added by each."""
     before = _size(template)
     times: dict[str, list[float]] = {"branch": [], "main": []}
     added = {"branch": 0, "main": 0}
@@ -120,19 +120,19 @@ def _size(folder: Path) -> int:
 
 
 def _searches(*workspaces: Workspace, turns: int) -> list[float]:
-    """Return the median time of a warm search of each workspace; searches take turns."""
+    """Return the median time of a warm search in each workspace. Searches alternate."""
     times: list[list[float]] = [[] for _ in workspaces]
     for turn in range(turns):
         for query in QUERIES:
             for workspace, found in zip(workspaces, times, strict=True):
                 seconds = _seconds(lambda: search(workspace, query))  # noqa: B023
-                if turn:  # the first turn warms up
+                if turn:  # the first round is a warm-up
                     found.append(seconds)
     return [median(found) for found in times]
 
 
 def _several(folder: Path, tree: Path, verdict: measure.Verdict, turns: int, count: int) -> None:
-    """Compare a search in which ``count`` sources are on branches and one is not with a search of main."""
+    """Compare a search with ``count`` sources on branches (and one on main) to a search of main alone."""
     location, files = folder / "several", sorted(path for path in tree.rglob("*.py") if path.is_file())
     sources = [folder / "sources" / f"part{number}" for number in range(min(count + 1, len(files)))]
     for number, path in enumerate(files):
@@ -150,7 +150,7 @@ def _several(folder: Path, tree: Path, verdict: measure.Verdict, turns: int, cou
 
 
 def _hundred(folder: Path, source: Path, location: Path, branches: int, verdict: measure.Verdict, turns: int) -> None:
-    """Compare the main index with many branches to a copy of the workspace without branches."""
+    """Compare a main index that has many branches to a copy of the workspace without branches."""
     without = folder / "without"
     shutil.copytree(location, without)
     for number in range(branches):
@@ -175,7 +175,7 @@ def _hundred(folder: Path, source: Path, location: Path, branches: int, verdict:
 
 
 def _requests(folder: Path, source: Path, verdict: measure.Verdict) -> None:
-    """The requests of a new branch in a bucket that exceed those of a run of main over the same files."""
+    """Return how many more requests a new branch in a bucket needs than a main run over the same files."""
     with running_s3(folder) as server, delaying(server.endpoint, 0.0) as proxy:
         storage = {"aws_access_key_id": server.access_key, "aws_secret_access_key": server.secret_key}
         storage |= {"aws_region": "us-east-1", "aws_endpoint": proxy.endpoint, "aws_allow_http": "true"}

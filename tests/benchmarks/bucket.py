@@ -1,10 +1,10 @@
-"""Runs, searches and pulls of a workspace in a bucket that is 30 ms away, with their requests and rounds.
+"""Measure runs, searches and pulls of a workspace in a bucket 30 ms away, and their requests and rounds.
 
     .venv/bin/python tests/benchmarks/bucket.py
 
-A real S3 server runs on loopback, behind a proxy that delays each answer. Rounds are the length of the longest chain of
-sequential requests: more bandwidth does not reduce it. The rounds of a cold search are counted with a delay so long
-that a busy host does not matter. The sources are local.
+A real S3 server runs on loopback, behind a proxy that delays each response. The number of rounds is the length of the
+longest chain of sequential requests: more bandwidth does not reduce it. The rounds of a cold search are counted with a
+long delay, so a busy host does not matter. The sources are local.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WHOLE = "text index, codes and texts of blocks are read whole: fewer bytes would
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of an operation: seconds, and requests to the bucket."""
+    """The cost of an operation: seconds and requests to the bucket."""
 
     seconds: float
     requests: int
@@ -161,7 +161,7 @@ def _search(workspace: str, query: str, env: Mapping[str, str]) -> measure.Measu
 
 
 def _cold(proxy: DelayingProxy, uri: str, env: Mapping[str, str], count: int) -> Cost:
-    """The median run of a command without cached blocks, and its rounds."""
+    """Return the median run of a command without cached blocks, and its number of rounds."""
     costs: list[Cost] = []
     for query in QUERIES[:count]:
         found: list[Cost] = []
@@ -175,7 +175,7 @@ def _cold(proxy: DelayingProxy, uri: str, env: Mapping[str, str], count: int) ->
 
 
 def _warm(proxy: DelayingProxy, uri: str, env: Mapping[str, str]) -> Cost:
-    """The median search of a process that has searched before."""
+    """Return the median search of a process that has searched before."""
     with patch.dict("os.environ", env):
         workspace = Workspace.open(uri)
         costs = [

@@ -1,11 +1,11 @@
-"""The time from a commit to searchable lines through a deployment, and the cost of Prefect per run.
+"""Measure the time from a commit until its lines are searchable via a deployment, and the cost of Prefect per run.
 
     .venv/bin/python tests/benchmarks/ci_latency.py
 
 ``driftline serve`` runs a deployment of a git work tree, with its own Prefect server. The benchmark changes and commits
-a few files; ``driftline ci --deployment`` starts the run of that commit and waits for it. Polling is the time for
-which the run is only scheduled. Then it compares the flow with the same run without Prefect while the server is up,
-and measures progress updates and the time that Prefect's modules cost ``driftline index``.
+a few files; ``driftline ci --deployment`` starts a run for that commit and waits for it. Polling is the time before the
+scheduled run is picked up. Then the benchmark compares the flow with the same run without Prefect while the server is
+up, and measures progress updates and the import time of Prefect's modules in ``driftline index``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def main() -> int:
 
 @contextmanager
 def _serving(folder: Path) -> Iterator[dict[str, str]]:
-    """``driftline serve`` in ``folder``, ready; yields the environment that leads to its server."""
+    """Run ``driftline serve`` in ``folder`` until the block ends. Yields the environment variables that select its
+    server.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "DRIFTLINE_"))}
@@ -151,7 +153,7 @@ def _commits(clone: Path, folder: Path, environment: Mapping[str, str], rounds: 
 
 
 def _scheduled_seconds(url: str, run: str) -> float:
-    """Seconds from the creation of a flow run until a runner picks it up."""
+    """Return the seconds from the creation of a flow run until a runner picks it up."""
     with urllib.request.urlopen(f"{url}/flow_run_states/?flow_run_id={run}", timeout=30) as answer:
         states: list[dict[str, Any]] = json.load(answer)
     moments = {state["type"]: datetime.fromisoformat(state["timestamp"]) for state in reversed(states)}
@@ -159,7 +161,7 @@ def _scheduled_seconds(url: str, run: str) -> float:
 
 
 def _flow(clone: Path, folder: Path, environment: Mapping[str, str], rounds: int, verdict: measure.Verdict) -> None:
-    """The best of several processes, because a busy host only adds to the time of imports."""
+    """Return the best of several processes, because a busy host only adds to import times."""
     program = folder / "flow.py"
     program.write_text(FLOW)
     command = [sys.executable, str(program), str(clone), str(folder / "index"), str(rounds)]
@@ -182,7 +184,7 @@ def _flow(clone: Path, folder: Path, environment: Mapping[str, str], rounds: int
 
 
 def _without(clone: Path, folder: Path, rounds: int, verdict: measure.Verdict) -> None:
-    """The seconds that plain ``driftline index`` spends in modules that exist for Prefect only."""
+    """Return the seconds that plain ``driftline index`` spends on modules that only Prefect needs."""
     arguments = ["index", str(clone), "--workspace", str(folder / "index"), "--entity", "source:web"]
     code = f"from driftline.flows.commands.main import main; main({arguments!r})"
     seconds = []
@@ -195,7 +197,7 @@ def _without(clone: Path, folder: Path, rounds: int, verdict: measure.Verdict) -
 
 
 def _import_seconds(line: str) -> float:
-    """The seconds in a line of ``-X importtime``, if the module is Prefect or imports it."""
+    """Return the seconds in a line of ``-X importtime`` if the module is Prefect or imports it."""
     own, _, name = line.removeprefix("import time:").partition("|")
     name = name.rpartition("|")[2].strip()
     ours = name == "driftline.flows.prefect_flows" or name.startswith("driftline.flows.scheduling.")

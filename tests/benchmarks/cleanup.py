@@ -1,8 +1,8 @@
-"""The time of a cleanup to scan a workspace of 100,000 objects on a local disk (target: under 5 s).
+"""Measure how long a cleanup scans a workspace of 100,000 objects on a local disk (target: under 5 s).
 
     python tests/benchmarks/cleanup.py [--objects 100000] [--workspace DIR]
 
-Most objects are memory blobs; there are 2,000 deltas, whose footers are read, and 10,000 orphans.
+Most objects are memory blobs. There are also 10,000 orphans and 2,000 deltas; the cleanup reads the deltas' footers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 3
 
 
 def build(uri: str, objects: int) -> Workspace:
-    """Create a workspace of about ``objects`` objects; one in ten belongs to no version of its table."""
+    """Create a workspace of about ``objects`` objects, a tenth of which belong to no version of their table."""
     workspace = Workspace.open_for_writing(uri).bind_model("benchmark", "be9c", 4)
     store = workspace.objects
     tenant = Entity.parse("org:acme")
@@ -58,7 +58,7 @@ def build(uri: str, objects: int) -> Workspace:
 
 
 def _put(store: ObjectStore, path: str, data: bytes) -> None:
-    target = Path(store.uri, path)  # bypasses the store, which syncs each file
+    target = Path(store.uri, path)  # bypasses the store, which would sync each file
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)
 

@@ -1,11 +1,11 @@
-"""Measure the work of each process of a Dask cluster in a first run, and extrapolate the time to 256 workers.
+"""Measure the work of each process in a Dask cluster during a first run, and extrapolate the time to 256 workers.
 
     .venv/bin/python tests/benchmarks/cluster.py
 
-A scheduler and workers with one thread each run as processes of their own on loopback, the run is their client. All
-figures are CPU seconds, also those of phases, since the processes share the cores of one host. Computed times assume a
-core for each process: a fixed part, and then the busiest of the coordinator, the scheduler and the workers, which
-overlap. The model ignores networks and the request limits of stores.
+The scheduler and the single-threaded workers are separate processes on loopback; the run is their client. All figures,
+including phases, are CPU seconds, since the processes share the cores of one host. Computed times assume one core per
+process: a fixed part, plus the busiest of coordinator, scheduler and workers, which overlap. The model ignores the
+network and the stores' request limits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COMMAND = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A first run on a cluster: its wall-clock ``seconds``, and CPU seconds by process and by phase."""
+    """A first run on a cluster: its wall-clock ``seconds``, and the CPU seconds of each process and phase."""
 
     seconds: float
     coordinator: float
@@ -52,20 +52,20 @@ class Run:
 
     @property
     def whole(self) -> float:
-        """CPU seconds of all processes."""
+        """The CPU seconds of all processes."""
         return self.coordinator + self.scheduler + self.workers
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A scheduler at ``address`` and the processes of its workers."""
+    """A scheduler at ``address`` and its worker processes."""
 
     address: str
     scheduler: psutil.Process
     workers: tuple[psutil.Process, ...]
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """CPU seconds of the scheduler and of all workers until now."""
+        """Return the CPU seconds that the scheduler and all workers have used so far."""
         return _cpu_seconds(self.scheduler), sum(map(_cpu_seconds, self.workers))
 
 
@@ -100,7 +100,7 @@ def main() -> int:
 
 
 def first_run(cluster: Cluster, tree: Path, workspace: Path, *options: str) -> Run:
-    """Index ``tree`` into a new workspace, as a client of ``cluster``."""
+    """Index ``tree`` into a new workspace on ``cluster``."""
     before = cluster.cpu_seconds()
     command = [*_COMMAND, "index", str(tree), "--workspace", str(workspace), "--executor", cluster.address, "--json"]
     result = measure.run([*command, *options])
@@ -113,7 +113,7 @@ def first_run(cluster: Cluster, tree: Path, workspace: Path, *options: str) -> R
 
 @contextmanager
 def cluster(folder: Path, workers: int) -> Iterator[Cluster]:
-    """A scheduler and ``workers`` workers with one thread each; all end with the block."""
+    """Run a scheduler and ``workers`` single-threaded workers until the block ends."""
     file = folder / "scheduler.json"
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -137,7 +137,7 @@ def _dask(role: str, file: Path, *options: str) -> subprocess.Popen[bytes]:
 
 
 def _ready_address(file: Path, workers: int) -> str:
-    """The address of the scheduler that writes ``file``, once all workers have joined it."""
+    """Wait until all workers have joined, and return the address of the scheduler that writes ``file``."""
     from distributed import Client
 
     deadline = time.monotonic() + START_SECONDS
@@ -156,7 +156,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _fixed_seconds() -> float:
-    """The wall-clock seconds of a nearly empty run on a warm cluster: start, leases, publication, ledger."""
+    """Return the wall-clock seconds of a nearly empty run on a warm cluster: start, leases, publication, ledger."""
     tree = corpus.packages(2_000)
     with measure.scratch() as folder, cluster(folder, 1) as started:
         first_run(started, tree.path, folder / "warm")
@@ -175,7 +175,7 @@ def _show(workers: int, run: Run) -> None:
 
 
 def _compute(run: Run, fixed: float) -> None:
-    """Print and plot the computed time of ``run`` with more workers, and its bottleneck."""
+    """Print and plot the computed time of ``run`` with more workers, and the bottleneck."""
     print(f"  computed from the run with two workers, and {fixed:.2f} s of start and end:")
     print(f"  {'workers':>9} {'s':>7} {'gain':>6}  limited by")
     gains: dict[str, float] = {}

@@ -1,9 +1,9 @@
-"""The cost of a compaction after a first run and after a small change, and searches before and after it.
+"""Measure the cost of a compaction after a first run and after a small change, and searches before and after it.
 
     .venv/bin/python tests/benchmarks/compaction.py
     .venv/bin/python tests/benchmarks/compaction.py --lines 16000000
 
-Each size is four times the previous one. Searches run in this process, in turn over both states of a table.
+Each size is four times the previous one. Searches run in this process and alternate between both states of a table.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _measure(tree: corpus.Corpus, folder: Path, rounds: int) -> Size:
 
 
 def _change(tree: Path, workspace: Path) -> measure.Measured:
-    """Change some files, index them and compact the workspace; restores the tree."""
+    """Change some files, index them, compact the workspace, then restore the tree."""
     every = sorted(path for path in tree.rglob("*.py"))
     edited = {path: path.read_bytes() for path in every[:: max(1, len(every) // CHANGED_FILES)][:CHANGED_FILES]}
     try:
@@ -121,7 +121,7 @@ def _change(tree: Path, workspace: Path) -> measure.Measured:
 
 
 def _searched(before: Path, after: Path, rounds: int) -> tuple[float, float]:
-    """The median CPU milliseconds of a warm search of two workspaces, in turn."""
+    """Return the median CPU milliseconds of a warm search in each of two workspaces; searches alternate."""
     opened = {path: driftline.open(str(path)) for path in (before, after)}
     seconds: dict[Path, list[float]] = {before: [], after: []}
     for turn in range(rounds + 1):

@@ -3,10 +3,10 @@
     .venv/bin/python tests/benchmarks/conversations.py --data locomo10.zip
     .venv/bin/python tests/benchmarks/conversations.py --data locomo10.json --half tuning
 
-``--data`` is the file of https://github.com/snap-research/locomo, whose licence, CC BY-NC 4.0, allows no commercial
-use: it is not part of this repository, and neither are figures of it. Each turn is an entry with its speaker and date;
-a question has the turns that answer it as evidence. Recall is the share of this evidence among the first ten hits, so
-no generative model is needed. The first five conversations are for tuning, the others for reporting.
+``--data`` is the data file of https://github.com/snap-research/locomo. Its licence, CC BY-NC 4.0, forbids commercial
+use, so this repository contains neither the file nor figures from it. Each turn is an entry that contains its speaker
+and date; the evidence for a question is the turns that answer it. Recall is the share of this evidence among the first
+ten hits, so no generative model is needed. The first five conversations are for tuning, the others for reporting.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from driftline.tasks.embedding.embedder import WordTableEmbedder
 TOP_K = 10
 OF_TUNING = 5
 KINDS = {1: "several turns", 2: "dates", 3: "open", 4: "one turn", 5: "without an answer"}
-"""The categories of questions, as LoCoMo numbers them."""
+"""The question categories, by LoCoMo's numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ def main() -> int:
 
 
 def _conversations(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The conversations of a release, which is one file or an archive with a file for each, keyed by name."""
+    """Yield the conversations of a release with their names. A release is one file, or an archive of one file per
+    conversation.
+    """
     if not zipfile.is_zipfile(path):
         yield from json.loads(path.read_text("utf-8"))
         return
@@ -88,7 +90,7 @@ def _conversations(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _turns(conversation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Key and text of each turn: its speaker, its date, what was said, and what a picture shows."""
+    """Yield the key and text of each turn: speaker, date, spoken text, and a description of any picture."""
     sessions = conversation.get("conversation", conversation)
     for name, turns in sessions.items():
         if not name.startswith("session_") or not isinstance(turns, Sequence) or isinstance(turns, str):
@@ -101,7 +103,7 @@ def _turns(conversation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _questions(conversation: Mapping[str, Any], turns: Mapping[str, str]) -> Iterator[Asked]:
-    """The questions whose evidence is known."""
+    """Yield the questions with known evidence."""
     for asked in conversation["qa"]:
         evidence = frozenset(key for each in asked.get("evidence", ()) for key in str(each).split("; ") if key in turns)
         if evidence:

@@ -1,7 +1,7 @@
-"""The trees that the benchmarks index, created once and cached outside the repository.
+"""The trees that the benchmarks index: created once, then cached outside the repository.
 
-Source code comes from the packages installed in this environment, so nothing is downloaded. Figures of two hosts are
-comparable only if both have the same packages.
+Source code comes from the packages installed in this environment, so nothing is downloaded. Figures from two hosts are
+comparable only if their packages are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CACHE = Path(tempfile.gettempdir()) / "driftline-bench"
 
 FILES_PER_FOLDER = 100
 MAX_FILE_BYTES = 1_000_000
-"""semble skips larger files, so the comparison does, too."""
+"""semble skips larger files, so the comparison does too."""
 _NEVER = {"__pycache__", "node_modules", "dist", "build", "venv", "site-packages"}
 """Folders that semble never enters."""
 _SEED = 20261101
@@ -43,8 +43,8 @@ class Corpus:
 
 
 def packages(lines: int) -> Corpus:
-    """At least ``lines`` lines of Python from installed packages, sorted by name. If there are too few, packages are
-    repeated; times and sizes stay the same, because many lines of real code repeat, too.
+    """Return at least ``lines`` lines of Python from installed packages, sorted by name. If there are too few, packages
+    are repeated. This does not distort times and sizes, because many lines of real code repeat too.
     """
 
     def make(root: Path) -> tuple[int, int, int]:
@@ -64,7 +64,7 @@ def packages(lines: int) -> Corpus:
 
 
 def small_files(files: int) -> Corpus:
-    """``files`` modules of 3 to 8 lines each, 100 in a folder, 10 folders in a folder."""
+    """Create ``files`` modules of 3 to 8 lines each: 100 per folder, 10 folders per parent folder."""
 
     def make(root: Path) -> tuple[int, int, int]:
         dice = random.Random(_SEED)
@@ -85,7 +85,7 @@ def small_files(files: int) -> Corpus:
 
 
 def git_tree(files: int) -> Corpus:
-    """The tree of ``small_files`` as a git work tree with one commit and an origin."""
+    """Return the tree of ``small_files`` as a git work tree with one commit and an origin."""
 
     def make(root: Path) -> tuple[int, int, int]:
         plain = small_files(files)
@@ -101,7 +101,7 @@ def git_tree(files: int) -> Corpus:
 
 
 def fresh_clone(tree: Corpus, parent: Path) -> Path:
-    """A new clone of ``tree`` below ``parent``, with the same origin and name."""
+    """Clone ``tree`` into ``parent``, keeping its origin and name."""
     clone = parent / tree.path.name
     shutil.rmtree(clone, ignore_errors=True)
     git(parent, "clone", "-q", "--shared", str(tree.path), str(clone))
@@ -110,7 +110,7 @@ def fresh_clone(tree: Corpus, parent: Path) -> Path:
 
 
 def model() -> Path:
-    """The default embedding model as a model2vec directory, which every contender can load."""
+    """Return the default embedding model as a model2vec directory that every contender can load."""
     target = CACHE / "model"
     if not (target / "config.json").is_file():
         from driftline.tasks.embedding.models import load, resolve_model
@@ -123,7 +123,7 @@ def model() -> Path:
 
 
 def cached(name: str, make: Callable[[Path], tuple[int, int, int]]) -> Corpus:
-    """The tree ``name``, created unless it is already complete."""
+    """Return the tree called ``name``; create it unless it is already complete."""
     root, record = CACHE / name / "tree", CACHE / name / "corpus.json"
     if not record.is_file():
         shutil.rmtree(CACHE / name, ignore_errors=True)
@@ -151,6 +151,6 @@ def _origin(files: int) -> str:
 
 
 def git(folder: Path, *arguments: str) -> None:
-    """Run git in ``folder`` with a fixed identity."""
+    """Run git in ``folder`` under a fixed identity."""
     identity = ("-c", "user.name=bench", "-c", "user.email=bench@localhost")
     subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Make the stopwatches of a process count CPU seconds instead of wall-clock seconds; for ``cluster.py``.
+"""Make the stopwatches of a process count CPU seconds instead of wall-clock seconds (for ``cluster.py``).
 
 A Dask worker loads this module with ``--preload``; a command imports it before anything else.
 """

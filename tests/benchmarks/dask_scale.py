@@ -1,9 +1,9 @@
-"""The overhead of Dask: two workers against one on CPU-bound work, and thousands of tiny batches.
+"""Measure the overhead of Dask: two workers against one on CPU-bound work, and thousands of tiny batches.
 
     .venv/bin/python tests/benchmarks/dask_scale.py
 
-Both use the executor of index runs. The tiny batches do nothing, so their time is the overhead of the scheduler. It is
-compared with the time of a batch in a whole run over source files, which also shows the memory of a worker.
+Both use the executor of index runs. The tiny batches do nothing, so their time is scheduler overhead. It is compared
+with the time per batch of a full run over source files, which also shows the memory use of a worker.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ MIN_EFFICIENCY = 0.85
 MAX_SHARE = 0.05
 MAX_WORKER_BYTES = 1_000_000_000
 TASK_ROUNDS = 150
-"""About 0.1 s of work in one thread."""
+"""About 0.1 s of work on one thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The input of a task that computes for ``rounds`` rounds."""
+    """The input of a task that runs ``rounds`` rounds of computation."""
 
     number: int
     rounds: int
 
 
 def busy(work: Work, context: TaskContext) -> int:
-    """Add up squares; returns the number of the task."""
+    """Add up squares and return the number of the task."""
     for _ in range(work.rounds):
         sum(number * number for number in range(10_000))
     return work.number
@@ -81,7 +81,9 @@ def _context(workspace: Path) -> TaskContext:
 
 
 def _seconds(context: TaskContext, slots: int, *works: list[Work]) -> list[float]:
-    """Seconds from the first task to the last result for each of ``works``, without the start of the workers."""
+    """Return the seconds from the first task to the last result for each of ``works``. The workers' start is
+    excluded.
+    """
     times: list[float] = []
     with DaskExecutor(None, slots) as executor:
         executor.start(context, [])

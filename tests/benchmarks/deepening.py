@@ -1,8 +1,8 @@
-"""Measure the cost of ``--deep``: definitions embedded per second, a run over few changed files, and a warm search.
+"""Measure the cost of ``--deep``: definitions embedded per second, a run over a few changed files, and a warm search.
 
     .venv/bin/python tests/benchmarks/deepening.py
 
-A workspace with definitions is compared with one of the same tree without them, in turns.
+A workspace with definitions alternates with one over the same tree without them.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def main() -> int:
 
 
 def _index(source: Path, workspace: Path, *, deep: bool) -> tuple[float, int]:
-    """Index ``source``; returns the seconds, and the number of definitions embedded."""
+    """Index ``source`` and return the seconds and the number of definitions embedded."""
     started = time.perf_counter()
     report = index_sources(IndexRequest((str(source),), str(workspace), "source:web", deep=deep))
     return time.perf_counter() - started, report.definitions_embedded
 
 
 def _change(source: Path, word: str) -> None:
-    """Append a function to CHANGED_FILES files of the tree."""
+    """Append a function to CHANGED_FILES files in the tree."""
     files = sorted(path for path in source.rglob("*.py") if path.is_file())
     for path in files[:: max(1, len(files) // CHANGED_FILES)][:CHANGED_FILES]:
         with path.open("a") as file:
@@ -70,7 +70,7 @@ def _change(source: Path, word: str) -> None:
 
 
 def _searches(workspace: Workspace, rounds: int) -> tuple[float, float]:
-    """The median seconds of a search of the lines alone, and of one joined with the definitions."""
+    """Return the median seconds of a search of lines only, and of one that also searches definitions."""
     for query in QUERIES:
         search(workspace, query, deep=True)
     times: tuple[list[float], list[float]] = ([], [])

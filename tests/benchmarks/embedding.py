@@ -1,8 +1,8 @@
-"""Embedding in one process: StaticModel.encode against a cold and a warm word table, on real source files.
+"""Measure embedding in one process: StaticModel.encode against a cold and a warm word table, on real source files.
 
-Run: python tests/benchmarks/embedding.py
-Exits with 1 if the table is less than 3 times as fast cold or 6 times as fast warm, or if the vectors differ. Ratios
-are of CPU seconds, because all contenders run in one thread and other work on the machine distorts the clock.
+Run: python tests/benchmarks/embedding.py Exits with 1 if the table is less than 3 times as fast cold or 6 times as fast
+warm, or if the vectors differ. Ratios are based on CPU seconds: all contenders are single-threaded, and other work on
+the machine distorts wall-clock time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_DEVIATION = 1e-4
 
 
 def source_lines(at_least: int) -> pa.StringArray:
-    """The lines of installed packages, file by file."""
+    """Return the lines of installed packages, file by file."""
     parts, count = [], 0
     for path in sorted(Path(sysconfig.get_path("purelib")).rglob("*.py")):
         text, skipped = decode(path.read_bytes())
@@ -50,7 +50,7 @@ def timed(name: str, count: int, work: Callable[[], NDArray[np.float32]]) -> tup
 
 
 def main() -> int:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread for both sides
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread for both contenders
     lines = source_lines(MIN_LINES)
     files = resolve_model()
     model = load(files)

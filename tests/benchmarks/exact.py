@@ -1,11 +1,11 @@
-"""Exact search compared with ripgrep: time, cost of packs, a bucket that is 30 ms away, and phrases with intentions.
+"""Compare exact search with ripgrep: time, the cost of packs, a bucket 30 ms away, and phrases combined with words.
 
     .venv/bin/python tests/benchmarks/exact.py
     .venv/bin/python tests/benchmarks/exact.py --workspace WORKSPACE    # only the times of an index of the same tree
 
-The first run without packs uses a program that writes none. ``exact_questions.tsv`` has a path, a function in it, an
-exact phrase in that function, and words for what it does; all were written before any search. A hit is right if it is
-in the function.
+The first run without packs uses a program that does not write any. Each row of ``exact_questions.tsv`` has a path, a
+function in that file, an exact phrase from the function, and words that describe it; all were written before any
+search. A hit is correct if it is in the function.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _data_bytes(workspace: Path) -> int:
 
 
 def selective(tree: Path) -> list[str]:
-    """Names that occur in few lines, every other one as the beginning of a regular expression."""
+    """Return names that occur in few lines; every other one starts a regular expression."""
     counts: Counter[str] = Counter()
     for path in sorted(tree.rglob("*.py")):
         for line in path.read_text("utf-8", "replace").split("\n"):
@@ -99,7 +99,7 @@ def selective(tree: Path) -> list[str]:
 
 
 def like_ripgrep(tree: Path, workspace: Path, patterns: list[str], verdict: measure.Verdict) -> None:
-    """Compare the lines of some patterns; ``tests/property/test_exact_like_ripgrep.py`` does that with 10,080."""
+    """Compare the matching lines of some patterns; ``tests/property/test_exact_like_ripgrep.py`` compares 10,080."""
     opened, same = Workspace.open(str(workspace)), 0
     tables = open_exact_tables(opened, None)
     for text in patterns:
@@ -137,7 +137,7 @@ def times(workspace: Path, patterns: list[str], verdict: measure.Verdict) -> Non
 
 
 def questions(tree: Path, workspace: Path, verdict: measure.Verdict) -> None:
-    """Compare searches for a phrase with words, the phrase, everything as words, and the words."""
+    """Compare searches for a phrase with words, the phrase alone, everything as words, and the words alone."""
     opened = driftline.open(str(workspace))
     gains: dict[str, list[float]] = {"phrase and words": [], "phrase": [], "all as words": [], "words": []}
     for asked in QUESTIONS.read_text("utf-8").splitlines():
@@ -160,7 +160,7 @@ def questions(tree: Path, workspace: Path, verdict: measure.Verdict) -> None:
 
 
 def _functions(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the qualified name, first and last line of each function and class of a file."""
+    """Yield the qualified name, first line and last line of each function and class in a file."""
 
     def walk(node: ast.AST, within: str) -> Iterator[tuple[str, tuple[int, int]]]:
         for child in ast.iter_child_nodes(node):
@@ -174,7 +174,7 @@ def _functions(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def bucket(workspace: Path, patterns: list[str], folder: Path, verdict: measure.Verdict) -> None:
-    """Search a copy in a bucket with new processes and an empty cache."""
+    """Search a copy in a bucket from new processes with an empty cache."""
     folder.mkdir()
     with running_s3(folder) as server, delaying(server.endpoint, DELAY_SECONDS) as proxy:
         _upload(workspace, server)

@@ -1,10 +1,10 @@
-"""Text of documents compared with pdftotext and pandoc, speed and memory of extraction, and a first run over HTML.
+"""Compare extracted text with pdftotext and pandoc; measure extraction speed and memory, and a first run over HTML.
 
     apt-get install poppler-utils pandoc
     .venv/bin/python tests/benchmarks/extraction.py
 
-Documents come from packages of Debian; Word documents are ODT that pandoc has converted. Words are counted without
-case. The reference text of an HTML page is its main part, since navigation is omitted on purpose.
+Documents come from Debian packages; Word documents are ODT files converted by pandoc. Words are counted
+case-insensitively. The reference text of an HTML page is its main part, since navigation is omitted on purpose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the documents of the tests
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests' documents
 
 import measure
 import pypdfium2
@@ -49,15 +49,15 @@ PACKAGES = (
     Package("debian", "python3.11-doc", "3.11.2-6+deb12u9"),
 )
 QUESTIONS = Path(__file__).parent / "document_questions.tsv"
-"""The name of a document, words on the right lines, and a question."""
+"""Columns: the document's name, words on the correct lines, and a question."""
 OTHER_MANUALS = ("R-ints.pdf", "bash.pdf")
 KINDS = ("pdf", "docx", "odt", "epub", "html")
 MOST = 120
-"""Maximum number of documents to compare for each kind, chosen evenly."""
+"""Maximum number of documents to compare per kind, evenly spaced."""
 NEAR = 120
-"""Number of characters, about a line."""
+"""Number of characters in about one line."""
 FEW_BYTES = 10_000
-"""Smaller PDFs of these packages are empty pages."""
+"""Smaller PDFs in these packages consist of empty pages."""
 _WORD = re.compile(r"[^\W_]+")
 _BROKEN = re.compile(r"(?<=\w)-\n\s*(?=[^\WA-Z\d])")
 _LIGATURES = {0xAD: "", 0xFB00: "ff", 0xFB01: "fi", 0xFB02: "fl", 0xFB03: "ffi", 0xFB04: "ffl"}
@@ -72,18 +72,18 @@ _WITHOUT = (
     "extractor._is_installed = lambda module: False; "
     "from driftline.__main__ import run; sys.exit(run())",
 )
-"""The command on a host without the extra."""
+"""The command as on a host without the extra."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document, decompressed, and its kind, which is its suffix."""
+    """A decompressed document and its kind (the file suffix)."""
 
     kind: str
     data: bytes
 
     def reference(self) -> str:
-        """Return its text as another program extracts it."""
+        """Return the document's text as extracted by another program."""
         data = _main_part(self.data) if self.kind == "html" else self.data
         if self.kind == "pdf":
             command = ["pdftotext", "-enc", "UTF-8", "-", "-"]
@@ -101,7 +101,7 @@ def _main_part(data: bytes) -> bytes:
 
 
 def documents() -> Iterator[Document]:
-    """The documents of the packages, each once."""
+    """Yield the documents in the packages, without duplicates."""
     seen: set[bytes] = set()
     for folder in map(unpacked, PACKAGES):
         for path in sorted(folder.rglob("*")):
@@ -122,7 +122,7 @@ def _converted(odt: bytes) -> bytes:
 
 
 def words(text: str) -> Counter[str]:
-    """The words of a text; words hyphenated at a line end are joined."""
+    """Return the words of ``text``; words hyphenated at a line end are joined."""
     return Counter(word.casefold() for word in _WORD.findall(_BROKEN.sub("", text)))
 
 
@@ -147,7 +147,7 @@ def main() -> int:
 
 
 def compare(found: Sequence[Document], verdict: measure.Verdict) -> None:
-    """Compare the words of each kind with those of the reference, and the anchors of PDF and HTML."""
+    """Compare the words of each kind with the reference's words, and check the anchors in PDF and HTML."""
     right = placed = 0
     for kind in KINDS:
         of_kind = [each for each in found if each.kind == kind]
@@ -158,7 +158,7 @@ def compare(found: Sequence[Document], verdict: measure.Verdict) -> None:
             text = document.reference()
             ours, theirs = words(extracted.text), words(text)
             if not theirs:
-                continue  # the other program refuses it
+                continue  # the other program rejects it
             expected, own, both = expected + theirs.total(), own + ours.total(), both + (ours & theirs).total()
             good = of = 0
             if kind == "pdf":
@@ -172,7 +172,7 @@ def compare(found: Sequence[Document], verdict: measure.Verdict) -> None:
 
 
 def _pdf_anchors(lines: Sequence[str], anchors: Sequence[Anchor], reference: str) -> tuple[int, int]:
-    """Return the number of lines whose words are all on the page of their anchor, and of all lines."""
+    """Return how many lines have all their words on the anchor's page, and how many lines there are."""
     of_pages = [words(page) for page in reference.split("\f")]
     good = of = 0
     for anchor in anchors:
@@ -183,7 +183,9 @@ def _pdf_anchors(lines: Sequence[str], anchors: Sequence[Anchor], reference: str
 
 
 def _html_anchors(lines: Sequence[str], anchors: Sequence[Anchor], data: bytes) -> tuple[int, int]:
-    """Return the number of lines whose anchor is the nearest id above, within NEAR characters, and of all lines."""
+    """Return how many lines are anchored to the nearest id above (within NEAR characters), and how many lines there
+    are.
+    """
     whole, locations = _ids(html.document_fromstring(data))
     starts = [location for location, _ in locations]
     at = good = of = 0
@@ -197,7 +199,7 @@ def _html_anchors(lines: Sequence[str], anchors: Sequence[Anchor], data: bytes) 
 
 
 def _ids(tree: html.HtmlElement) -> tuple[str, list[tuple[int, str]]]:
-    """The text of a page without blanks, and its ids with their positions in the text."""
+    """Return the text of a page without blanks, and the position of each id in it."""
     parts, locations, size = list[str](), [(0, "")], 0
 
     def add(text: str | None) -> None:
@@ -224,7 +226,7 @@ def _bare(line: str) -> str:
 
 
 def speed(found: Sequence[Document], verdict: measure.Verdict) -> None:
-    """Measure the CPU seconds of the extractors of PDF and HTML in this process."""
+    """Measure the CPU seconds of the PDF and HTML extractors in this process."""
     pdfs, of_html = ([each.data for each in found if each.kind == kind] for kind in ("pdf", "html"))
     count = sum(len(pypdfium2.PdfDocument(data)) for data in pdfs)
     seconds = _cpu_seconds(html_pdf.pdf, pdfs)
@@ -260,8 +262,8 @@ def runs(found: Sequence[Document], root: Path, verdict: measure.Verdict) -> Non
 def answers(root: Path, verdict: measure.Verdict) -> None:
     """Ask the questions, which were written before any search of these documents.
 
-    A hit is right if it is in the expected document and its lines contain the expected words. Its anchor is right if
-    pdftotext finds the words of the best line on that page, or if that id is the nearest one above.
+    A hit is correct if it is in the expected document and its lines contain the expected words. Its anchor is correct
+    if pdftotext finds the best line's words on that page, or if that id is the nearest one above.
     """
     files, questions = _files_by_name(), [line.split("\t") for line in QUESTIONS.read_text("utf-8").splitlines()]
     others = {name for name, path in files.items() if path.suffix == ".html" and "postgresql" in str(path)}
@@ -298,7 +300,7 @@ def _spaced(text: str) -> str:
 
 
 def _is_at(path: Path, anchor: str, line: str) -> bool:
-    """Return whether an anchor belongs to a line, which may be cut at either end."""
+    """Return whether an anchor belongs to a line; the line may be cut at either end."""
     line = line.strip(CUT)
     if path.suffix == ".pdf":
         good, _ = _pdf_anchors([line], [Anchor(anchor, 0, 0)], _pages_of(path))

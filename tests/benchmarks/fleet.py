@@ -1,7 +1,8 @@
-"""Syncs of a fleet of many small repositories: first, unchanged, and after one push; and the same files as one source.
+"""Measure syncs of a fleet of many small repositories (first, unchanged, after one push), and the same files as one
+source.
 
-.venv/bin/python tests/benchmarks/fleet.py
-.venv/bin/python tests/benchmarks/fleet.py --repositories 2000    # the CPU for each must not grow with them
+.venv/bin/python tests/benchmarks/fleet.py .venv/bin/python tests/benchmarks/fleet.py --repositories 2000 # CPU per
+repository must stay constant
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ def main() -> int:
 
 
 def files_of(number: int) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a repository; no other repository has any of them."""
+    """Yield the files of a repository; no two repositories share a file."""
     for file in range(FILES):
         lines = (f"def value_{line}_of_{number}_{file}(): return {line}" for line in range(20))
         yield f"file_{file:02}.py", "\n".join(lines).encode()
 
 
 def write_repository(folder: Path, files: Iterator[tuple[str, bytes]]) -> None:
-    """Write a bare repository with one commit, or a new commit of an existing one; git would need five processes."""
+    """Write a bare repository with one commit, or add a commit to an existing one; git would need five processes."""
     entries = b"".join(b"100644 %s\0%s" % (name.encode(), _object(folder, "blob", data)) for name, data in files)
     person = b"bench <bench@localhost> 1600000000 +0000"
     content = b"tree %s\nauthor %s\ncommitter %s\n\nbench\n" % (
@@ -83,7 +84,7 @@ def write_repository(folder: Path, files: Iterator[tuple[str, bytes]]) -> None:
 
 
 def _object(folder: Path, kind: str, content: bytes) -> bytes:
-    """Write a loose object, and return its id."""
+    """Write a loose object and return its id."""
     data = b"%s %d\0%s" % (kind.encode(), len(content), content)
     digest = hashlib.sha1(data, usedforsecurity=False)
     path = folder / "objects" / digest.hexdigest()[:2] / digest.hexdigest()[2:]
@@ -93,7 +94,7 @@ def _object(folder: Path, kind: str, content: bytes) -> bytes:
 
 
 def _processes(folder: Path) -> int:
-    """Return the number of processes of git that a sync starts."""
+    """Return the number of git processes that a sync starts."""
     calls, shim = folder / "calls", folder / "bin" / "git"
     shim.parent.mkdir()
     real = subprocess.run(["sh", "-c", "command -v git"], check=True, capture_output=True, text=True).stdout.strip()

@@ -1,8 +1,8 @@
-"""A fleet on a simulated host: discovery, a sync without changes, and the time from a push to a hit.
+"""Measure a fleet on a simulated host: discovery, a sync without changes, and the time from a push to a hit.
 
 .venv/bin/python tests/benchmarks/fleet_host.py
 
-The state of unchanged repositories is written directly instead of indexed: a sync reads nothing else of them.
+The state of unchanged repositories is written directly, without indexing: a sync reads nothing else about them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ REQUEST_SECONDS = 0.005
 PER_PAGE = 100
 PUSHED = "2020-01-01T00:00:00Z"
 ENTRY_BYTES = 5_000
-"""The size of an entry in listings of GitHub, most of it URLs."""
+"""The size of an entry in GitHub's listings; most of it is URLs."""
 
 
 @dataclass
 class Api:
-    """The listing of GitHub with ``count`` repositories; ``pushed`` are the times of later pushes."""
+    """GitHub's listing of ``count`` repositories; ``pushed`` holds the times of later pushes."""
 
     server: GitServer
     count: int
@@ -105,7 +105,7 @@ def main() -> int:
 
 
 def multiply(workspace: Path, count: int) -> None:
-    """Give the fleet ``count`` repositories like its only one, with a record of a source for each."""
+    """Give the fleet ``count`` copies of its only repository, each with a source record."""
     objects = ObjectStore.open(str(workspace))
     known = from_json(FleetFile, objects.get(FLEET))
     (first,) = known.fleets["bench"].repositories.values()

@@ -1,10 +1,10 @@
-"""Folding deltas into a base, and reading one folder of the base, compared with plain pyarrow over the same rows.
+"""Compare folding deltas into a base, and reading one folder of the base, with plain pyarrow over the same rows.
 
     .venv/bin/python tests/benchmarks/folding.py
     .venv/bin/python tests/benchmarks/folding.py --rows 10000000
 
-Plain pyarrow reads all files, sorts the rows by path and writes them with the same compression, without merging,
-removals, conditional writes or crash safety. Bytes read are those requested from the file system.
+Plain pyarrow reads all files, sorts the rows by path and writes them with the same compression, but without merging,
+removals, conditional writes or crash safety. "Bytes read" counts the bytes requested from the file system.
 """
 
 from __future__ import annotations

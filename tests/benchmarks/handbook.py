@@ -1,11 +1,11 @@
-"""Questions about a manual in English, German, Japanese and Chinese, searched by words and in the mode ``hybrid``.
+"""Measure questions about a manual in English, German, Japanese and Chinese, in the modes ``words`` and ``hybrid``.
 
     .venv/bin/python tests/benchmarks/handbook.py --keep 1
     .venv/bin/python tests/benchmarks/handbook.py --half tuning --languages ja-JP,zh-CN
 
-The manual is Debian's handbook (``apt-get``), whose translations share the numbers of their sections.
-``handbook_questions.tsv`` has the file of a section, its number and a question in each language, written before any
-search. A result is right if it shows the section. Every second question is for tuning.
+The manual is Debian's handbook (``apt-get``); its translations share section numbers. Each row of
+``handbook_questions.tsv`` has the file and number of a section and a question in each language, written before any
+search. A result is correct if it shows the section. Every other question is for tuning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LANGUAGES = ("en-US", "de-DE", "ja-JP", "zh-CN")
 TOP_K = 10
 MODES: tuple[Mode, ...] = ("hybrid", "text")
 TARGETS = {("en-US", "hybrid"): (0.32, 0.55), ("ja-JP", "text"): (0.20, 0.35), ("zh-CN", "text"): (0.20, 0.35)}
-"""MRR and recall of a language and a mode."""
+"""MRR and recall for one language and mode."""
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""Keeping an index up to date: a first run, an unchanged run and a run after changes, against an incremental indexer.
+"""Measure index updates (a first run, an unchanged run and a run after changes) against an incremental indexer.
 
     .venv/bin/python tests/benchmarks/incremental.py
 
-The peer is LlamaIndex's ingestion pipeline with upserts and the same model. ``make bench`` installs it; without it
-Driftline is measured alone. ``find`` and ``git status`` over the same tree show the minimum time to detect no change.
+The peer is LlamaIndex's ingestion pipeline with upserts and the same model. ``make bench`` installs it; without it,
+only Driftline is measured. ``find`` and ``git status`` over the same tree show the minimum time to find no changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PEERS = Path(__file__).parent / "peers"
 PEERS_PYTHON = Path(sys.prefix) / "peers" / "bin" / "python"
 CHANGED_FILES = 5
 Index = Callable[[], tuple[measure.Measured, int]]
-"""The measurements of a run, and the number of files that it embedded."""
+"""A run's measurements and the number of files it embedded."""
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _measure(name: str, tree: corpus.Corpus, index: Index) -> dict[str, float]:
-    """Seconds of each kind of run; restores the tree."""
+    """Time each kind of run, then restore the tree."""
     first, embedded = index()
     _expect(name, embedded, tree.files)
     unchanged, embedded = index()

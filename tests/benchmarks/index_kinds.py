@@ -1,10 +1,10 @@
-"""Measurements for decisions 0002 and 0008: the type of the vector column and the kind of vector index.
+"""Measure the vector column types and vector index kinds for decisions 0002 and 0008.
 
     .venv/bin/python tests/benchmarks/index_kinds.py
 
 The vectors of one tree are written as float16 and as float32, each with every kind of index. Recall is the share of the
-ten best lines by exact float32 cosine. Builds are in CPU seconds, because other work on the host distorts the clock.
-Searches probe all partitions unless a kind sets fewer; those of RQ and PQ also refine.
+ten best lines by exact float32 cosine that is found. Builds are in CPU seconds, because other work on the host distorts
+wall-clock time. Searches probe all partitions unless the kind sets fewer; with RQ and PQ, they also refine.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ TOP_K = 10
 SHARES = (0.1, 0.01)
 ROWS_PER_FILE = 65_536
 SAMPLE_RATE = 64
-"""Rows per partition in the training sample of k-means."""
+"""Rows per partition in the k-means training sample."""
 ONE_PARTITION = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of index: how it is built and queried."""
+    """An index kind: how it is built and queried."""
 
     name: str
     metric: str = "l2"
@@ -92,7 +92,7 @@ def main() -> int:
         filters = [chosen.names for chosen in choose_directories(lines, SHARES)]
         rows = pa.Table.from_batches(lines.rows(["text", "parent_dirs"]))
         vectors = embedder.embed(rows["text"])
-        # A line without a known token has no direction and no vector in the index.
+        # A line without a known token has no direction, so it has no vector in the index.
         rows = rows.filter(pa.array(vectors.any(axis=1)))
         exact = Exact(rows["parent_dirs"].to_pylist(), vectors[vectors.any(axis=1)], queries)
         print(f"{len(rows):,} lines; filters hold {', '.join(f'{len(exact.matching(names)):,}' for names in filters)}")
@@ -112,7 +112,7 @@ class Exact:
         self._cosines = queries @ vectors.T
 
     def matching(self, names: tuple[str, ...]) -> NDArray[np.intp]:
-        """The rows below any of these directories; all rows if there are none."""
+        """Return the rows under any of these directories, or all rows if there are none."""
         wanted = set(names)
         return np.array(
             [row for row, dirs in enumerate(self._dirs) if not wanted or wanted.intersection(dirs)], np.intp
@@ -171,7 +171,7 @@ def _asked(
     *,
     use_index: bool,
 ) -> Iterator[tuple[float, float]]:
-    """``(recall, p50 in milliseconds)`` for each filter."""
+    """Yield ``(recall, p50 in milliseconds)`` for each filter."""
     for names, among in reaches:
         times, recalls = list[float](), list[float]()
         for number, query in enumerate(exact.queries):

@@ -1,10 +1,10 @@
-"""Whole runs of ``driftline index`` against semble and a plain pipeline, as processes over one tree.
+"""Compare full runs of ``driftline index`` with semble and a plain pipeline, as processes over one tree.
 
     .venv/bin/python tests/benchmarks/indexing.py
 
-All load the same model directory, index the same files and write their index to disk. They take turns, each run in a
-fresh folder. "text" supports exact vector search and full-text search; "all" also has the vector index. Lines are those
-of the tree, including blank ones, for all contenders.
+All load the same model directory, index the same files and write their index to disk. Runs alternate, each in a fresh
+folder. "text" supports exact vector search and full-text search; "all" adds the vector index. For all contenders,
+"lines" counts the lines of the tree, including blank ones.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _driftline(tree: corpus.Corpus, model: Path, target: Path, indexes: str) -> 
 
 
 def _peer(script: str, tree: corpus.Corpus, model: Path, target: Path) -> measure.Measured:
-    # semble has a cache; without a fresh one a second run finds the index of the first.
+    # semble has a cache: without a fresh one, the second run would find the index of the first.
     env = {"SEMBLE_INDEX_WORKERS": "2", "SEMBLE_CACHE_LOCATION": str(target / "cache"), "HF_HUB_OFFLINE": "1"}
     result = measure.run([sys.executable, str(PEERS / script), str(tree.path), str(model), str(target)], env)
     indexed = int(result.output)

@@ -1,4 +1,4 @@
-"""Queries with known answers in languages other than Python, and questions of people who do not know the code.
+"""Queries with known answers in languages other than Python, and questions by people who do not know the code.
 
 The first sentence of a doc comment is the query for its function, in a tree without doc comments. Each question asks
 for a definition or a section; ``questions.tsv`` has tree, path, name and question.
@@ -105,7 +105,7 @@ _TAGS = re.compile(r"\{@\w+\s+([^}]*)\}|</?\w+[^>]*>|\\(?:brief|ref|c|a|p)\s|\\f
 
 
 def language_set(language: str, count: int = 700) -> QuerySet:
-    """``count`` queries for the functions of the packages of a language."""
+    """Return ``count`` queries for functions in a language's packages."""
     extensions, packages = LANGUAGES[language]
 
     def make(root: Path) -> tuple[int, int, int]:
@@ -123,7 +123,7 @@ def language_set(language: str, count: int = 700) -> QuerySet:
 
 
 def question_sets() -> tuple[QuerySet, ...]:
-    """The questions about each tree, halved by their hashes."""
+    """Return the questions about each tree, split in halves by hash."""
     requested: dict[str, list[tuple[str, str, str]]] = {}
     for line in QUESTIONS.read_text("utf-8").splitlines():
         tree, path, name, question = line.split("\t")
@@ -145,8 +145,9 @@ def _questions(tree: str, requested: list[tuple[str, str, str]]) -> QuerySet:
 
 
 def without_doc_comments(path: str, source: str) -> tuple[str, list[tuple[str, int, int]]]:
-    """``source`` without the comments above its definitions, and for each function that has one: its first sentence
-    without the name of the function, and its first and last line."""
+    """Return ``source`` without the comments above its definitions. For each function that had one, also return the
+    comment's first sentence without the function's name, and the first and last line of the function.
+    """
     lines = source.split("\n")
     dropped: set[int] = set()
     described: list[tuple[str, int, int]] = []

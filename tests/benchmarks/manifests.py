@@ -1,4 +1,4 @@
-"""Manifests of many simulated documents, for benchmarks of the delta index."""
+"""Manifests of many simulated documents, for the delta index benchmarks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _APPENDED_AT_ONCE = 500_000
 
 
 def folder(number: int) -> str:
-    """The prefix of the ``number``-th FOLDER_DOCUMENTS documents."""
+    """Return the path prefix of the ``number``-th group of FOLDER_DOCUMENTS documents."""
     return f"packages-{number:04}/"
 
 
 def documents(ids: NDArray[np.int64], changed: Sequence[int] = ()) -> pa.Table:
-    """Manifest rows of the documents ``ids``, with 64 characters of path and 32 of hash and etag each.
+    """Return the manifest rows for documents ``ids``: 64 characters of path, and 32 each of hash and etag.
 
-    Documents in ``changed`` have another etag and size.
+    Documents in ``changed`` have a different etag and size.
     """
     other = np.isin(ids, np.asarray(changed, np.int64))
     names = zip((ids // FOLDER_DOCUMENTS).tolist(), (ids // 50 % 2_000).tolist(), ids.tolist(), strict=True)
@@ -50,7 +50,7 @@ def documents(ids: NDArray[np.int64], changed: Sequence[int] = ()) -> pa.Table:
 
 
 def fill(manifest: Manifest, count: int) -> None:
-    """Write a base of the first ``count`` documents into ``manifest``."""
+    """Write a base that contains the first ``count`` documents into ``manifest``."""
     for start in range(0, count, _APPENDED_AT_ONCE):
         ids = np.arange(start, min(count, start + _APPENDED_AT_ONCE))
         append(manifest, 0, ids)
@@ -58,12 +58,12 @@ def fill(manifest: Manifest, count: int) -> None:
 
 
 def append(manifest: Manifest, token: int, ids: NDArray[np.int64]) -> None:
-    """Write a delta that adds the documents ``ids``."""
+    """Write a delta that adds documents ``ids``."""
     manifest.append(new_ulid(), manifest.changes(ADD, revision(token, 0), documents(ids), now=datetime.now(UTC)))
 
 
 def _digits(ids: NDArray[np.int64], salt: NDArray[np.int64]) -> pa.Array:
-    """32 hexadecimal digits for each id, which compress no better than hashes."""
+    """Return 32 hexadecimal digits for each id that compress no better than hashes."""
     mixed = (
         (ids.astype(np.uint64) + np.uint64(1))
         * np.uint64(0x9E3779B97F4A7C15)

@@ -1,4 +1,4 @@
-"""The cost per source: one run over many tiny sources, first and unchanged.
+"""Measure the cost per source: one run over many tiny sources, first and unchanged.
 
 .venv/bin/python tests/benchmarks/many_sources.py
 .venv/bin/python tests/benchmarks/many_sources.py --sources 200     # the CPU for each source must not grow with them

@@ -1,4 +1,4 @@
-"""Run processes and measure them; report the machine, and check figures against targets."""
+"""Run and measure processes, report the machine, and check figures against targets."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ import psutil
 
 _POLL_SECONDS = 0.02
 _MAX_PAUSES = 20
-"""The pause between two samples as a multiple of the CPU time of one, which reads the whole process table."""
+"""The pause between samples, as a multiple of a sample's CPU time. Each sample reads the whole process table."""
 RECORDS = "DRIFTLINE_BENCH_RECORDS"
 """The environment variable that names the file in which ``bench.py`` collects records."""
 MISSED = 3
-"""The exit code of a complete run that has missed a target; a run that fails has another one."""
+"""The exit code of a complete run that missed a target; a failed run has a different one."""
 PROGRAM = "DRIFTLINE_BENCH_PROGRAM"
-"""The environment variable that replaces the command ``driftline`` by another program, where figures do not matter."""
+"""The environment variable that replaces the ``driftline`` command with another program, if figures do not matter."""
 DRIFTLINE = (
     (os.environ[PROGRAM],)
     if PROGRAM in os.environ
@@ -38,14 +38,14 @@ DRIFTLINE = (
         "import sys; from driftline.__main__ import run; sys.exit(run())",
     )
 )
-"""The command ``driftline`` as its console script runs it, even if that is not on the PATH."""
+"""The ``driftline`` command as its console script runs it, even if the script is not on the PATH."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A run of a process.
 
-    ``own_peak`` is its peak resident memory in bytes, ``children_peak`` that of its largest child.
+    ``own_peak`` is its peak resident memory in bytes; ``children_peak`` is the peak of its largest child.
     """
 
     seconds: float
@@ -56,12 +56,12 @@ class Measured:
 
     @property
     def largest_peak(self) -> int:
-        """The peak of the process or of any child, in bytes."""
+        """The larger of the process's peak and its children's, in bytes."""
         return max(self.own_peak, self.children_peak)
 
 
 def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> Measured:
-    """Run ``command`` to its end. Raises CalledProcessError, with its error output, if it fails."""
+    """Run ``command`` to completion. Raises CalledProcessError with its error output if it fails."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         started = time.perf_counter()
         process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, **(env or {})})
@@ -117,13 +117,13 @@ def _resident(process: psutil.Process) -> int:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median run: other work on the host affects it least."""
+    """Return the median run, which is least affected by other work on the host."""
     return statistics.median(values)
 
 
 @dataclass(slots=True)
 class Verdict:
-    """The targets of a benchmark; ``exit_code`` is MISSED if a target is missed. Small runs are not judged.
+    """The targets of a benchmark. ``exit_code`` is MISSED if a target is missed. Small runs are not judged.
 
     ``obstacle`` is the reason to print if a target is missed.
     """
@@ -154,12 +154,12 @@ class Verdict:
 
 
 def bars(title: str, unit: str, values: Mapping[str, float]) -> None:
-    """Record a plot of contenders for ``bench.py``; a benchmark that runs alone draws nothing."""
+    """Record a plot of contenders for ``bench.py``. Does nothing if a benchmark runs alone."""
     record("bars", title=title, unit=unit, values=dict(values))
 
 
 def record(kind: str, **reported: object) -> None:
-    """Append a JSON line to the file that RECORDS names, if it is set."""
+    """Append a JSON line to the file named by RECORDS, if set."""
     if target := os.environ.get(RECORDS):
         with Path(target).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, **reported}) + "\n")
@@ -184,7 +184,7 @@ def begin(description: str | None, **defaults: int | str) -> argparse.Namespace:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """An empty directory on the disk of the corpora, removed afterwards."""
+    """Yield an empty directory on the same disk as the corpora; remove it afterwards."""
     from corpus import CACHE
 
     CACHE.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
-"""Memory of the coordinator while it indexes two million lines, with batches embedded in the same process or in others.
+"""Measure the coordinator's memory while two million lines are indexed and batches are embedded in its process or
+others.
 
     .venv/bin/python tests/benchmarks/memory.py
 
-The same is measured on a quarter of the lines: memory of the coordinator must not grow with their number.
+It also measures a quarter of the lines: the coordinator's memory must not grow with the number of lines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``search_memory`` over many entries: time, and recall of the vector index against exact search.
+"""Measure ``search_memory`` over many entries: its time, and the vector index's recall against exact search.
 
-The entries are three lines each of installed packages, stored for ten projects, flushed and compacted.
+Each entry is three lines of an installed package. Entries are stored for ten projects, flushed and compacted.
 ``memory_store.py --search`` runs it.
 """
 
@@ -34,7 +34,7 @@ ACME = "org:acme"
 
 
 def measure_search(entries: int, count: int, verdict: measure.Verdict) -> None:
-    """Fill a store, and measure ``count`` searches of all of it and of one project."""
+    """Fill a store and measure ``count`` searches of the whole store and of one project."""
     embedder = WordTableEmbedder.open()
     with measure.scratch() as folder:
         url = f"sqlite:///{folder / 'catalog.sqlite'}"
@@ -80,7 +80,7 @@ def _texts(entries: int) -> Iterator[str]:
 
 
 def _query(text: str, draw: random.Random) -> str:
-    """A query of some words of an entry."""
+    """Return a query made of some words of an entry."""
     words = text.split()
     return " ".join(draw.sample(words, min(4, len(words))))
 
@@ -110,7 +110,9 @@ def _timed(search: Callable[[str], object], queries: Sequence[str]) -> list[floa
 
 
 def _recall(store: MemoryStore, table: VectorTable, embedder: WordTableEmbedder, queries: Sequence[str]) -> float:
-    """The share of the ten nearest entries that a vector search finds; entries at equal distances count as equal."""
+    """Return the share of the ten nearest entries that a vector search finds. Entries at equal distance are
+    interchangeable.
+    """
     rows = table.open().to_table(columns=["vector"], filter="key <> '' AND vector IS NOT NULL")
     column = rows["vector"].combine_chunks()
     vectors = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(rows), -1)
@@ -118,7 +120,7 @@ def _recall(store: MemoryStore, table: VectorTable, embedder: WordTableEmbedder,
     for query in queries:
         vector = embedder.embed_query(query)
         cosines = vectors @ (vector / max(float(np.linalg.norm(vector)), 1e-9))
-        least = np.partition(cosines, -TOP_K)[-TOP_K] - 2e-3  # float16 is no more exact
+        least = np.partition(cosines, -TOP_K)[-TOP_K] - 2e-3  # the precision of float16
         hits = store.search_memory(query, TOP_K, None, ACME, mode="vector")
         shares.append(sum(hit.score >= least for hit in hits) / TOP_K)
     return statistics.mean(shares)

@@ -30,7 +30,7 @@ import memory_search
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.objects.local_disk import LocalDisk
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the servers of the tests
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests' servers
 PER_SESSION, PER_USER, PROJECTS = 20, 200, 10
 BATCH = 50_000
 DELAY_SECONDS = 0.020
@@ -47,7 +47,7 @@ def main() -> int:
         with measure.scratch() as folder, location(folder, options.bucket) as (uri, storage_options):
             catalog_url = url or f"sqlite:///{folder / 'catalog.sqlite'}"
             with MemoryStore(uri, catalog_url=catalog_url, storage_options=storage_options) as store:
-                # No background work during the measurements.
+                # No background work while measuring.
                 store._flusher.notify = lambda rows: None  # type: ignore[method-assign]
                 run = Run(store, name, folder, entries, 3 if options.small else 50, verdict)
                 run.load()
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def catalogs(options: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
-    """The kinds of catalogs, with a URL for those that need a server."""
+    """Yield the catalog kinds, each with a URL if it needs a server."""
     where = ", blobs in a bucket" if options.bucket else ""
     if options.entries:
         yield f"SQLite{where}", None
@@ -81,7 +81,7 @@ def catalogs(options: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
 
 @contextmanager
 def location(folder: Path, in_bucket: bool) -> Iterator[tuple[str, dict[str, str] | None]]:
-    """The URI of the workspace and its storage options: below ``folder``, or in an S3 server that stores there."""
+    """Yield the workspace's URI and storage options: in ``folder``, or in an S3 server that stores its data there."""
     if not in_bucket:
         yield str(folder / "workspace"), None
         return
@@ -96,7 +96,7 @@ def location(folder: Path, in_bucket: bool) -> Iterator[tuple[str, dict[str, str
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The measurement of one catalog. Each figure comes from ``repeats`` calls, or ten times as many."""
+    """The measurement of one catalog. Each figure is based on ``repeats`` calls, or ten times as many."""
 
     store: MemoryStore
     name: str
@@ -206,7 +206,7 @@ class Run:
 
 @contextmanager
 def traced_fsyncs(log: Path) -> Iterator[list[int]]:
-    """Yields a list that afterwards holds the number of syncs of this process; it is empty without strace."""
+    """Yield a list that afterwards holds this process's number of syncs; without strace it stays empty."""
     counted: list[int] = []
     if not shutil.which("strace"):
         yield counted
@@ -230,7 +230,7 @@ def write_and_sync(path: Path) -> None:
 
 
 def timed(call: Callable[[], object], repeats: int) -> list[float]:
-    """The seconds of each call after a warm-up call."""
+    """Return the seconds of each call after a warm-up call."""
     call()
     seconds = []
     for _ in range(repeats):

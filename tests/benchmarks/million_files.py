@@ -1,8 +1,9 @@
-"""A run over an unchanged tree of a million files, compared with ``find`` over the same tree in the same minute.
+"""Compare a run over an unchanged tree of a million files with ``find`` over the same tree in the same minute.
 
     .venv/bin/python tests/benchmarks/million_files.py
 
-The first run skips indexes, which an unchanged run does not use. A run over one file measures the start-up time.
+The first run does not build indexes, since an unchanged run does not use them. A run over one file measures the
+start-up time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import measure
 from unchanged import FIND_FORMAT, expect, index
 
 LISTINGS = 3.0
-"""The target as a multiple of the time of ``find``, without start-up."""
+"""The target as a multiple of ``find``'s time, start-up excluded."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Source code of other languages, from pinned packages of npm, PyPI and Debian, unpacked and never installed."""
+"""Source code in other languages, from pinned npm, PyPI and Debian packages that are unpacked but never installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Registry = Literal["npm", "pypi", "debian"]
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package and the folders of it to read, relative to the folder that it unpacks to."""
+    """A package and the folders to read in it, relative to the folder it unpacks to."""
 
     registry: Registry
     name: str
@@ -29,7 +29,7 @@ class Package:
 
 
 def unpacked(package: Package) -> Path:
-    """The folder that holds the files of a package. Raises CalledProcessError if its registry cannot be reached."""
+    """Return the folder of a package's files. Raises CalledProcessError if its registry cannot be reached."""
     target = CACHE / "packages" / f"{package.name}-{package.version}"
     if target.is_dir():
         return target
@@ -67,7 +67,7 @@ def _unpack(archive: Path, target: Path) -> None:
 
 
 def sources(package: Package, extensions: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Path and text of the files with one of ``extensions``, sorted."""
+    """Yield the path and text of files with one of ``extensions``, sorted."""
     root = unpacked(package)
     inside = root if package.registry == "debian" else next(path for path in sorted(root.iterdir()) if path.is_dir())
     for folder in package.folders:

@@ -1,11 +1,11 @@
-"""The time of each phase of an index run, and how far each is from the limit of the machine.
+"""Measure the time of each phase of an index run, and compare it with the machine's limit.
 
     .venv/bin/python tests/benchmarks/phases.py
 
 The limits are measured over the same tree and the same rows: ``find`` for the scan, ``cat`` for reading, a copy of the
 text for splitting, a copy of the vectors for embedding, Lance's own write of the rows for forming and writing them, and
-its own index builds. Phases of workers overlap on all cores; their seconds are summed, to compare them with the limits
-of one core.
+its own index builds. Workers' phases overlap on all cores; their seconds are summed for comparison with the limits of
+one core.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def _limits(tree: corpus.Corpus, table: Path, folder: Path) -> tuple[dict[str, tuple[float, str]], pa.Table]:
-    """The seconds and the name of the limit of each phase, and the rows of the table without commit markers."""
+    """Return the seconds and name of each phase's limit, and the table's rows without commit markers."""
     rows = lance.dataset(str(table)).to_table(filter="line_number >= 0")
     text, vectors = rows["text"].combine_chunks(), rows["vector"].combine_chunks().flatten().to_numpy()
     raw = str(folder / "raw.lance")
@@ -98,7 +98,7 @@ def _build(dataset: Any) -> None:
 
 
 def _embedding_alone(rows: pa.Table) -> float:
-    """Seconds to embed the lines in threads, as the run does."""
+    """Return the seconds it takes to embed the lines in threads, as the run does."""
     files = resolve_model()
     embedder = load_embedder(ModelRef(files.name, fingerprint(files), dimension(files)))
     embedder.embed_query("warm up")

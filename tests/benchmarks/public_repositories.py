@@ -1,4 +1,5 @@
-"""The field's public benchmark: questions about 63 repositories in 19 languages, against semble with the same model.
+"""Run the field's public benchmark (questions about 63 repositories in 19 languages) against semble with the same
+model.
 
     .venv/bin/python tests/benchmarks/public_repositories.py --trees REPOS --annotations SEMBLE/benchmarks --keep 1
 
@@ -50,14 +51,14 @@ TARGETS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A file that answers a query, and the relevant lines if not all are."""
+    """A file that answers a query, and its relevant lines unless all are."""
 
     path: str
     first: int = 0
     last: int = sys.maxsize
 
     def met_by(self, path: str, first: int, last: int) -> bool:
-        """Return whether a result shows the answer; either path may have further leading folders."""
+        """Return whether a result shows the target; either path may have additional leading folders."""
         same = path == self.path or path.endswith(f"/{self.path}") or self.path.endswith(f"/{path}")
         return same and first <= self.last and last >= self.first
 
@@ -73,7 +74,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A tree and the questions about it."""
+    """A tree and questions about it."""
 
     name: str
     language: str
@@ -82,7 +83,7 @@ class Repository:
 
     @property
     def half(self) -> str:
-        """Return the half of a repository: weights are tuned on one half only."""
+        """The half that a repository belongs to: weights are tuned on one half only."""
         return "tuning" if self.name < FIRST_OF_REPORTING else "reporting"
 
 
@@ -101,7 +102,7 @@ Contender = Callable[[str], Sequence[Result]]
 
 @dataclass(slots=True)
 class Scores:
-    """The scores of one contender for each question."""
+    """The scores of one contender per question."""
 
     ndcg: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     files: list[int] = field(default_factory=list)
@@ -111,7 +112,7 @@ class Scores:
     index_cpu: float = 0.0
 
     def add(self, question: Question, repository: Repository, found: Sequence[Result], cpu: float) -> None:
-        """Judge one answer."""
+        """Score one result list."""
         score = ndcg(found, question.targets)
         for key in ("all", repository.half, question.kind, repository.language):
             self.ndcg[key].append(score)
@@ -200,7 +201,7 @@ def _target(raw: str | dict[str, Any]) -> Target:
 
 
 def _contenders(repository: Repository, folder: Path, *, peer: bool) -> Iterator[tuple[str, Contender, float]]:
-    """The name, the answers and the CPU seconds of indexing of each contender."""
+    """Yield the name, the results and the indexing CPU seconds of each contender."""
     model, target = corpus.model(), folder / f"{repository.name}.driftline"
     command = [*measure.DRIFTLINE, "index", str(repository.tree), "--workspace", str(target), "--model", str(model)]
     cpu = 0.0 if target.exists() else measure.run(command).cpu_seconds

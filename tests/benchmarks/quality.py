@@ -1,4 +1,4 @@
-"""The quality of answers to queries with known answers, compared with semble, BM25 and the cosine of single lines.
+"""Measure result quality for queries with known answers, against semble, BM25 and the cosine of single lines.
 
     .venv/bin/python tests/benchmarks/quality.py
     .venv/bin/python tests/benchmarks/quality.py --sets go,questions --queries 100 --tuning 1
@@ -40,13 +40,13 @@ from driftline.tasks.search.search import search
 
 TOP_K = 10
 CHUNK_LINES = 16
-"""Lines of a chunk of plain BM25."""
+"""Lines per chunk of plain BM25."""
 RATIOS = {"prose": (1.2, 1.2), "questions": (1.0, 1.0)}
-"""Targets for MRR and recall relative to semble, where they differ from the targets of other languages."""
+"""Targets for MRR and recall relative to semble, where they differ from other languages' targets."""
 SETS = ("python", *LANGUAGES, "prose", "questions")
 MODES: tuple[Mode, ...] = ("hybrid", "text", "vector")
 _UP_TO_DATE: set[Path] = set()
-"""The workspaces that this run has indexed; questions share them with the sets of their languages."""
+"""The workspaces that this run has indexed. Questions share them with their language's set."""
 
 Result = tuple[str, int, int, int]
 """Path, first line, last line, and best line."""
@@ -76,14 +76,14 @@ def main() -> int:
 
 
 def _kept() -> AbstractContextManager[Path]:
-    """The folder of the indexes that outlast a run."""
+    """Return the folder for indexes that are kept between runs."""
     folder = corpus.CACHE / "quality-kept"
     folder.mkdir(parents=True, exist_ok=True)
     return nullcontext(folder)
 
 
 def _set(name: str, *, small: bool) -> tuple[QuerySet, ...]:
-    """The queries of a set; questions are over several trees."""
+    """Return the queries of a set; questions cover several trees."""
     if name == "python":
         return (code_set(("toolz",), 16) if small else code_set(),)
     if name == "prose":
@@ -92,7 +92,7 @@ def _set(name: str, *, small: bool) -> tuple[QuerySet, ...]:
 
 
 def _compare(name: str, half: Half, options: Any, folder: Path, verdict: measure.Verdict) -> None:
-    """Ask every contender the queries of a set, and print and judge its scores."""
+    """Run a set's queries with every contender; print and judge its scores."""
     found: dict[str, list[Answer]] = {}
     for queries in _set(name, small=options.small):
         requested = queries.half(half, options.queries)
@@ -175,7 +175,9 @@ def _bm25(tree: Path) -> Contender:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The ranks of the first correct result, loosely and strictly (0: none), its time, and the lengths of results."""
+    """The loose and strict ranks of the first correct result (0: none), the search time, and the lengths of the
+    results.
+    """
 
     rank: int
     strict_rank: int
@@ -195,7 +197,7 @@ def _answers(answer: Contender, queries: Sequence[Query]) -> Iterator[Answer]:
 
 
 def _score(name: str, answers: Sequence[Answer]) -> Score:
-    """Return the means of ``answers``, and print them as the row of ``name``."""
+    """Return the means over ``answers`` and print them in the row of ``name``."""
     hit = np.array([each.rank for each in answers if each.rank], float)
     strict = np.array([each.strict_rank for each in answers if each.strict_rank], float)
     lengths = [length for each in answers for length in each.lengths]

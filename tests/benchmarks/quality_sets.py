@@ -1,8 +1,7 @@
 """Queries with known answers, made from the packages of this environment (pinned by requirements.lock).
 
 Code: the first sentence of a docstring is the query for its function, in a tree without docstrings. Prose: the first
-sentence of a paragraph, which is removed, is the query for the rest of that paragraph, in a tree of the documentation
-that packages contain.
+sentence of a paragraph is removed and becomes the query for the rest, in a tree of the packages' documentation.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Half = Literal["tuning", "reporting"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query ``text`` for the lines ``first`` to ``last`` of ``path``, 1-based, both included."""
+    """A query ``text`` for lines ``first`` to ``last`` (1-based, inclusive) of ``path``."""
 
     text: str
     path: str
@@ -66,19 +65,19 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class QuerySet:
-    """A tree and the queries for it."""
+    """A tree and its queries."""
 
     kind: str
     tree: Corpus
     queries: tuple[Query, ...]
 
     def half(self, half: Half, count: int | None = None) -> list[Query]:
-        """The queries of one half in a fixed random order, at most ``count``."""
+        """Return at most ``count`` queries of one half, in a fixed random order."""
         return [query for query in self.queries if query.half == half][:count]
 
 
 def code_set(packages: Sequence[str] = CODE_PACKAGES, count: int = 2_400) -> QuerySet:
-    """``count`` queries for functions of ``packages``."""
+    """Return ``count`` queries for functions in ``packages``."""
 
     def make(root: Path) -> tuple[int, int, int]:
         found: list[tuple[str, str, int, int]] = []
@@ -99,7 +98,9 @@ def code_set(packages: Sequence[str] = CODE_PACKAGES, count: int = 2_400) -> Que
 
 
 def prose_set(count: int = 1_200, packages: int | None = None) -> QuerySet:
-    """Up to ``count`` queries for paragraphs of the documentation of all installed packages, or of the first ones."""
+    """Return up to ``count`` queries for paragraphs in the documentation of all installed packages, or of the first
+    ones.
+    """
 
     def make(root: Path) -> tuple[int, int, int]:
         found: list[tuple[str, str, int, int]] = []
@@ -114,7 +115,8 @@ def prose_set(count: int = 1_200, packages: int | None = None) -> QuerySet:
 
 
 def without_docstrings(source: str) -> tuple[str, list[tuple[str, int, int]]]:
-    """``source`` without its docstrings, and for each function that has one: its first sentence, first and last line.
+    """Return ``source`` without docstrings. For each function that had one, also return its first sentence, first line
+    and last line.
 
     Raises SyntaxError.
     """
@@ -145,7 +147,9 @@ def without_docstrings(source: str) -> tuple[str, list[tuple[str, int, int]]]:
 
 
 def without_first_sentences(text: str) -> tuple[str, list[tuple[str, int, int]]]:
-    """``text`` without the first sentence of each longer paragraph, and those sentences with the lines of the rest."""
+    """Return ``text`` without the first sentence of each longer paragraph, and each of these sentences with the lines
+    of its paragraph's rest.
+    """
     kept: list[str] = []
     paragraphs: list[tuple[str, int, int]] = []
     fenced = False
@@ -165,7 +169,9 @@ def without_first_sentences(text: str) -> tuple[str, list[tuple[str, int, int]]]
 
 
 def first_sentence(text: str) -> str | None:
-    """The first sentence of ``text`` without markup; None if it is too short, too long, or no sentence of words."""
+    """Return the first sentence of ``text`` without markup, or None if it is too short, too long, or not made of
+    words.
+    """
     paragraph = " ".join(text.strip().partition("\n\n")[0].split())
     match = _SENTENCE_END.search(paragraph)
     sentence = _MARKUP.sub(lambda found: found[1] or "", paragraph[: match.start()] if match else paragraph).strip()
@@ -177,7 +183,7 @@ def first_sentence(text: str) -> str | None:
 
 
 def _documentation(packages: int | None) -> Iterator[tuple[str, str]]:
-    """Path and text of each package's description, and of the documents among its files."""
+    """Yield the path and text of each package's description and of the documents among its files."""
     for distribution in sorted(importlib.metadata.distributions(), key=lambda found: found.name.lower())[:packages]:
         name = re.sub(r"\W+", "_", distribution.name.lower())
         description = distribution.read_text("METADATA") or ""
@@ -195,7 +201,7 @@ def _documentation(packages: int | None) -> Iterator[tuple[str, str]]:
 def write_set(
     kind: str, root: Path, trees: Sequence[tuple[str, str]], found: Sequence[tuple[str, str, int, int]], count: int
 ) -> tuple[int, int, int]:
-    """Write the tree, and beside it a random sample of the unique queries."""
+    """Write the tree and, next to it, a random sample of the unique queries."""
     lines = size = 0
     for path, text in trees:
         target = root / path

@@ -1,4 +1,4 @@
-"""Queries for an indexed tree, directory filters for the queries, and the recall of answers."""
+"""Queries for an indexed tree, directory filters for the queries, and the recall of results."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from driftline.tasks.embedding.embedder import WordTableEmbedder
 
 MIN_WORDS = 4
 TOLERANCE = 1e-3
-"""Cosines that differ by less count as equal, because many lines differ only in white space."""
+"""Cosines that differ by less count as equal, because many lines differ only in whitespace."""
 _SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """Directories and their share of all lines; no directories mean no filter."""
+    """Directories and their share of all lines. If there are no directories, there is no filter."""
 
     names: tuple[str, ...]
     share: float
 
 
 def sample_queries(table: LineTable, embedder: WordTableEmbedder, count: int) -> NDArray[np.float32]:
-    """``(count, dim)``: the vectors of ``sample_texts``."""
+    """Return the vectors of ``sample_texts``, of shape ``(count, dim)``."""
     return np.stack([embedder.embed_query(text) for text in sample_texts(table, count)])
 
 
 def sample_texts(table: LineTable, count: int) -> list[str]:
-    """Lines of the table without their first word, so that no query is stored verbatim."""
+    """Return lines of the table without their first word, so no query is stored verbatim."""
     texts = pa.Table.from_batches(table.rows(["text"]))["text"]
     dice, chosen = random.Random(_SEED), list[str]()
     while len(chosen) < count:
@@ -45,7 +45,7 @@ def sample_texts(table: LineTable, count: int) -> list[str]:
 
 
 def choose_directories(table: LineTable, shares: Sequence[float]) -> list[Directories]:
-    """Return, for each share of all lines, the directory with the closest share, or several directories together."""
+    """Return for each share of all lines the directory, or group of directories, with the closest share."""
     counts: Counter[str] = Counter()
     total = 0
     for batch in table.rows(["parent_dirs"]):
@@ -66,9 +66,9 @@ def choose_directories(table: LineTable, shares: Sequence[float]) -> list[Direct
 
 
 def recall(found: Sequence[float], exact: Sequence[float]) -> float:
-    """The share of the ``k`` best lines that an answer contains; both arguments are distances.
+    """Return the share of the ``k`` best lines that a result contains; both arguments are distances.
 
-    A line counts if it is as near as the ``k``-th of the exact answer.
+    A line counts if it is as near as the ``k``-th line of the exact result.
     """
     if not len(exact):
         return 1.0

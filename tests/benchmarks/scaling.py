@@ -33,7 +33,7 @@ OBSTACLE = "the lines that a directory allows are compared one by one, and read 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The figures of a tree; ``rows`` is the number of its lines with a word."""
+    """The figures of a tree; ``rows`` is the number of its lines that contain a word."""
 
     lines: int
     rows: int
@@ -111,7 +111,7 @@ def _measure(tree: corpus.Corpus, workspace: Path, queries: int) -> Size:
 
 
 def _change(tree: Path, workspace: Path) -> float:
-    """Seconds from the change of some files until a cold process finds the change; restores the tree."""
+    """Return the seconds from changing some files until a cold process finds the change; restore the tree."""
     every = sorted(path for path in tree.rglob("*.py"))
     edited = {path: path.read_bytes() for path in every[:: max(1, len(every) // CHANGED_FILES)][:CHANGED_FILES]}
     try:

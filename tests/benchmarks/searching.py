@@ -1,10 +1,10 @@
-"""Latency and recall of searches, with and without directory filters, warm and as a command.
+"""Measure the latency and recall of searches, with and without directory filters, warm and as a command.
 
     .venv/bin/python tests/benchmarks/searching.py
 
-``search`` is the default of ``driftline search``, with results and their context. Recall@10 compares the lines that the
-vector index finds with those of exact search, by the distances of stored vectors. "Compared" is the number of vectors
-that a search reads, shown beside the number with filtering after the search.
+``search`` is the default of ``driftline search``, including results and their context. Recall@10 compares the lines
+found by the vector index with the lines found by exact search, by the distances of stored vectors. "Compared" is the
+number of vectors that a search reads, shown next to the number with filtering after the search.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STRATEGIES: tuple[Strategy, ...] = ("auto", "prefilter", "postfilter")
 
 
 class Row(NamedTuple):
-    """The figures of a filter: milliseconds of a search, and the recall of the vector index."""
+    """The figures of a filter: milliseconds per search, and the recall of the vector index."""
 
     p50: float
     p95: float
@@ -65,7 +65,7 @@ def main() -> int:
         filters += [LineFilter(dirs=chosen.names) for chosen in choose_directories(table, SHARES)]
         print(f"{table.count():,} lines with a word; {count} queries, {TOP_K} results each")
         print(HEAD)
-        for text in others:  # warm up with other queries than the measured ones
+        for text in others:  # warm up with queries other than the measured ones
             search(workspace, text)
         rows = [measured(workspace, texts, where) for where in filters]
         print(f"{'share':>8} " + " ".join(f"{f'{name} p50':>14}" for name in STRATEGIES))
@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def measured(workspace: Workspace, texts: list[str], where: LineFilter | None) -> Row:
-    """Measure one filter and print it below HEAD."""
+    """Measure one filter and print its row under HEAD."""
     table = workspace.lines(workspace.tenants()[0])
     embedder = WordTableEmbedder.open()
     vectors = [embedder.embed_query(text) for text in texts]
@@ -112,7 +112,7 @@ def measured(workspace: Workspace, texts: list[str], where: LineFilter | None) -
 
 
 def compared(workspace: Workspace, texts: list[str], where: LineFilter | None) -> list[float]:
-    """The median milliseconds of a search with each of STRATEGIES, which take turns for each text."""
+    """Return the median milliseconds of a search for each of STRATEGIES; they alternate for each text."""
     seconds: list[list[float]] = [[] for _ in STRATEGIES]
     for text in texts:
         for strategy, found in zip(STRATEGIES, seconds, strict=True):

@@ -1,9 +1,10 @@
-"""Change detection among ten million documents: read the manifest and compare it with a simulated listing.
+"""Measure change detection among ten million documents: read the manifest and compare it with a simulated listing.
 
     .venv/bin/python tests/benchmarks/state_detection.py
 
-It processes partitions of five top folders each, two at a time, like a run on two workers. One document in a hundred
-has changed, one in a thousand is deleted, one in a thousand is new. Listings are created in advance and read from disk.
+Partitions of five top-level folders each are processed two at a time, as in a run on two workers. One document in a
+hundred was changed, one in a thousand was deleted, one in a thousand is new. Listings are created in advance and read
+from disk.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def main() -> int:
 
 
 def _simulated(number: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """New, changed and deleted documents of a folder."""
+    """Return the new, changed and deleted documents of a folder."""
     start = number * manifests.FOLDER_DOCUMENTS
     ids = np.arange(start, start + manifests.FOLDER_DOCUMENTS)
     return 10**9 + ids[ids % 1_000 == 1], ids[ids % 100 == 2], ids[ids % 1_000 == 3]

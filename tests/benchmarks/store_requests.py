@@ -1,9 +1,9 @@
-"""The requests of two runs over a bucket: with new objects, and with the same objects unchanged.
+"""Count the requests of two runs over a bucket: with new objects, and with the same objects unchanged.
 
     .venv/bin/python tests/benchmarks/store_requests.py
 
-Source and workspace are in one bucket of an S3 server on this host. The unchanged run goes through a proxy that records
-each request: without the requests of Lance, the run must count as many as the proxy.
+Source and workspace share a bucket on an S3 server on this host. The unchanged run goes through a proxy that records
+each request: apart from Lance's requests, the run must count as many as the proxy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs with little or no work: an unchanged tree, one changed file, a fresh clone, a commit.
+"""Measure runs with little or no work: an unchanged tree, one changed file, a fresh clone, a commit.
 
     .venv/bin/python tests/benchmarks/unchanged.py
 
-The tree has small files; the peer is ``find`` over the same tree in the same minute. Figures are the best of several
-alternating runs, since the target of 1.5 s is for a quiet host. CPU seconds are shown for busy hosts.
+The tree consists of small files; the peer is ``find`` over the same tree in the same minute. Each figure is the best of
+several alternating runs, since the target of 1.5 s assumes a quiet host. CPU seconds are shown for busy hosts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _plain_tree(tree: corpus.Corpus, workspace: Path, rounds: int, verdict: meas
             one_changed.append(run)
             expect(report, "changed", 1)
             edited.write_text(before)
-            os.utime(edited, (1, 1))  # an old mtime, because files of the current second are read again
+            os.utime(edited, (1, 1))  # an old mtime: files modified in the current second are read again
             index(tree.path, workspace)
     finally:
         edited.write_text(before)
@@ -96,7 +96,7 @@ def _git_tree(tree: corpus.Corpus, folder: Path, rounds: int, verdict: measure.V
 
 
 def _commit(clone: Path, workspace: Path, rounds: int) -> list[measure.Measured]:
-    """Runs after commits, in a cold process; the changes are searchable when a run ends."""
+    """Measure runs after commits, in a cold process. When a run ends, its changes are searchable."""
     index(clone, workspace, "--ci")
     runs: list[measure.Measured] = []
     files = sorted(clone.rglob("*.py"))
@@ -131,7 +131,7 @@ def expect(report: dict[str, Any], state: str, count: int) -> None:
 
 
 def _wait_past_the_clock() -> None:
-    """Wait until the files of a clone are no longer racy: a run would read racy files again."""
+    """Wait until a clone's files are no longer racy: a run reads racy files again."""
     time.sleep(2.5)
 
 

@@ -1,8 +1,8 @@
-"""The time from a save to a hit: a file is written into a tree of 100,000 files that ``driftline web --watch`` serves.
+"""Measure the time from a save to a hit in a tree of 100,000 files that ``driftline web --watch`` serves.
 
     .venv/bin/python tests/benchmarks/watching.py
 
-The time runs from the write to the first answer with the new line; searches follow each other without a pause.
+It is measured from the write until the first response that contains the new line; searches run back to back.
 """
 
 from __future__ import annotations

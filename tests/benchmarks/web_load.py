@@ -1,10 +1,9 @@
-"""The web server under load: ``driftline web`` over a million lines on loopback; wrk sends the same requests as the
-search page.
+"""Measure ``driftline web`` under load: a million lines, on loopback. wrk sends the same requests as the search page.
 
     .venv/bin/python tests/benchmarks/web_load.py
 
-First one client, compared with the same searches by the library in another process; then 32 clients, with and without
-concurrent runs. wrk is a Debian package.
+First one client is compared with the same searches by the library in another process; then 32 clients search, with and
+without concurrent runs. wrk is a Debian package.
 """
 
 from __future__ import annotations
@@ -70,10 +69,10 @@ def main() -> int:
             verdict.at_most("driftline search --server, as a command", measure.median(commands), 0.25, "s")
             first_page(server, verdict)
             cpu = cpu_of_one(server, rounds)
-            server.load(folder, 20 if not options.small else 1)  # start threads and fill caches
+            server.load(folder, 20 if not options.small else 1)  # starts threads and fills caches
             before = server.resident_bytes()
             alone = server.load(folder, seconds)
-            cpu = (cpu + cpu_of_one(server, rounds)) / 2  # the speed of a shared machine changes meanwhile
+            cpu = (cpu + cpu_of_one(server, rounds)) / 2  # a shared machine's speed changes over time
             grown = server.resident_bytes() / before - 1
             share = alone.per_second * cpu / CORES
             print(f"  {CLIENTS} clients: {alone}; one search takes {cpu * 1e3:.1f} ms of CPU time")
@@ -91,7 +90,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Load:
-    """The figures that wrk reports."""
+    """Figures reported by wrk."""
 
     per_second: float
     p50_ms: float
@@ -123,7 +122,7 @@ class Server:
     start_seconds: float
 
     def processes(self) -> list[psutil.Process]:
-        """The server and its search processes."""
+        """Return the server and its search processes."""
         return [self.process, *self.process.children(recursive=True)]
 
     def resident_bytes(self) -> int:
@@ -143,7 +142,7 @@ class Server:
         return body
 
     def load(self, folder: Path, seconds: int) -> Load:
-        """Measure CLIENTS concurrent clients, each of which sends one query after the other, like the page."""
+        """Measure CLIENTS concurrent clients; like the page, each sends one query after another."""
         script = folder / "queries.lua"
         paths = ", ".join(f'"{page_of(query)}"' for query in QUERIES)
         script.write_text(
@@ -175,7 +174,7 @@ def serving(workspace: str) -> Iterator[Server]:
 
 
 def one_client(server: Server, target: str, rounds: int, verdict: measure.Verdict) -> None:
-    """Measure the time that HTTP adds to the same searches of the library, taking turns."""
+    """Measure the time that HTTP adds to the library's searches; both alternate."""
     workspace = Workspace.open(target)
     connection = http.client.HTTPConnection(server.address, timeout=60)
     own, requested = list[float](), list[float]()
@@ -186,10 +185,10 @@ def one_client(server: Server, target: str, rounds: int, verdict: measure.Verdic
             middle = time.perf_counter()
             connection.request("GET", f"/api/v1/search?{urlencode({'q': query})}")
             connection.getresponse().read()
-            if number:  # the first round warms both
+            if number:  # the first round warms up both
                 own.append(middle - started)
                 requested.append(time.perf_counter() - middle)
-    p50 = np.median(np.array(requested) - own) * 1e3  # each beside its twin: the speed of a shared machine changes
+    p50 = np.median(np.array(requested) - own) * 1e3  # in pairs: a shared machine's speed changes
     p95 = (np.percentile(requested, 95) - np.percentile(own, 95)) * 1e3
     print(f"  one client: p50 {np.percentile(requested, 50) * 1e3:.1f} ms, library {np.percentile(own, 50) * 1e3:.1f}")
     verdict.at_most("search over HTTP beyond the library's, p50", float(p50), 2, "ms")
@@ -197,7 +196,7 @@ def one_client(server: Server, target: str, rounds: int, verdict: measure.Verdic
 
 
 def first_page(server: Server, verdict: measure.Verdict) -> None:
-    """Measure the time that a person waits, and the bytes that a browser fetches, for the first page of results."""
+    """Measure how long a person waits for the first page of results, and how many bytes a browser fetches for it."""
     if CHROMIUM is None:
         print("  no Chromium (make browser): the paint of a page is not measured")
         return
@@ -225,7 +224,7 @@ def _add_size(sizes: list[int], request: Request) -> None:
 
 
 def cpu_of_one(server: Server, rounds: int) -> float:
-    """CPU seconds of the server for one page, with one client."""
+    """Return the server's CPU seconds per page, with one client."""
     for query in QUERIES:
         server.ask(page_of(query))
     before = server.cpu_seconds()
@@ -241,7 +240,7 @@ def command_seconds(server: Server) -> float:
 
 @contextmanager
 def committing(source: Path, target: str) -> Iterator[None]:
-    """Index a changed file every COMMIT_SECONDS, in a process of its own each time."""
+    """Index a changed file every COMMIT_SECONDS, each time in a new process."""
     stop = threading.Event()
 
     def run() -> None:

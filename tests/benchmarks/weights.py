@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/benchmarks/weights.py --queries 60
 
-Candidates are looked up once; then each variant ranks them again. ``mean`` is the mean MRR@10 of all sets except the
+Candidates are looked up once, then ranked by each variant. ``mean`` is the mean MRR@10 over all sets except the
 questions, which are few. A weight in ``tasks/search/ranking.py`` was changed if the mean rose and no set lost much; the
 reporting halves were not used.
 """
@@ -63,7 +63,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class SearchCase:
-    """A query, its vector, and what was found for it."""
+    """A query, its vector and its candidates."""
 
     query: Query
     vector: NDArray[np.float32]
@@ -104,7 +104,7 @@ def _sets(*, small: bool) -> Iterator[tuple[str, QuerySet]]:
 
 
 def _look_up(queries: QuerySet, requested: Sequence[Query], folder: Path) -> tuple[Embedder, list[SearchCase]]:
-    """The candidates of each query, as a search finds them."""
+    """Return each query's candidates, as found by a search."""
     target = folder / f"{queries.tree.path.parent.name}.driftline"
     if not target.exists():
         tree, model = str(queries.tree.path), str(corpus.model())

@@ -1,4 +1,4 @@
-"""The marker of conformance tests, the table of their outcomes, and initial workspaces."""
+"""The marker for conformance tests, the table of their outcomes, and initial workspaces."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Add the criteria of each test to its report, so that the workers of a parallel run transmit them."""
+    """Add each test's criteria to its report, so the workers of a parallel run transmit them."""
     for mark in item.iter_markers(_PROPERTY):
         item.user_properties.append((_PROPERTY, mark.args))
 
 
 class _Table:
-    """Collects the outcome of each test, and prints them in the order of ``ROWS``."""
+    """Collects the outcome of each test and prints them in the order of ``ROWS``."""
 
     def __init__(self) -> None:
         self._passed: dict[tuple[str, str, str, str], bool] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """All phases of all parameters of a test must pass; a test that is skipped has not passed."""
+        """Record the outcome: all phases of all parameters of a test must pass. A skipped test has not passed."""
         test = report.nodeid.rpartition("/")[2].partition("[")[0]
         for name, value in report.user_properties:
             if name == _PROPERTY:
@@ -68,13 +68,13 @@ def _columns(lines: Sequence[tuple[str, ...]]) -> Iterable[str]:
 
 
 def _sequence(value: object) -> Sequence[object]:
-    assert isinstance(value, list | tuple)  # a tuple here, a list from a worker
+    assert isinstance(value, list | tuple)  # a tuple locally, a list from a worker
     return value
 
 
 @pytest.fixture(scope="session")
 def empty_workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A workspace with the small model over an empty folder. Tests copy it, which is faster than creating one."""
+    """A workspace that uses the small model, over an empty folder. Tests copy it: that is faster than creating one."""
     import driftline as dl
 
     folder = tmp_path_factory.mktemp("empty-workspace")
@@ -85,5 +85,5 @@ def empty_workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) 
 
 @pytest.fixture
 def ws(empty_workspace: Path, tmp_path: Path) -> str:
-    """An empty workspace of the small model, which a test may change."""
+    """An empty workspace that uses the small model; tests may change it."""
     return str(shutil.copytree(empty_workspace, tmp_path / "ws"))

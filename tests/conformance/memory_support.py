@@ -1,4 +1,4 @@
-"""Helpers of the conformance tests of memory: names of entities, stores on a disk, and views of a workspace."""
+"""Helpers for the memory conformance tests: entity names, stores on disk, and views of a workspace."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ PARENTS = {"org": "acme", "project": "alpha", "user": "alice"}
 GLOBEX = "org:globex/project:alpha/user:alice/session:s123"
 LARGE = "a value that is not inlined " * 100
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
-"""A database that refuses every connection at once."""
+"""A database that rejects every connection immediately."""
 
 _PREFIXES = ("LTM_", "DATABASE_URL", "DRIFTLINE_")
 
 
 def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the environment variables that configure memory and workspaces."""
+    """Unset the environment variables that configure memory and workspaces."""
     for name in list(os.environ):
         if name.startswith(_PREFIXES):
             monkeypatch.delenv(name)
 
 
 def open_backend(folder: Path | str, catalog: str | None = None, **options: Any) -> HierarchicalLTMBackend:
-    """The dictionary adapter of a store in ``folder``; without vectors unless ``options`` request them."""
+    """Return the dictionary adapter of a store in ``folder``, without vectors unless ``options`` request them."""
     given: dict[str, Any] = {"embedding": {"enabled": False}, "hierarchy_levels": LEVELS, **options}
     return dl.create_ltm_backend("hierarchical", catalog_url=catalog, storage_uri=str(folder), **given)
 
 
 def files(folder: Path, pattern: str) -> list[str]:
-    """The sorted relative paths of the files below ``folder`` that match ``pattern``."""
+    """Return the sorted relative paths of files under ``folder`` that match ``pattern``."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob(pattern))
 
 
 def blobs(folder: Path) -> list[str]:
-    """The values of entries that are stored in blobs."""
+    """Return the entry values that are stored in blobs."""
     return [path for path in files(folder, "*.json") if "session:" in path or ("/_" not in path and ":" in path)]
 
 
 def keys(page: Mapping[str, Any]) -> list[str]:
-    """The keys of the entries of an answer, sorted."""
+    """Return the sorted keys of a response's entries."""
     assert page["success"], page
     return sorted(entry["key"] for entry in page["entries"])
 
 
 def ok(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Assert that ``answer`` is no failure, and return it."""
+    """Assert that ``answer`` is not a failure, and return it."""
     assert answer.get("success"), answer
     return answer
 
 
 def blob_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list that names each blob when it is read from the disk."""
+    """A list to which each blob's name is appended when it is read from disk."""
     reads: list[str] = []
     get = LocalDisk.get
 
@@ -82,19 +82,19 @@ ROOT = Path(__file__).parents[2]
 
 
 def reference_pages() -> dict[str, str]:
-    """The pages of the documentation, keyed by path."""
+    """Return the documentation pages, keyed by path."""
     folders = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "flows").glob("*.md")]
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in folders if path.exists()}
 
 
 def decided(*words: str) -> bool:
-    """Return whether a decision record contains all these words."""
+    """Return whether any decision record contains all these words."""
     records = [path for path in ROOT.rglob("[0-9]*.md") if path.parent.name in ("adr", "decisions")]
     return any(all(word in path.read_text() for word in words) for path in records)
 
 
 def public_calls(target: object) -> dict[str, inspect.Signature]:
-    """The public methods of an object, except those that open and close it, with their signatures."""
+    """Return an object's public methods, except for opening and closing, with their signatures."""
     names = [name for name in dir(target) if not name.startswith("_") and name != "close"]
     methods = {name: getattr(target, name) for name in names}
     return {
@@ -105,7 +105,7 @@ def public_calls(target: object) -> dict[str, inspect.Signature]:
 
 
 def arguments(signature: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Select from ``given`` the arguments that a call takes. Fails if a required parameter is missing."""
+    """Select the arguments that a call accepts from ``given``. Fails if a required parameter is missing."""
     taken: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
         if name in given:

@@ -1,4 +1,4 @@
-"""Helpers of the conformance tests of search: trees of files, registries of actions, and checks of answers."""
+"""Helpers for the search conformance tests: file trees, action registries, and checks of responses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENGINE_ARGUMENTS: Mapping[str, Any] = {
     "checkpoint_dir": None,
     "parallel_results": [],
 }
-"""Arguments that engines pass to every action in addition to its own."""
+"""Arguments that engines pass to every action, in addition to its own."""
 
 NOTES = {
     "src/leases.py": "def renew_lease(holder):\n    return holder.renew()\n",
@@ -41,7 +41,7 @@ NOTES = {
 
 
 def plant(folder: Path, files: Mapping[str, str | bytes]) -> Path:
-    """Write these files below ``folder``, and return it."""
+    """Write these files under ``folder``, and return it."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,27 +51,27 @@ def plant(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 
 
 def actions(home: Path | None = None, engine: Any = None) -> Registry:
-    """All actions in a registry; named workspaces are in ``home``."""
+    """Return a registry of all actions; named workspaces are in ``home``."""
     registry: Registry = {}
     register_actions(registry, engine, home=None if home is None else str(home))
     return registry
 
 
 def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove the environment variables that configure workspaces and models."""
+    """Unset the environment variables that configure workspaces and models."""
     for name in list(os.environ):
         if name.startswith(("DRIFTLINE_", "LTM_", "SEMTOOLS_")) or name == "DATABASE_URL":
             monkeypatch.delenv(name)
 
 
 def ok(answer: Answer) -> Answer:
-    """Assert that ``answer`` is no failure, and return it."""
+    """Assert that ``answer`` is not a failure, and return it."""
     assert answer.get("success") is True, answer
     return answer
 
 
 def error_type(answer: Answer) -> str:
-    """Assert that a failure has the documented shape, and return its kind."""
+    """Assert that a failure has the documented form, and return its kind."""
     assert answer.get("success") is False, answer
     assert isinstance(answer["error"], str), answer
     assert answer["error"], answer
@@ -79,23 +79,23 @@ def error_type(answer: Answer) -> str:
 
 
 def locations(hits: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """File names, without folders, and lines of hits, in their order."""
+    """Return the file name (without folder) and line of each hit, in order."""
     return [(os.path.basename(hit.get("path") or hit["file"]), hit["line"]) for hit in hits]
 
 
 def names(answer: Answer) -> set[str]:
-    """The file names, without folders, of an answer's results."""
+    """Return the file names (without folders) of the results in a response."""
     return {name for name, _ in locations(ok(answer)["results"])}
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Sizes and modification times of all files below a folder, which change with every write."""
+    """Return the sizes and modification times of all files under a folder; they change with every write."""
     found = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
     return {str(path.relative_to(folder)): (stat.st_size, stat.st_mtime_ns) for path, stat in sorted(found.items())}
 
 
 def pages() -> dict[str, str]:
-    """The pages of the documentation, with their generated parts, keyed by path."""
+    """Return the documentation pages, including generated parts, keyed by path."""
     hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
     found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "flows").glob("*.md")]
     written = {path.relative_to(ROOT).as_posix(): hooks["fill"](path.read_text()) for path in found if path.exists()}
@@ -103,12 +103,12 @@ def pages() -> dict[str, str]:
 
 
 def action_pages() -> str:
-    """The reference of the actions."""
+    """Return the action reference."""
     return "\n".join(text for text in pages().values() if "search.workspace_create" in text)
 
 
 def ask_mcp(workspace: str, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
-    """The structured answers of the MCP server over a workspace; protocol errors fail the test."""
+    """Return the structured responses of an MCP server over a workspace; protocol errors fail the test."""
     from mcp import Client
 
     import driftline as dl
@@ -125,7 +125,7 @@ def ask_mcp(workspace: str, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
 
 
 def mcp_parameters(workspace: str, tool: str) -> set[str]:
-    """The names of the parameters of a tool of the MCP server."""
+    """Return the parameter names of an MCP server tool."""
     from mcp import Client
 
     import driftline as dl

@@ -1,7 +1,7 @@
-"""Map each conformance test to the line of a specification that it checks, and list all lines.
+"""Map each conformance test to the specification line that it checks, and list all lines.
 
-Documents 000 to 004 are the specification; ``search``, ``memory``, ``pipeline`` and ``engine`` are numbered lists of
-problems that users had when they followed it; ``pages`` lists what the documentation must say.
+Documents 000 to 004 are the specification. ``search``, ``memory``, ``pipeline`` and ``engine`` are numbered lists of
+problems that users had while following it; ``pages`` lists what the documentation must say.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ HERE = Path(__file__).parent
 
 
 def criterion(document: str, number: str, what: str) -> pytest.MarkDecorator:
-    """Mark a test as the check of ``number`` in ``document``; ``what`` summarizes it. A test may have several marks."""
+    """Mark a test as the check for ``number`` in ``document``; ``what`` summarizes it. A test may have several
+    marks.
+    """
     return pytest.mark.criterion(document, number, what)
 
 
 class Row(NamedTuple):
-    """One line of a document."""
+    """A line of a document."""
 
     document: str
     number: str
@@ -67,14 +69,15 @@ ROWS: tuple[Row, ...] = (
     *_rows("engine", "", 8),
     *_rows("pages", "", 2),
 )
-"""In the order of the table. ``T`` and a number is a listed test case, in the order of its list; of document 002
-``solution``, ``fallback``, ``impact``, ``monitoring`` and ``test`` are its lists of that name and ``edge`` the edge
-cases of its tests; of document 004 ``test`` to ``check`` are its six sections."""
+"""In table order. ``T`` and a number refer to a listed test case, in list order. In document 002, ``solution``,
+``fallback``, ``impact``, ``monitoring`` and ``test`` are the lists of that name, and ``edge`` is the list of edge cases
+in its tests. In document 004, ``test`` to ``check`` are the six sections.
+"""
 
 
 def carried_rows(folder: Path = HERE) -> dict[Row, list[str]]:
-    """The rows that tests in ``folder`` check, with the names of the tests. They are read from the source instead of
-    collected, so that one file can be run alone.
+    """Return the rows checked by tests in ``folder``, with the names of the tests. They are read from the source
+    instead of collected, so a single file can be run alone.
     """
     found: dict[Row, list[str]] = {}
     for path in sorted(folder.glob("test_*.py")):

@@ -49,7 +49,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tree ``project`` and the workspace ``ws`` over it, read-only for tests."""
+    """A folder that contains the tree ``project`` and its workspace ``ws``; tests must not change it."""
     location = tmp_path_factory.mktemp("notes")
     plant(location / "project", NOTES)
     dl.index(str(location / "project"), workspace=str(location / "ws"))
@@ -63,7 +63,7 @@ def registry(tmp_path: Path) -> Registry:
 
 @pytest.fixture
 def own(ws: str, tmp_path: Path) -> Path:
-    """A folder with an empty workspace ``ws`` of the small model, and ``tree`` with three files of an old time."""
+    """A folder that contains an empty workspace ``ws`` (small model) and ``tree``: three files with an old mtime."""
     plant(tmp_path / "tree", {"a.md": "parser\none\n", "b.md": "group\ntwo\n", "c.md": "action\nthree\n"})
     for name in "abc":
         os.utime(tmp_path / "tree" / f"{name}.md", ns=(OLD_NS, OLD_NS))
@@ -85,7 +85,7 @@ def state_of(own: Path, name: str) -> str:
 
 
 def embedded(driftline: Driftline, own: Path) -> list[int]:
-    """The number of lines that each run over the workspace has embedded, newest first."""
+    """Return the number of lines embedded by each run over the workspace, newest first."""
     runs = driftline("runs", "--workspace", own / "ws", "--json").json["runs"]
     return [run["lines_embedded"] for run in runs if run["kind"] == "index"]
 
@@ -175,7 +175,7 @@ def test_a_search_has_the_documented_defaults(registry: Registry, tmp_path: Path
 @criterion("000", "T14", "the action counts")
 def test_the_figures_of_a_workspace_are_reported(registry: Registry, notes: Path) -> None:
     stats = ok(registry["search.workspace_stats"]({}, workspace=str(notes / "ws")))
-    lines = sum(text.count("\n") for text in NOTES.values()) - 1  # a line of a brace alone has no words
+    lines = sum(text.count("\n") for text in NOTES.values()) - 1  # a line with only a brace has no words
     assert stats == {
         "success": True,
         "total_documents": len(NOTES),
@@ -200,7 +200,7 @@ def test_only_changed_files_are_embedded_again(own: Path, registry: Registry, dr
 @criterion("000", "AC 7", "a vector index is made at 256 rows")
 @criterion("000", "T10", "255 rows have no index, 256 have one")
 def test_the_vector_index_is_made_at_256_rows(own: Path, registry: Registry) -> None:
-    """The document names IVF_PQ; a better kind of IVF index may replace it."""
+    """The document says IVF_PQ; a better IVF index may replace it."""
     plant(own / "tree", {"long.md": "word\n" * 249})
 
     def stats() -> Answer:
@@ -273,7 +273,7 @@ def test_searches_need_no_workspace(registry: Registry, tmp_path: Path, monkeypa
 
 @pytest.fixture
 def store(own: Path) -> dl.LineStore:
-    """The lines of one source, written directly, with vectors of 24 dimensions."""
+    """The lines of one source, written directly, with 24-dimensional vectors."""
     return dl.LineStore(dl.open(str(own / "ws")), "source:by-hand")
 
 
@@ -345,7 +345,7 @@ def test_a_document_is_deleted_with_its_lines(own: Path, registry: Registry, tin
 
 @criterion("000", "AC 16", "the public functions are typed")
 def test_the_public_functions_are_typed(registry: Registry) -> None:
-    """Each parameter and return has a type that resolves, and the package says that it is typed."""
+    """Each parameter and return has a resolvable type, and the package is marked as typed."""
     public: list[Any] = [dl.index, dl.search, dl.grep, dl.open, dl.analyze_document_states]
     methods = [method for name, method in inspect.getmembers(dl.LineStore, callable) if not name.startswith("_")]
     for function in [*public, *methods, *(inspect.unwrap(registry[name]) for name in WORKSPACE_ACTIONS)]:
@@ -410,7 +410,7 @@ def test_a_path_may_begin_in_the_home_folder(
 
 @criterion("000", "AC 5", "files are new, changed or unchanged by size, time and version")
 def test_states_are_reported_for_paths(own: Path, registry: Registry) -> None:
-    """The call needs only paths and a workspace, because the workspace knows the source of each path."""
+    """The call needs only paths and a workspace, because the workspace knows each path's source."""
     index(registry, own)
     (own / "tree/b.md").write_text("group\ntwo\nand more\n")
     (own / "tree/new.md").write_text("new\n")
@@ -473,7 +473,7 @@ def test_every_state_is_reported(own: Path, registry: Registry) -> None:
 @criterion("000", "AC 14", "lines are put in, found and deleted by hand")
 @criterion("000", "T6", "embeddings are stored; those of a path replace the ones before")
 def test_line_embeddings_are_stored_by_hand(store: dl.LineStore, tiny_model: Path) -> None:
-    """A row has a path, a line number counted from 0, and an embedding, but needs no text."""
+    """A row has a path, a 0-based line number and an embedding; the text is optional."""
     line: Any = dl.LineEmbedding
     parser, group = (vector(word, tiny_model) for word in ("parser", "group"))
     rows = [line("a.md", 0, list(parser)), line("a.md", 1, list(group))]
@@ -623,7 +623,7 @@ def test_another_size_is_a_change(own: Path, registry: Registry) -> None:
 
 @criterion("000", "T3", "another time is noticed, even at the same size")
 def test_another_mtime_is_noticed(own: Path, registry: Registry) -> None:
-    """A file with another mtime and the same content may be reported as touched: it is not embedded again."""
+    """A file with a new mtime and the same content may be reported as touched: it is not embedded again."""
     index(registry, own)
     (own / "tree/a.md").write_text("PARSER\none\n")
     os.utime(own / "tree/a.md", ns=(OLD_NS + 10**9, OLD_NS + 10**9))
@@ -636,7 +636,7 @@ def test_another_mtime_is_noticed(own: Path, registry: Registry) -> None:
 
 @criterion("000", "T4", "another version of the embedding embeds everything again")
 def test_another_version_embeds_again(own: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a change in how text is prepared for the same model, another run of the index suffices."""
+    """If text preparation changes for the same model, another index run is enough."""
     index(registry, own)
     newer = dl.CURRENT_EMBEDDING_VERSION + 1
     for module in ("driftline", "driftline.storage.embedding", "driftline.tasks.embedding.models"):

@@ -1,4 +1,4 @@
-"""Document 001: ``semtools.search``, with Driftline's own engine and with the programs of semtools."""
+"""Document 001: ``semtools.search``, with Driftline's own engine and with the semtools programs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ QUERY = "quality gate concerns issues problems"
 
 @pytest.fixture(autouse=True)
 def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test in its own project, without a program of semtools."""
+    """Run each test in its own project, without any semtools program."""
     without_variables(monkeypatch)
     monkeypatch.chdir(plant(tmp_path / "project", STORIES))
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -52,13 +52,13 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def search() -> Search:
-    """The action, with one embedder for all tests."""
+    """The action; all tests share one embedder."""
     return actions()["semtools.search"]
 
 
 @pytest.fixture(params=["driftline", *VERSIONS])
 def either(request: pytest.FixtureRequest, search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Search:
-    """The action with Driftline's engine and with each program, for requirements that hold for all of them."""
+    """The action with Driftline's engine and with each program, for requirements that apply to all of them."""
     if request.param == "driftline":
         return search
     install(tmp_path / "bin", request.param, monkeypatch)
@@ -67,12 +67,12 @@ def either(request: pytest.FixtureRequest, search: Search, tmp_path: Path, monke
 
 @pytest.fixture(params=VERSIONS)
 def program(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put only this program on the PATH, and return the file in which it records its calls."""
+    """Put only this program on the PATH, and return the file that records its calls."""
     return install(tmp_path / "bin", request.param, monkeypatch)
 
 
 def found(answer: Answer) -> list[tuple[str, int]]:
-    """Files and lines of the matches of an answer, in their order."""
+    """Return the files and lines of the matches in a response, in order."""
     return [(match["file"], match["line"]) for match in ok(answer)["matches"]]
 
 
@@ -135,7 +135,7 @@ def test_n_results_limits_the_matches(either: Search) -> None:
 @criterion("001", "AC 6", "n_lines adds the lines around a match")
 @criterion("001", "T6", "n_lines adds the lines around a match")
 def test_n_lines_adds_context(either: Search) -> None:
-    """Context changes neither the line nor the text of a match, even at either end of a file."""
+    """Context changes neither the line nor the text of a match, even at the start or end of a file."""
     text = Path(GATE[0]).read_text().splitlines()
     for n_lines in (0, 1, 2, 9):
         best = ok(either({}, query=QUERY, files=GATE[0], n_lines=n_lines))["best_match"]
@@ -229,7 +229,7 @@ def test_the_version_can_be_checked(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """3.0.1 cannot report its version, but the name ``semtools`` implies 3.0 or newer."""
+    """3.0.1 cannot report its version, but the name ``semtools`` implies 3.0 or later."""
     install(tmp_path / "bin", version, monkeypatch)
     answer = search({}, query=QUERY, files="docs/stories/7.md", engine="cli", **options)
     if accepted:

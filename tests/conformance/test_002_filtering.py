@@ -1,4 +1,4 @@
-"""Document 002: filters that are applied before the search, named workspaces, and fallbacks."""
+"""Document 002: filtering before the search, named workspaces, and fallbacks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def location(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A folder with ``home`` and ``other``, ``driftline.toml`` over both, and the workspace ``ws``; only read."""
+    """A read-only folder: the sources ``home`` and ``other``, a ``driftline.toml`` for both, and the workspace
+    ``ws``.
+    """
     location = tmp_path_factory.mktemp("filters")
     for folder, count in PER_FOLDER.items():
         for n in range(count):
@@ -72,7 +74,7 @@ Search = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def search(location: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch) -> Search:
-    """``driftline search --explain --json`` in the folder of the configuration."""
+    """Run ``driftline search --explain --json`` in the folder of the configuration."""
     monkeypatch.chdir(location)
 
     def run(query: str = "parser", *options: object) -> dict[str, Any]:
@@ -166,7 +168,7 @@ def test_complex_filters_go_together(search: Search) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_few_matches_are_all_found(mode: str, strategy: str, search: Search) -> None:
-    """The matches are far from the query, so that filtering after the search finds them last."""
+    """The matches are far from the query, so filtering after the search would find them last."""
     options = ("--mode", mode, "--strategy", strategy, "--top-k", 10)
     answer = search("argument default", "--path", "work/notes/00.txt", "--path", "work/notes/01.txt", *options)
     assert {path for path, _ in hits(answer)} == {"work/notes/00.txt", "work/notes/01.txt"}
@@ -185,7 +187,7 @@ def test_post_filtering_is_available(search: Search, location: Path) -> None:
 def test_the_strategy_is_configured(
     location: Path, tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Strategies have Driftline's names or those in the documents; the threshold is 0.5 unless configured."""
+    """Strategies have Driftline's names or the documents' names; the default threshold is 0.5."""
 
     def explained(settings: str, *options: object) -> dict[str, Any]:
         plant(tmp_path, {"driftline.toml": f'workspace = "{location}/ws"\n[search]\n{settings}\n'})
@@ -330,7 +332,7 @@ def test_overlapping_workspaces_return_each_line_once(search: Search) -> None:
 
 @criterion("002", "test 3", "filtering before the search looks at fewer lines than filtering after it")
 def test_prefiltering_looks_at_fewer_lines(search: Search) -> None:
-    """The benchmark measures times, because it runs both strategies under the same conditions."""
+    """The benchmark measures times: it runs both strategies under the same conditions."""
     before, after = (
         search("parser", "--dir", "work", "--mode", "vector", "--strategy", strategy)["explanation"]["examined"]
         for strategy in ("prefilter", "postfilter")

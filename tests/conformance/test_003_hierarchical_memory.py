@@ -87,7 +87,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of the store."""
+    """The store's folder."""
     return tmp_path / "memory"
 
 
@@ -101,13 +101,13 @@ def backend(folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def registered(backend: HierarchicalLTMBackend) -> HierarchicalLTMBackend:
-    """The same store with the registered session s123 of alice in project alpha."""
+    """The same store with alice's session s123 registered in project alpha."""
     assert backend.register_entity_with_defaults("session", "s123", parents=PARENTS) == S123
     return backend
 
 
 def failing_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the catalog refuse all new entries."""
+    """Make the catalog reject all new entries."""
 
     def fail(*_: object) -> None:
         raise CatalogError("The catalog failed", "")
@@ -116,7 +116,7 @@ def failing_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def orphan(backend: HierarchicalLTMBackend, folder: Path, key: str = "lost") -> str:
-    """Store a large value whose entry the catalog refuses, and return the path of its blob."""
+    """Store a large value whose entry the catalog rejects, and return the path of its blob."""
     before = set(blobs(folder))
     with pytest.MonkeyPatch.context() as patch:
         failing_catalog(patch)
@@ -286,7 +286,7 @@ def test_retrieve_by_entity_covers_all_that_lies_below(registered: HierarchicalL
 
 @criterion("003", "AC 7", "each write makes delta files at every level; removals are kept as tombstones")
 def test_indexes_grow_by_delta_files(backend: HierarchicalLTMBackend, folder: Path) -> None:
-    """A tombstone is a row of a delta file that names a removed key."""
+    """A tombstone is a delta file row for a removed key."""
     ok(backend.store("kept", 1, S123))
     ok(backend.store("removed", 2, S123))
     backend.core.flush()
@@ -332,7 +332,7 @@ def test_a_batch_is_read_in_parallel(backend: HierarchicalLTMBackend, monkeypatc
     get, both = LocalDisk.get, threading.Barrier(2)
 
     def paired(disk: LocalDisk, path: str) -> tuple[bytes, str]:
-        both.wait(PATIENCE_SECONDS)  # each of the 16 reads waits for another one
+        both.wait(PATIENCE_SECONDS)  # each of the 16 reads waits for another
         return get(disk, path)
 
     monkeypatch.setattr(LocalDisk, "get", paired)
@@ -343,7 +343,7 @@ def test_a_batch_is_read_in_parallel(backend: HierarchicalLTMBackend, monkeypatc
 
 @criterion("003", "AC 9", "the metadata cache lasts 600 s, and 8 threads read")
 def test_the_cache_and_the_threads_have_the_documented_defaults() -> None:
-    """A decision record may explain a different default."""
+    """A decision record may justify a different default."""
     performance = MemoryConfiguration().performance
     assert performance.metadata_cache.enabled
     assert performance.metadata_cache.ttl_seconds == 600 or decided("LTM_METADATA_CACHE_TTL", "600")
@@ -501,7 +501,7 @@ def test_concurrent_writers_lose_nothing(
 def test_a_compaction_that_fails_is_finished_by_the_next(
     backend: HierarchicalLTMBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each write to an index and each deletion fails once; nothing is lost meanwhile."""
+    """Each index write and each deletion fails once; nothing is lost."""
     steps: list[str] = []
     failing: list[int] = []
 
@@ -526,7 +526,7 @@ def test_a_compaction_that_fails_is_finished_by_the_next(
 
     for name in ("create", "replace", "delete"):
         monkeypatch.setattr(LocalDisk, name, counted(name))
-    for number in range(2):  # the second one finds a base, as those that fail do
+    for number in range(2):  # the second compaction finds a base, like the failing ones
         fill(number)
         ok(backend.compact_indexes(None, 0))
     assert len(steps) > 1
@@ -670,7 +670,7 @@ def test_one_organisation_cannot_see_another(
 
 @criterion("003", "INT-007", "a write makes delta files")
 def test_a_write_makes_delta_files(backend: HierarchicalLTMBackend, folder: Path) -> None:
-    """Delta files may appear shortly after the write, at the latest when the store closes."""
+    """Delta files may appear shortly after the write, but no later than when the store closes."""
     ok(backend.store("key", 1, S123))
     backend.close()
     found = files(folder, "_index_delta_*.parquet")
@@ -726,7 +726,7 @@ nodes:
 
 @pytest.fixture(scope="module")
 def benchmark_help() -> str:
-    """The description of the memory store's benchmark, on one line."""
+    """Return the memory store benchmark's description on one line."""
     program = Path(__file__).parents[1] / "benchmarks" / "memory_store.py"
     done = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True, check=True)
     return " ".join((done.stdout + program.read_text()).split())

@@ -1,5 +1,5 @@
-"""Document 004, semantic memory search: entries found by meaning, with scores, ranks and filters on their metadata. Its
-records are Driftline's entries; its ``source``, ``project_id`` and ``phase`` are fields of the metadata.
+"""Document 004, semantic memory search: entries found semantically, their scores and ranks, and metadata filters. The
+document's records are Driftline's entries; its ``source``, ``project_id`` and ``phase`` are metadata fields.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ TEXTS = [f"record{n}" for n in range(10)]
 
 
 class Directions:
-    """An embedder of known directions: ``recordN`` is at an angle of 9° times N to ``query``, ``opposite`` at 180°."""
+    """An embedder with known directions: ``recordN`` is at an angle of 9° times N to ``query``, and ``opposite`` at
+    180°.
+    """
 
     dim = 16
     fingerprint = "0123456789abcdef"
@@ -70,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def store(folder: Path, embedder: Directions) -> Iterator[MemoryStore]:
-    """Ten records in a real table, of three sources, two projects and two phases."""
+    """Ten records in a real table, from three sources, two projects and two phases."""
     with dl.MemoryStore(str(folder), embedder=lambda: embedder) as opened:
         opened.store_many(
             MemoryItem(
@@ -97,7 +99,7 @@ def found(
     filter: dict[str, Any] | None = None,
     **options: Any,
 ) -> list[str]:
-    """The keys of the hits, in their order."""
+    """Return the keys of the hits, in order."""
     if top_k is not None:
         options["top_k"] = top_k
     return [hit.record.key for hit in store.search_memory(query, filter=filter, scope=ACME, **options)]
@@ -152,7 +154,7 @@ def test_a_filter_by_source_applies(source: str, store: MemoryStore) -> None:
 
 @criterion("004", "test 7", "project_id scopes the search to one project")
 def test_a_project_scopes_the_search(store: MemoryStore) -> None:
-    """A search is scoped by the metadata field, and by the entity, which is independent of the metadata."""
+    """A search can be scoped by the metadata field or by the entity, which is independent of the metadata."""
     assert found(store, "query", 10, {"project_id": "q"}) == TEXTS[1::2]
     assert [hit.record.key for hit in store.search_memory("query", 10, None, Q)] == TEXTS[1::2]
     assert found(store, "query", 10, {"project_id": "none"}) == []
@@ -227,7 +229,7 @@ def test_each_search_embeds_its_query_once(store: MemoryStore, embedder: Directi
 
 @criterion("004", "review 2", "the distance is that of cosine, between 0 and 2")
 def test_the_distance_is_that_of_cosine(tmp_path: Path) -> None:
-    """An entry opposite to the query has the score -1: scores are not clipped."""
+    """An entry opposite to the query scores -1: scores are not clipped."""
     with dl.MemoryStore(str(tmp_path / "memory"), embedder=Directions) as store:
         for text in ("record0", "record10", "opposite"):
             store.store(text, text, ACME)
@@ -303,7 +305,7 @@ def test_every_interface_gives_the_same_hits(
 @criterion("004", "run 2", "the search is typed")
 @pytest.mark.parametrize("owner", ["MemoryStore", "HierarchicalLTMBackend"])
 def test_the_public_methods_are_typed(owner: str) -> None:
-    """The type checker of the project checks what these hints say."""
+    """The project's type checker checks these hints."""
     for name in ("search_memory", "store", "retrieve", "retrieve_by_entity", "search"):
         method = getattr(getattr(dl, owner), name)
         hints = get_type_hints(method)
@@ -349,7 +351,7 @@ def test_the_search_is_covered(store: MemoryStore, tmp_path: Path) -> None:
 
 
 def _lines(code: CodeType) -> set[tuple[str, int]]:
-    """The body lines of a function and of its nested functions, without their ``def`` lines."""
+    """Return the body lines of a function and its nested functions, without ``def`` lines."""
     own = {(code.co_filename, line) for _, _, line in code.co_lines() if line and line != code.co_firstlineno}
     inner = [const for const in code.co_consts if isinstance(const, CodeType)]
     return own.union(*map(_lines, inner))

@@ -51,7 +51,7 @@ ODD_FILES = {"2024": "the year 2024 and 42\n", "[odd].md": "parser\n"}
 
 @pytest.fixture(scope="module")
 def indexed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A read-only project, and beside it a workspace of the small model over two of its folders."""
+    """A read-only project and, next to it, a workspace (small model) over two of its folders."""
     location = tmp_path_factory.mktemp("indexed")
     plant(location / "project", {**FILES, **ODD_FILES})
     sources = [str(location / "project" / name) for name in ("docs", "src")]
@@ -72,7 +72,7 @@ def registry(tmp_path: Path) -> Registry:
 
 @pytest.fixture
 def ws(indexed: Path, tmp_path: Path) -> str:
-    """A copy of the workspace, which a test may change."""
+    """A copy of the workspace; tests may change it."""
     return str(shutil.copytree(indexed / "ws", tmp_path / "ws"))
 
 
@@ -106,7 +106,7 @@ def test_only_features_of_an_old_typer_are_used() -> None:
 
 @criterion("engine", "3", "the lowest versions that are allowed are tested")
 def test_the_lowest_versions_are_tested() -> None:
-    """Every dependency has a lower bound, and CI tests with these bounds."""
+    """Every dependency has a lower bound, and CI tests these lower bounds."""
     assert [
         each.name for each in requirements() if not any(s.operator in (">=", "~=", "==") for s in each.specifier)
     ] == []
@@ -122,7 +122,7 @@ SEARCH = ("search.", "semtools.", "actions.search_", "actions.semtools_")
 @criterion("engine", "4", "a group can be imported by itself, as a package of its own")
 @pytest.mark.parametrize("group", ["search", "memory"])
 def test_a_group_can_be_imported(group: str, tmp_path: Path) -> None:
-    """Engines import a module that has ``register_actions(registry, engine)``."""
+    """Engines import a module that defines ``register_actions(registry, engine)``."""
     found: Registry = {}
     importlib.import_module(f"driftline.flows.actions.{group}").register_actions(found, YamlEngine())
     everything = set(actions(tmp_path))
@@ -158,7 +158,7 @@ def _own(state: Any, **_: Any) -> Answer:
 @criterion("engine", "4", "names that the engine resolves already are never replaced")
 @pytest.mark.parametrize("namespace", ["", "driftline"])
 def test_names_of_the_engine_are_never_replaced(namespace: str) -> None:
-    """Engines pass an empty registry, and then let its actions override their own."""
+    """Engines pass an empty registry, then let its actions override their own."""
     own = {"ltm.store": _own, "actions.ltm_store": _own, "ltm.search": _own, "memory.search": _own}
     engine = YamlEngine(own)
     engine.load_actions(register_actions, namespace)
@@ -421,7 +421,7 @@ def test_impossible_names_return_errors(wrong: str, registry: Registry, ws: str)
 @criterion("engine", "7", "numbers that are too large give dictionaries")
 @pytest.mark.parametrize("number", [10**30, 2**63, "1" + "0" * 30, float("inf")])
 def test_too_large_numbers_return_errors(number: Any, registry: Registry, ws: str) -> None:
-    """The answer has all results, or is an error."""
+    """The response contains all results or is an error."""
     for name, given, argument in (
         ("search.workspace_search", {"workspace": ws, "query": "parser"}, "top_k"),
         ("search.workspace_search", {"workspace": ws, "query": "parser"}, "n_lines"),
@@ -464,7 +464,7 @@ def test_the_reference_lists_every_error_type() -> None:
 @criterion("engine", "8", "path means the same with a workspace and without")
 @pytest.mark.parametrize("files", ["docs", "docs/a.md", "docs/*.md", "./docs", ["docs", "src/c.py"], "{project}/docs"])
 def test_path_is_an_alias(files: Any, registry: Registry, ws: str) -> None:
-    """A file has the same ``path`` in all answers, with and without a workspace."""
+    """A file has the same ``path`` in all responses, with and without a workspace."""
     if isinstance(files, str):
         files = files.format(project=Path.cwd())
     given = {"query": "parser group action", "files": files, "top_k": 20, "n_lines": 0}
@@ -485,7 +485,7 @@ def test_concurrent_searches_cost_no_more_than_sequential_ones(registry: Registr
         return ok(registry["search.semantic"]({}, **given))
 
     def seconds(run: Callable[[], object]) -> float:
-        started = time.process_time()  # of all threads, but not of other processes
+        started = time.process_time()  # for all threads, but not for other processes
         run()
         return time.process_time() - started
 

@@ -1,4 +1,4 @@
-"""Memory: configuration, entities, boundaries, maintenance, answers and search."""
+"""Memory: configuration, entities, boundaries, maintenance, responses and search."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Run = Callable[..., Any]
 SESSION: Any = ("session", "s123")
 PROGRAM = "import sys; from driftline.flows.commands.main import command_line; sys.exit(command_line())"
 COMMAND = (sys.executable, "-c", PROGRAM)
-"""The command as its console script runs it."""
+"""The command, run like its console script."""
 
 
 @pytest.fixture(autouse=True)
@@ -72,13 +72,13 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of the store."""
+    """The store's folder."""
     return tmp_path / "memory"
 
 
 @pytest.fixture
 def backend(folder: Path, sqlite_catalog: str) -> Iterator[HierarchicalLTMBackend]:
-    """A store with no configuration except its location."""
+    """A store with only its location configured."""
     with open_backend(folder, sqlite_catalog) as opened:
         yield opened
 
@@ -199,7 +199,7 @@ def test_a_pair_is_a_list_in_actions(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_registered_entity_is_found_by_its_name(
     root: str | None, folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a configured root, the name is found in any organisation; with a root, only below it."""
+    """Without a configured root, the name is found in any organisation; with a root, only under it."""
     if root:
         monkeypatch.setenv("LTM_ROOT_ENTITY_ID", root)
     with open_backend(folder, sqlite_catalog) as backend:
@@ -252,7 +252,7 @@ def test_a_name_does_not_lead_to_another_organisation(
 
 
 def ask_mcp(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of the tool ``search_memory``."""
+    """Return the response of the tool ``search_memory``."""
     from driftline.flows.mcp_server.server import make_server
     from driftline.storage.workspace.workspace import Workspace
 
@@ -332,16 +332,16 @@ def test_type_and_id_of_the_root_work_alone(
 # -- 5: a boundary ---------------------------------------------------------------------------
 
 HIDDEN = "hidden"
-"""Part of every name and value that only the other organisation has, and of no argument of a test."""
+"""Part of every name and value of the other organisation only; no test passes it as an argument."""
 ADJOINING = "adjoining"
-"""Part of the value beside project alpha in the same organisation."""
+"""Part of the value of project alpha's sibling in the same organisation."""
 SECRETS = {ACME: (HIDDEN,), ALPHA: (HIDDEN, ADJOINING)}
 """Values that a store bound to an entity must never show."""
 
 
 @dataclass(frozen=True)
 class Walls:
-    """A store of two organisations; nothing outside ``org:acme/project:alpha`` may be shown or changed."""
+    """A store that holds two organisations; nothing outside ``org:acme/project:alpha`` may be shown or changed."""
 
     folder: Path
     model: Path
@@ -353,7 +353,7 @@ class Walls:
         return open_backend(self.folder, embedding={"model": str(self.model)}, **options)
 
     def outside(self, within: str) -> dict[str, Any]:
-        """Everything outside ``within``, read through an unbound store and from the disk."""
+        """Return everything outside ``within``, read through an unbound store and from disk."""
         with dl.MemoryStore(str(self.folder)) as store:
             everything = [
                 entry
@@ -454,7 +454,7 @@ def test_no_public_call_leaves_its_boundary(kind: str, within: str, walls: Walls
     with bounded.open(kind, within) as target:
         calls = public_calls(target)
 
-        # Calls build on each other, so that Hypothesis could not shrink a failure.
+        # Calls build on each other, so Hypothesis could not shrink a failure.
         @settings(max_examples=60, deadline=None, phases=[Phase.generate], database=None)
         @given(st.data())
         def requested(data: st.DataObject) -> None:
@@ -648,7 +648,7 @@ def test_the_mcp_server_of_an_index_never_connects_to_a_catalog(
 
 @dataclass(frozen=True)
 class Damaged:
-    """A workspace with an external catalog: one entry, whose blob is missing, and one blob without an entry."""
+    """A workspace with an external catalog: one entry with a missing blob, and one blob without an entry."""
 
     folder: Path
     catalog: str
@@ -671,7 +671,9 @@ def damaged(folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) 
 def configured(
     request: pytest.FixtureRequest, damaged: Damaged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Damaged:
-    """The same, with its catalog configured in a file: as settings.ltm, or as the table [memory] with its sections."""
+    """The same, with the catalog configured in a file: under settings.ltm, or in the table [memory] and its
+    sections.
+    """
     if request.param == "LTM_CONFIG":
         path = tmp_path / "agent.yaml"
         path.write_text(
@@ -715,7 +717,7 @@ def test_compact_knows_the_threshold(configured: Damaged, driftline: Run) -> Non
 @criterion("memory", "7", "what the Prefect flows call knows the configuration, too")
 @pytest.mark.parametrize("configured", ["LTM_CONFIG"], indirect=True)
 def test_the_flows_use_the_configuration(configured: Damaged) -> None:
-    """The flows for compaction, cleanup and verification pass the same requests to these functions."""
+    """The compaction, cleanup and verification flows pass the same requests to these functions."""
     folder = str(configured.folder)
     report = verify_workspace(VerifyRequest(folder))
     assert report.memory_entries == 1
@@ -748,7 +750,7 @@ def test_the_threshold_of_the_environment_counts(folder: Path, monkeypatch: pyte
 
 @criterion("memory", "7", "memory asks for its compaction, with the event of the sources")
 def test_memory_asks_for_its_compaction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compaction is requested at the latest when a store closes whose indexes have more deltas than the threshold."""
+    """If indexes have more deltas than the threshold, compaction is requested no later than when the store closes."""
     from prefect.events.clients import AssertingEventsClient
     from prefect.events.worker import EventsWorker
 
@@ -770,7 +772,7 @@ def test_memory_asks_for_its_compaction(folder: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def two_organisations(backend: HierarchicalLTMBackend) -> HierarchicalLTMBackend:
-    """Two entries of acme, one of globex, two deltas in each index."""
+    """Two acme entries, one globex entry, and two deltas in each index."""
     for n, owner in enumerate((S123, f"{ALPHA}/user:bob")):
         ok(backend.store(f"key {n}", n, owner))
         ok(backend.store("key", n, GLOBEX))
@@ -784,7 +786,7 @@ def test_all_indexes_are_compacted_without_a_path(two_organisations: Hierarchica
     parts = GLOBEX.split("/")
     lineage = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
     assert sorted(answer["compacted_paths"]) == sorted([ACME, ALPHA, *lineage])
-    assert answer["entries_processed"] == 3  # two of acme, one of globex
+    assert answer["entries_processed"] == 3  # two acme entries, one globex entry
 
 
 @criterion("memory", "8", "with a path that index is compacted, however few deltas it has")
@@ -929,7 +931,7 @@ def test_a_listing_leaves_standard_error_empty(folder: Path) -> None:
 def test_indexes_are_queried(
     kind: str, folder: Path, sqlite_catalog: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``range`` is a first key and an exclusive last key, ``group_by`` a level."""
+    """``range`` is a first key and an exclusive last key; ``group_by`` is a level."""
     where = str(folder) if kind == "disk" else request.getfixturevalue("s3_bucket")
     monkeypatch.setenv("LTM_ROOT_ENTITY_ID", "acme")
     with open_backend(where, sqlite_catalog) as backend:
@@ -975,7 +977,7 @@ def test_no_database_engine_is_needed_for_indexes() -> None:
 
 @pytest.fixture
 def remembered(folder: Path, tiny_model: Path) -> Iterator[HierarchicalLTMBackend]:
-    """Four notes, one of which only a name distinguishes."""
+    """Four notes; only a name sets one of them apart."""
     with open_backend(folder, embedding={"model": str(tiny_model)}) as backend:
         notes: dict[str, tuple[str, dict[str, Any]]] = {
             "names": ("call acquireLease before the commit", {"entity": "invoice", "n": 1, "ratio": 0.5}),
@@ -1036,7 +1038,7 @@ def test_the_reference_documents_scores() -> None:
 
 @criterion("memory", "12", "words are found as well as meaning")
 def test_words_are_found_as_well_as_meaning(remembered: HierarchicalLTMBackend) -> None:
-    """The model does not know this name: a search by words finds it, whole or split."""
+    """The model does not know this name; a word search finds it, whole or split."""
     assert hits(remembered.search_memory("acquireLease", 1)) == ["names"]
     assert hits(remembered.search_memory("acquire_lease", 1)) == ["names"]
     assert hits(remembered.search_memory("parser", 1)) == ["parser"]

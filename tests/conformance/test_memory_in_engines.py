@@ -1,4 +1,4 @@
-"""Memory in a workflow engine: processes that end, read-your-writes consistency, template arguments."""
+"""Memory in a workflow engine: short-lived processes, read-your-writes consistency, template arguments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.yaml_engine import run_yaml
 
 Run = Callable[..., Any]
-"""Time that other processes may need to take over the work of a process that ended."""
+"""Maximum time for other processes to take over the work of a process that ended."""
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def configuration(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) ->
 def ended(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, configuration: Path
 ) -> tuple[Path, str]:
-    """A store whose only process ended right after a write, and the standard error of that process."""
+    """A store whose only process ended right after a write, and that process's standard error."""
     location = tmp_path_factory.mktemp("ended") / "memory"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LTM_", "DATABASE_URL"))}
     done = subprocess.run(
@@ -187,7 +187,7 @@ def test_a_process_ends_without_warnings(ended: tuple[Path, str]) -> None:
 
 
 class Slow:
-    """An embedder that delays every flush, and signals when one has begun."""
+    """An embedder that delays every flush and signals when one starts."""
 
     def __init__(self, inner: WordTableEmbedder) -> None:
         self.inner = inner
@@ -229,7 +229,7 @@ def test_a_search_finds_its_own_writes(tmp_path: Path, tiny_model: Path) -> None
     slow = Slow(WordTableEmbedder.open(str(tiny_model)))
     with dl.MemoryStore(str(tmp_path / "memory"), embedder=lambda: slow) as store:
         store.store("first", "parser", "org:default")
-        assert slow.begun.wait(PATIENCE_SECONDS)  # the flush in the background holds the write now
+        assert slow.begun.wait(PATIENCE_SECONDS)  # the background flush now holds the write
         assert [hit.record.key for hit in store.search_memory("parser")] == ["first"]
         slow.begun.clear()
         store.store("second", "namespace", "org:default")
@@ -257,7 +257,7 @@ nodes:
 
 
 class Configured:
-    """An engine that keeps the settings of its agent under ``name``."""
+    """An engine that stores its agent's settings under ``name``."""
 
     def __init__(self, name: str, document: dict[str, Any]) -> None:
         self.on_close: list[Callable[[], None]] = []
@@ -267,7 +267,7 @@ class Configured:
 @criterion("engine", "5", "settings.ltm of the agent's YAML is read")
 @pytest.mark.parametrize("attribute", ["settings", "config"])
 def test_the_settings_of_the_agent_are_read(attribute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings are those of the engine, or part of its whole document."""
+    """The settings are the engine's own, or part of its full document."""
     monkeypatch.setenv("ORG_ID", "acme")
     document = AGENT.format(folder=tmp_path)
     engine = Configured(attribute, yaml.safe_load(document))
@@ -282,7 +282,7 @@ def test_the_settings_of_the_agent_are_read(attribute: str, tmp_path: Path, monk
 
 @criterion("engine", "5", "settings that the engine learns of later count, too")
 def test_settings_may_come_after_the_registration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines import actions before they read the settings of the agent."""
+    """Engines import actions before they read the agent's settings."""
     monkeypatch.setenv("ORG_ID", "acme")
     registry: dict[str, Run] = {}
     document = AGENT.format(folder=tmp_path)
@@ -403,7 +403,7 @@ def test_scalars_become_text(registry: dict[str, Run]) -> None:
     ],
 )
 def test_a_date_is_a_time_of_expiry(given: object, found: bool, registry: dict[str, Run]) -> None:
-    """A date without a time zone is in UTC."""
+    """A date without a time zone is UTC."""
     ok(registry["ltm.store"]({}, key="key", value=1, expires_at=given))
     assert ok(registry["ltm.retrieve"]({}, key="key"))["found"] is found
 
@@ -525,7 +525,7 @@ def test_messages_of_the_parser_are_translated_to_our_own(registry: dict[str, Ru
 @criterion("engine", "7", "impossible names and numbers give dictionaries")
 @pytest.mark.parametrize("wrong", ["a\0b", "\ud800", "", "x" * 5_000], ids=["NUL", "surrogate", "empty", "long"])
 def test_impossible_names_return_errors(wrong: str, registry: dict[str, Run]) -> None:
-    """A value that cannot be stored is a failure; reading it fails, too, or finds nothing."""
+    """Storing an impossible value is a failure; reading it also fails, or finds nothing."""
     for answer in (
         registry["ltm.store"]({}, key=wrong, value=1),
         registry["ltm.store"]({}, key="key", value=1, entity=f"user:{wrong}"),
@@ -548,8 +548,8 @@ def test_impossible_names_return_errors(wrong: str, registry: dict[str, Run]) ->
 
 @criterion("engine", "7", "every error_type stands in the reference")
 def test_the_reference_lists_every_error_type() -> None:
-    """Memory actions return the kinds of their errors; the page of the actions, or a page that it links, lists them."""
-    fill = runpy.run_path(str(ROOT / "docs/hooks.py"))["fill"]  # the kinds of errors come from their classes
+    """Memory actions return their error kinds; the actions page, or a page linked from it, lists them."""
+    fill = runpy.run_path(str(ROOT / "docs/hooks.py"))["fill"]  # error kinds are derived from error classes
     pages = [fill(text) for path, text in reference_pages().items() if path.endswith(("yaml-actions.md", "errors.md"))]
     of_memory = {"validation_error", "prerequisite_missing", *kinds_of(errors.CatalogError)}
     of_memory |= set(kinds_of(errors.UsageError)) | set(kinds_of(errors.StorageError)) | {"lease_held", "lease_lost"}

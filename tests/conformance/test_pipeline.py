@@ -46,7 +46,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def flow_run(
     prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> dict[str, Any]:
-    """The flow run of two sources with 13 and 17 documents, its task runs, and their logs and artifacts."""
+    """A flow run over two sources (13 and 17 documents), its task runs, and their logs and artifacts."""
     location = tmp_path_factory.mktemp("stages")
     for source, count in (("web", 13), ("app", 17)):
         plant(location / source, {f"{n}.txt": "parser\n" for n in range(count)})
@@ -71,7 +71,7 @@ def flow_run(
 
 
 def stages(flow_run: dict[str, Any], source: str) -> dict[str, list[dict[str, Any]]]:
-    """The task runs of one source by stage."""
+    """Return one source's task runs by stage."""
     mine = [task for task in flow_run["tasks"] if source in task["name"]]
     return {stage: [task for task in mine if stage in task["name"].lower()] for stage in STAGES}
 
@@ -80,7 +80,7 @@ def stages(flow_run: dict[str, Any], source: str) -> dict[str, list[dict[str, An
 @pytest.mark.xdist_group("prefect")
 @pytest.mark.parametrize("source", ["web", "app"])
 def test_each_stage_of_each_source_is_a_task(source: str, flow_run: dict[str, Any]) -> None:
-    """Task names contain the stage and the source, so that the graph and the timeline are readable."""
+    """Task names contain the stage and the source, so the graph and timeline are readable."""
     found = stages(flow_run, f"{source}")
     assert {stage: len(tasks) for stage, tasks in found.items()} == dict.fromkeys(STAGES, 1)
     starts = [found[stage][0]["start_time"] for stage in STAGES]
@@ -92,7 +92,7 @@ def test_each_stage_of_each_source_is_a_task(source: str, flow_run: dict[str, An
 @pytest.mark.xdist_group("prefect")
 @pytest.mark.parametrize(("source", "count"), [("web", 13), ("app", 17)])
 def test_the_tasks_report_counts(source: str, count: int, flow_run: dict[str, Any]) -> None:
-    """Counts are in the name, the state, the log or an artifact of a task."""
+    """A task's counts are in its name, state, log or an artifact."""
     for stage in ("scan", "embed"):
         (task,) = stages(flow_run, source)[stage]
         said = [task["name"], str(task["state"].get("message"))]
@@ -115,7 +115,7 @@ def test_stages_are_tried_again(flow_run: dict[str, Any]) -> None:
 def test_the_state_of_a_local_tree_is_computed_in_parallel(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In several partitions, whose seconds are counted for the workers."""
+    """In several partitions; their seconds are counted as worker time."""
     parts: list[int] = []
 
     def plan(*arguments: Any) -> Any:
@@ -142,7 +142,7 @@ def test_the_state_of_a_local_tree_is_computed_in_parallel(
 def test_sources_in_other_clouds_are_read(
     fixture: str, tmp_path: Path, tiny_model: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment variables of emulators are set, so that nothing contacts the real clouds."""
+    """The emulators' environment variables are set, so nothing contacts the real clouds."""
     uri = f"{request.getfixturevalue(fixture)}/tree"
     if fixture == "google_bucket":
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", os.environ["GOOGLE_BASE_URL"])
@@ -176,7 +176,7 @@ def test_a_recipe_shows_lancedb() -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A workspace with 600 lines, a vector index, and 300 entries of memory."""
+    """A workspace with 600 lines, a vector index, and 300 memory entries."""
     location = tmp_path_factory.mktemp("lancedb")
     words = ("parser", "group", "action", "option", "value", "prefix")
     files = {f"{n}.txt": f"{words[n % 6]} {n}\n" * 2 for n in range(300)}

@@ -1,4 +1,4 @@
-"""Searches that follow documents 000 to 002, through every interface: names, filters, settings, answers and types."""
+"""Searches that follow documents 000 to 002, through every interface: names, filters, settings, responses and types."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_workspace_in_the_current_folder_is_found_until_the_home_has_one(
     assert dl.open("notes").uri == str(tmp_path / "here/notes")
     shutil.copytree(ws, tmp_path / "home/notes")
     assert ok(registry["search.workspace_stats"]({}, workspace="notes"))["total_documents"] != 1
-    assert dl.open("notes").uri == str(tmp_path / "here/notes")  # a word is a folder everywhere else
+    assert dl.open("notes").uri == str(tmp_path / "here/notes")  # everywhere else, a word is a folder
     assert dl.open("@notes").uri == str(tmp_path / "home/notes")
 
 
@@ -149,7 +149,7 @@ OVERLAPS: Mapping[str, list[tuple[list[str], dict[str, Any]]]] = {
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder with different files of one line each, and links to it."""
+    """The current folder, which contains different one-line files, and links to it."""
     files = {"src/a.py": "parser", "src/a.md": "group", "src/deep/b.py": "action", "top.md": "option"}
     project = plant(tmp_path / "project", {name: f"{text}\n" for name, text in files.items()})
     (project / "link").symlink_to("src")
@@ -174,7 +174,7 @@ def test_a_file_is_one_document_for_actions(
 
 
 def assert_once(registry: Registry, ws: str) -> set[str]:
-    """Return the texts of all lines that can be found; assert that no mode returns one twice."""
+    """Return the texts of all findable lines; assert that no mode returns a line twice."""
     texts: list[str] = []
     for mode in ("vector", "hybrid"):
         found = dl.search(ws, "parser namespace", mode=mode, top_k=50, n_lines=0).results
@@ -243,7 +243,7 @@ def test_both_parts_share_one_ranking(registry: Registry, ws: str, project: Path
 
 @pytest.fixture
 def many(ws: str, tmp_path: Path, registry: Registry) -> Path:
-    """A folder of 270 indexed files, 20 of them Markdown."""
+    """A folder of 270 indexed files, of which 20 are Markdown."""
     files = {f"{n}.txt": f"{WORDS[n % 10]}\n" for n in range(250)} | {f"{n}.md": "value\n" for n in range(20)}
     tree = plant(tmp_path / "many", files)
     assert ok(registry["search.workspace_index"]({}, workspace=ws, paths=[str(tree)]))["indexed"] == 270
@@ -252,7 +252,7 @@ def many(ws: str, tmp_path: Path, registry: Registry) -> Path:
 
 @criterion("search", "4", "a folder may be narrowed to fewer endings")
 def test_a_folder_may_be_narrowed(many: Path, registry: Registry, ws: str) -> None:
-    """The caller requests these deletions, so none of them are refused as suspiciously many."""
+    """The caller requests these deletions, so they are not rejected as suspiciously many."""
     given = {"workspace": ws, "paths": [str(many)], "extensions": [".md"]}
     assert ok(registry["search.workspace_index"]({}, **given))["total_lines"] == 20
     again = ok(registry["search.workspace_index"]({}, **given))
@@ -304,7 +304,7 @@ def test_a_held_lease_has_its_own_type(
 
 @pytest.fixture(params=VERSIONS)
 def program(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
-    """Put only one version of semtools on the PATH, and return its file of calls; there are eight matching files."""
+    """Put only one semtools version on the PATH, and return the file that records its calls; eight files match."""
     lines = "first\n\nthe quality gate\n\n"
     monkeypatch.chdir(plant(tmp_path / "files", {f"{n}.md": lines for n in range(8)}))
     return request.param, install(tmp_path / "bin", request.param, monkeypatch)
@@ -347,7 +347,7 @@ def test_blank_lines_stay_in_the_context(program: tuple[str, Path], registry: Re
 def test_auto_selects_the_installed_program(
     program: tuple[str, Path], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``engine`` and ``version`` name it; 3.0.1 cannot report its version, which may then be None or 3."""
+    """``engine`` and ``version`` report it; 3.0.1 cannot report its version, so it may be None or 3."""
     version, record = program
     found = ok(registry["semtools.search"]({}, **GATE, engine="auto"))
     assert found["engine"] == "cli"
@@ -377,7 +377,7 @@ def test_another_program_called_search_is_not_taken(
 
 @pytest.fixture
 def two(ws: str, project: Path) -> Path:
-    """The project, with the sources ``src/deep`` and ``holder``, but not the folders between them."""
+    """The project with the sources ``src/deep`` and ``holder``, but without the folders in between."""
     (project / "holder" / "linked").unlink()
     dl.index(str(project / "src/deep"), str(project / "holder"), workspace=ws)
     return project
@@ -431,7 +431,7 @@ def test_folders_dots_and_links_are_filters(
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A folder with the workspace ``ws`` over ``tree``: 30 documents in ``a``, 10 in ``b``, three lines each."""
+    """A folder with the workspace ``ws`` over ``tree``: 30 documents in ``a`` and 10 in ``b``, three lines each."""
     location = tmp_path_factory.mktemp("searched")
     for folder, count in (("a", 30), ("b", 10)):
         for n in range(count):
@@ -499,7 +499,7 @@ def test_the_strategy_is_an_argument_everywhere(searched: Path, registry: Regist
 def test_hit_rates_and_times_are_plotted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ws: str, driftline: Driftline, registry: Registry
 ) -> None:
-    """A report after some filtered searches shows them, however often they are recorded."""
+    """A report made after some filtered searches shows them, however often they are recorded."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # copies of a workspace share their records
     tree = plant(tmp_path / "tree", {f"{folder}/{n}.txt": "parser\n" for folder in "ab" for n in range(5)})
     dl.index(str(tree), workspace=ws)
@@ -520,7 +520,7 @@ def test_hit_rates_and_times_are_plotted(
 
 @criterion("search", "7", "postfilter is applied to words as well as to vectors")
 def test_postfilter_covers_words(searched: Path) -> None:
-    """Filtering after the search also finds blocks in other folders by words before it drops them."""
+    """Filtering after the search also finds blocks in other folders by word matches, then drops them."""
     where = dl.LineFilter(dirs=("b",))
 
     def search(strategy: Any, mode: Any) -> dict[str, Any]:
@@ -549,7 +549,7 @@ def test_the_benchmark_compares_strategies() -> None:
 
 @pytest.fixture
 def named(ws: str, project: Path) -> Path:
-    """The project, indexed, with a ``driftline.toml`` whose workspace ``sub`` is its folder ``src/deep``."""
+    """The indexed project, and a ``driftline.toml`` that defines the workspace ``sub`` for its folder ``src/deep``."""
     (project / "holder/linked").unlink()
     text = f'workspace = "{ws}"\n[[sources]]\nuri = "."\n[workspaces.sub]\ndirs = ["src/deep"]\n'
     plant(project, {"driftline.toml": text})
@@ -769,7 +769,7 @@ def test_each_hit_has_a_relevance(tmp_path: Path, registry: Registry, tiny_model
 
 @criterion("search", "10", "min_relevance filters, with any model and in every door")
 def test_min_relevance_filters(tmp_path: Path, registry: Registry, driftline: Driftline) -> None:
-    """As in the first example, a distance threshold of .3 finds nothing with the default model."""
+    """As in the first example, a distance threshold of 0.3 finds nothing with the default model."""
     tree = plant(
         tmp_path / "tree",
         {
@@ -858,7 +858,7 @@ def test_no_results_and_no_distance_are_valid(registry: Registry, ws: str, proje
 
 @criterion("search", "12", "files that are left out are in the answer, with their reasons")
 def test_skipped_files_are_in_the_answer(registry: Registry, ws: str, tmp_path: Path) -> None:
-    """``skipped_files`` holds them, because ``skipped`` in the specification counts unchanged documents."""
+    """They are in ``skipped_files``: the specification's ``skipped`` counts unchanged documents."""
     files: dict[str, str | bytes] = {"a.md": "parser\n", "photo.bin": b"\0\1\2\0" * 50, ".env": "TOKEN=1\n"}
     tree = plant(tmp_path / "tree", files)
     reasons = {"photo.bin": "binary", ".env": "secret"}
@@ -934,7 +934,7 @@ def test_path_together_with_workspace_is_never_ignored(registry: Registry, tmp_p
 
 @criterion("search", "11", "states are told of each path in the order given, absolute and missing ones included")
 def test_states_are_reported_of_each_path(named: Path, ws: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workspace is the one that a command in this folder would use; it may also be the second argument.
+    """The workspace is the one that a command would use in this folder, or the second argument.
 
     A path that does not exist and was never indexed is ``missing``, not ``deleted``.
     """

@@ -1,4 +1,4 @@
-"""The table of conformance is whole: each line has a test, and each test a line."""
+"""The conformance table is complete: each line has a test, and each test has a line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_conformance_test_names_an_existing_row() -> None:
 
 
 def test_no_test_is_excused(request: pytest.FixtureRequest) -> None:
-    """A conformance test passes or fails: none is skipped or expected to fail."""
+    """Conformance tests pass or fail: none is skipped or expected to fail."""
     excuses = ("skip", "skipif", "xfail")
     ours = [item for item in request.session.items if item.get_closest_marker("criterion")]
     assert [item.nodeid for item in ours if any(map(item.get_closest_marker, excuses))] == []

@@ -77,7 +77,7 @@ def test_a_catalog_of_an_unreleased_format_is_refused_with_the_command_that_rebu
 
 
 def test_tables_of_an_application_are_no_catalog(empty_url: str) -> None:
-    """Neither an Alembic history nor table names make a database a catalog."""
+    """An Alembic history or table names do not make a database a catalog."""
     tables = ["alembic_version", "entries", "ltm_entries", "outbox"]
 
     def write_other(connection: sa.Connection) -> None:

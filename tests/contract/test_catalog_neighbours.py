@@ -1,4 +1,4 @@
-"""A database in which tables of another program have the names of the catalog's tables."""
+"""A database in which another program's tables have the same names as the catalog's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = Callable[[], list[str]]
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def taken(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Rows]:
-    """The URL of a database with such tables, and a function that reads them."""
+    """The URL of a database that contains such tables, and a function that reads them."""
     url = f"sqlite:///{tmp_path}/app.sqlite"
     if request.param == "postgres":
         url = request.getfixturevalue("postgres_server").database()

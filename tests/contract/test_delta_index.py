@@ -51,7 +51,7 @@ def disk(tmp_path: Path) -> DeltaIndex:
 def change(
     index: DeltaIndex, rev: int, added: Mapping[str, int] | None = None, *removed: str, ulid: str | None = None
 ) -> str:
-    """Publish one delta; returns its name."""
+    """Publish one delta and return its name."""
     values = pa.table({"key": list(added or ()), "value": list((added or {}).values())}, schema=index.schema)
     keys = pa.table({"key": pa.array(removed, pa.string())})
     rows = [index.changes(ADD, rev, values, now=NOON), index.changes(REMOVE, rev, keys, now=NOON)]
@@ -165,7 +165,7 @@ def test_deltas_that_a_compaction_could_not_delete_are_not_folded_again(disk: De
     change(disk, 2, None, "a", ulid=removal)
     with monkeypatch.context() as patch:
         patch.setattr(ObjectStore, "delete", lambda store, paths: None)
-        disk.compact(now=LATER)  # the removal is folded and forgotten, but both deltas still exist
+        disk.compact(now=LATER)  # the removal was folded and dropped, but both deltas still exist
     assert rows(disk.read()) == {}
     monkeypatch.setattr(delta, "MAX_FOLD_BYTES", 1)
     disk.compact(now=LATER)
@@ -279,7 +279,7 @@ def test_a_read_starts_over_when_a_file_vanishes(index: DeltaIndex, monkeypatch:
 def test_the_first_compaction_during_a_listing_hides_nothing(
     disk: DeltaIndex, read: Callable[[DeltaIndex], Any], monkeypatch: Any
 ) -> None:
-    """The listing names the deltas, which are then deleted, but not the base."""
+    """The listing contains the deltas, which are then deleted, but not the base."""
     change(disk, 1, {"a": 1})
     change(disk, 2, {"b": 2})
     expected = read(disk)
@@ -433,7 +433,7 @@ def test_a_prefix_reads_only_the_row_groups_that_hold_it(disk: DeltaIndex, monke
 
 
 def _count_reads(monkeypatch: Any) -> list[int]:
-    """Records the bytes read from now on, by file."""
+    """Record the bytes read from now on, by file."""
     counted: list[int] = []
     original = LocalDisk.open_input
 

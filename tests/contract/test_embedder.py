@@ -1,4 +1,4 @@
-"""The contract of embedders, over every tokenizer family: the vectors of StaticModel.encode."""
+"""The contract of embedders, for every tokenizer family: their vectors equal those of StaticModel.encode."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def no_numerical_warnings() -> Iterator[None]:
 def assert_same(actual: NDArray[np.floating], expected: NDArray[np.floating], lines: list[str]) -> None:
     assert actual.shape == expected.shape
     assert not np.isnan(actual).any()
-    # Sums of thousands of float32 vectors depend on their order.
+    # Sums of thousands of float32 vectors depend on the order of summation.
     bound = np.array([1e-4 if len(line) > 1000 else 1e-5 for line in lines])
     wrong = np.flatnonzero(np.abs(actual - expected).max(axis=1) > bound)
     assert not len(wrong), [lines[i][:80] for i in wrong[:10]]

@@ -1,4 +1,4 @@
-"""The contract of executors: same specs, same results, and recovery from the death of a worker."""
+"""The contract of executors: same specs, same results, and recovery from a worker's death."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROOT = str(Path(__file__).parents[2])
 @pytest.fixture(scope="module", autouse=True)
 def forking() -> Iterator[ForkServerContext]:
     with forked_dask_workers() as context, pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT)  # workers inherit this process's path, and import this file
+        patch.syspath_prepend(ROOT)  # workers inherit this process's path and import this file
         yield context
 
 
@@ -72,7 +72,7 @@ class Cluster:
 def cluster(
     forking: ForkServerContext, directory: Path, workers: int, work: Callable[..., None] = _work
 ) -> Iterator[Cluster]:
-    """A scheduler with workers, each in its own process, like a cluster that a user starts."""
+    """A scheduler and workers, each in its own process, like a cluster started by a user."""
     from distributed import Client
 
     address = f"tcp://127.0.0.1:{free_port()}"
@@ -88,7 +88,7 @@ def cluster(
                 client.wait_for_workers(workers, timeout=PATIENCE_SECONDS)
         yield Cluster(address, processes[0])
     finally:
-        for process in reversed(processes):  # workers first, because a graceful stop is not needed
+        for process in reversed(processes):  # workers first: no graceful stop needed
             if process.pid:
                 process.kill()
                 process.join()
@@ -102,7 +102,7 @@ def scheduler(forking: ForkServerContext, tmp_path_factory: pytest.TempPathFacto
 
 @dataclass(frozen=True)
 class Choice:
-    """An executor, selected by the name that users write."""
+    """An executor, selected by the name that users specify."""
 
     executor: str
     workers: int | None
@@ -152,7 +152,7 @@ def change_tree(root: Path) -> None:
 
 
 def rows(workspace: Path) -> list[dict[str, Any]]:
-    """All lines with all columns, in a fixed order."""
+    """Return all lines with all columns, in a fixed order."""
     opened = Workspace.open(str(workspace))
     table = opened.lines(opened.tenants()[0])
     found = [row for batch in table.rows(COLUMNS) for row in batch.to_pylist()]
@@ -160,7 +160,7 @@ def rows(workspace: Path) -> list[dict[str, Any]]:
 
 
 def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    """Assert equal rows; vectors may differ in the last bit, since their sums depend on the order of words."""
+    """Assert that the rows are equal; vectors may differ in the last bit, since sums depend on word order."""
     vectors, wanted = ([row["vector"] for row in table] for table in (found, expected))
     assert np.allclose(vectors, wanted, rtol=0, atol=2**-10)
     assert [row | {"vector": None} for row in found] == [row | {"vector": None} for row in expected]
@@ -203,7 +203,7 @@ def runner(tmp_path: Path, tiny_model: Path) -> Runner:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> list[tuple[Any, Any]]:
-    """The ``(counts, rows)`` of one thread for the tree and for the changed tree."""
+    """The ``(counts, rows)`` of one thread for the original tree and for the changed tree."""
     location = tmp_path_factory.mktemp("expected")
     runner = Runner(make_tree(location / "tree"), location / "workspace", tiny_model)
     first = counts(runner.index(Choice("inline", 1))), rows(runner.workspace)
@@ -299,7 +299,7 @@ def make_context(workspace: Path) -> TaskContext:
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int | None], Executor]]:
-    """Opens each executor once; its workers can import this file."""
+    """Open each executor once; its workers can import this file."""
     context = make_context(tmp_path_factory.mktemp("shared") / "workspace")
     opened: dict[str, Executor] = {}
     with ExitStack() as stack:
@@ -376,7 +376,7 @@ def test_the_tasks_of_a_killed_worker_are_run_again(local: Executor, tmp_path: P
 
 
 def test_a_task_that_kills_every_worker_is_one_clear_error(context: TaskContext) -> None:
-    # With its own cluster: Dask does not restart a worker that dies during its start.
+    # Uses its own cluster: Dask does not restart a worker that dies while starting.
     with DaskExecutor(None, 2) as executor:
         executor.start(context, [])
         with pytest.raises(ExecutorError, match="killed several workers"):
@@ -406,7 +406,7 @@ def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
         workers.extend(executor._client.run(os.getpid).values())
 
     def transact_and_kill(*arguments: Any) -> None:
-        """Kill one worker after the first version of the table and the other one after the second."""
+        """Kill one worker after the table's first version and the other after its second."""
         transact(*arguments)
         if len(killed) < len(workers):
             os.kill(workers[len(killed)], signal.SIGKILL)
@@ -421,7 +421,7 @@ def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
     assert counts(report) == first
 
 
-# Unusable clusters are refused with a clear error.
+# Unusable clusters are rejected with a clear error.
 
 
 @pytest.mark.parametrize("name", ["many", "", "local:2", "//127.0.0.1"])

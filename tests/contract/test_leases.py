@@ -1,4 +1,4 @@
-"""Leases on every kind of store: one holder at a time, increasing tokens, and take-over from dead holders."""
+"""Leases on every kind of store: one holder at a time, increasing tokens, and takeover from dead holders."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def disk(tmp_path: Path) -> ObjectStore:
 
 
 class Child:
-    """A Python process that waits for a line on its input to continue, and answers with a line."""
+    """A Python process that waits for an input line before it continues, and replies with a line."""
 
     def __init__(self, code: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -97,7 +97,7 @@ class Child:
 
 
 class Clock:
-    """A clock that advances only during sleeps; a sleep lasts at most a second, and calls ``each_second``."""
+    """A clock that advances only during sleeps. A sleep lasts at most a second and calls ``each_second``."""
 
     def __init__(self, each_second: Callable[[], None] = lambda: None) -> None:
         self.now = 1000.0
@@ -116,7 +116,7 @@ def lease_file(store: ObjectStore) -> dict[str, Any]:
 
 
 def rewrite(store: ObjectStore, **owner: object) -> None:
-    """Change the owner in the lease file, as if another process had written it."""
+    """Change the owner in the lease file, as if another process had written the file."""
     data, version = store.get_versioned(PATH)
     record = json.loads(data)
     record["owner"].update(owner)
@@ -213,7 +213,7 @@ def test_a_holder_hidden_from_proc_keeps_its_lease_until_it_is_killed(
             patch.setattr(os, "kill", hidden)
             with pytest.raises(LeaseHeld, match="run-child"):
                 acquire(disk, PATH, "run-2")
-            rewrite(disk, liveness_file="")  # the holder could not lock a file of its own
+            rewrite(disk, liveness_file="")  # the holder could not lock its own file
             with pytest.raises(LeaseHeld, match="run-child"):
                 acquire(disk, PATH, "run-2")
 
@@ -236,7 +236,7 @@ def hidden(pid: int, number: int) -> None:
 def test_a_holder_on_a_host_that_shares_the_boot_id_is_not_judged(disk: ObjectStore, change: dict[str, Any]) -> None:
     with Child(HOLDER, disk.uri, "60") as holder:
         assert holder.answer() == "1"
-    rewrite(disk, liveness_file=f"{os.getuid()}-{'0' * 16}", **change)  # a file of that name is on the other host only
+    rewrite(disk, liveness_file=f"{os.getuid()}-{'0' * 16}", **change)  # that file exists only on the other host
     with pytest.raises(LeaseHeld, match="run-child"):
         acquire(disk, PATH, "run-2")
 
@@ -255,7 +255,7 @@ def test_containers_with_one_temporary_folder_see_each_others_deaths(disk: Objec
     with Child(HOLDER, disk.uri, "60") as holder:
         assert holder.answer() == "1"
         boot = lease_file(disk)["owner"]["boot_id"].partition("/")[0]
-        rewrite(disk, boot_id=f"{boot}/pid:[1]", pid=2**22 + 1)  # a pid of another namespace, which is free here
+        rewrite(disk, boot_id=f"{boot}/pid:[1]", pid=2**22 + 1)  # a pid from another namespace, unused here
         with pytest.raises(LeaseHeld, match="run-child"):
             acquire(disk, PATH, "run-2")
     assert acquire(disk, PATH, "run-2").taken_over
@@ -294,7 +294,7 @@ def test_a_lock_folder_that_others_may_write_proves_nothing(tmp_path: Path, monk
     assert liveness.read(name) is Liveness.ENDED
     folder.chmod(0o777)
     assert liveness.read(name) is Liveness.UNKNOWN
-    (tmp_path / "driftline-12345").mkdir()  # of ours, with another's name
+    (tmp_path / "driftline-12345").mkdir()  # our folder, named like another user's
     (tmp_path / "driftline-12345" / ("a" * 16)).touch()
     assert liveness.read(f"12345-{'a' * 16}") is Liveness.UNKNOWN
 
@@ -378,7 +378,7 @@ def test_a_paused_holder_that_wakes_up_loses_the_lease(disk: ObjectStore) -> Non
 
 
 def test_a_holder_renews_for_longer_than_its_ttl(store: ObjectStore) -> None:
-    """Another run polls 20 times per TTL; its clock stops until the holder has renewed."""
+    """Another run polls 20 times per TTL; its clock stops until the holder renews."""
     with acquire(store, PATH, "run-1", ttl_seconds=0.06) as lease:
         first = lease_file(store)["renewed"]
         seen = [first]
@@ -419,7 +419,7 @@ def test_check_and_release_after_a_takeover_do_not_touch_the_new_lease(store: Ob
 
 def test_a_renewal_whose_acknowledgement_is_lost_does_not_lose_the_lease(disk: ObjectStore) -> None:
     with acquire(disk, PATH, "run-1", ttl_seconds=0.9) as lease:
-        rewrite(disk, run_id="run-1")  # the same lease with a version that the holder does not know
+        rewrite(disk, run_id="run-1")  # the same lease with a version unknown to the holder
         time.sleep(0.7)
         lease.check()
     assert lease_file(disk)["state"] == "released"

@@ -1,4 +1,4 @@
-"""Boundaries below the tenant: siblings stay hidden, even if keys and names are the same."""
+"""Boundaries below the tenant: siblings stay hidden, even if their keys and names are the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Opened = Callable[[str | None], MemoryStore]
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path, tiny_model: Path) -> Iterator[Opened]:
-    """Opens stores over one workspace, bound to an entity or not."""
+    """Open stores over one workspace, bound to an entity or unbound."""
     catalog = request.getfixturevalue(f"{request.param}_catalog")
     embedder = WordTableEmbedder.open(str(tiny_model))
     stores: list[MemoryStore] = []

@@ -1,4 +1,4 @@
-"""Names of entities in a memory store are resolved from registered entities, then from the root, then from defaults."""
+"""Entity names in a memory store are resolved from registered entities, then the root, then the defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Opened = Callable[..., MemoryStore]
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
-    """Opens stores over one workspace, with a root or without."""
+    """Open stores over one workspace, with or without a root."""
     catalog = request.getfixturevalue(f"{request.param}_catalog")
     stores: list[MemoryStore] = []
 
@@ -177,7 +177,7 @@ def test_entities_are_listed_and_indexes_rebuilt_without_a_scope(opened: Opened)
 
 
 def test_a_private_key_is_found_without_a_scope(opened: Opened) -> None:
-    """A store that is bound below its tenant may store a key that another entity has, too."""
+    """A store that is bound below its tenant may store a key that another entity also has."""
     store = opened()
     store.store("plan", "of beta", BETA)
     with MemoryStore(

@@ -1,4 +1,4 @@
-"""The contract of memory stores, over SQLite and PostgreSQL, on a local disk and in a bucket."""
+"""The contract of memory stores, with SQLite and PostgreSQL, on a local disk and in a bucket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGE = "a value that is not inlined " * 100
 
 
 class Clock:
-    """A clock that a test sets."""
+    """A clock set by tests."""
 
     def __init__(self) -> None:
         self.time = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -50,12 +50,12 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 everywhere = pytest.mark.parametrize(
     "location", ["sqlite, disk", "sqlite, bucket", "postgres, disk", "postgres, bucket"], indirect=True
 )
-"""All four pairs, for tests that involve both catalog and workspace."""
+"""All four pairs, for tests that involve both the catalog and the workspace."""
 
 
 @pytest.fixture
 def opened(location: tuple[str, str], clock: Clock) -> Iterator[Callable[..., MemoryStore]]:
-    """Opens stores over the same workspace and catalog and closes them."""
+    """Open stores over the same workspace and catalog, and close them afterwards."""
     stores: list[MemoryStore] = []
 
     def open_store(**options: Any) -> MemoryStore:
@@ -77,7 +77,7 @@ def keys(entries: Any) -> list[str]:
 
 
 def indexed(store: MemoryStore, directory: str) -> dict[str, str]:
-    """The owner of each key in the index of an entity."""
+    """Return the owner of each key in an entity's index."""
     store.flush()
     rows = MemoryIndex(store.workspace.objects, directory).read(columns=["key", "entity"]).to_pylist()
     return {row["key"]: row["entity"] for row in rows}
@@ -160,7 +160,7 @@ def test_a_bulk_insert_may_exceed_one_statement(store: MemoryStore) -> None:
     )
 
     def known(connection: Connection) -> int | None:
-        """The number of entries that PostgreSQL's planner assumes."""
+        """Return the number of entries assumed by PostgreSQL's planner."""
         if connection.dialect.name != "postgresql":
             return None
         found = connection.exec_driver_sql("SELECT reltuples FROM pg_class WHERE oid = to_regclass('ltm_entries')")
@@ -220,7 +220,7 @@ def test_a_search_finds_keys_by_all_their_words(store: MemoryStore, clock: Clock
 
 @pytest.fixture
 def filled(store: MemoryStore) -> MemoryStore:
-    """Two projects, both with a user alice."""
+    """Two projects, each with a user alice."""
     locations = [S1, S2, ALICE, BOB, "org:acme/project:beta/user:alice", "org:acme/project:beta/user:alice/session:s1"]
     store.store_many(MemoryItem(f"{location} {n}", n, location) for location in locations for n in range(3))
     return store

@@ -47,7 +47,7 @@ def names(store: ObjectStore, prefix: str = "", *, recursive: bool = True) -> li
 
 
 def race(writers: list[Callable[[], str]]) -> list[str | DriftlineError]:
-    """The result of each writer; all start at the same moment."""
+    """Return the result of each writer; all start at the same moment."""
     barrier = threading.Barrier(len(writers))
 
     def run(writer: Callable[[], str]) -> str | DriftlineError:
@@ -239,7 +239,7 @@ def test_a_listing_does_not_show_temporary_files(store: ObjectStore) -> None:
 
 
 class Forgetful:
-    """A backend that writes but loses the acknowledgement: the caller gets ``error`` instead."""
+    """A backend that writes but loses the acknowledgement: the caller receives ``error`` instead."""
 
     def __init__(self, backend: Any, error: DriftlineError, *, write: bool = True) -> None:
         self._backend, self._error, self._write = backend, error, write
@@ -443,7 +443,7 @@ def test_a_directory_without_permission_is_access_denied(tmp_path: Path, monkeyp
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(os, "mkdir", refuse)  # permissions do not bind root
+    monkeypatch.setattr(os, "mkdir", refuse)  # root ignores permissions
     with pytest.raises(AccessDenied, match=r"Permission denied.*a/b"):
         ObjectStore.open(str(tmp_path)).create("a/b", b"1")
 

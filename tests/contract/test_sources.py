@@ -39,7 +39,7 @@ ODD_NAMES = ["with space", "per%20cent", "a%2Fb", "quote'\"", "new\nline", "🙂
 
 @pytest.fixture(params=["local", "memory", "s3"])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Put]]:
-    """A URI, and an independent client that writes files there."""
+    """A URI and an independent client that writes files there."""
     if request.param == "local":
         root = tmp_path / "tree"
         root.mkdir()

@@ -1,4 +1,4 @@
-"""Tokens in a workspace on every store: created once, revoked for good, by several processes at once."""
+"""Tokens in a workspace on every store: created once and revoked permanently, even by several processes at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that drop connections, write etags in their own form, or have a wrong clock."""
+"""Stores that drop connections, format etags in their own way, or have a wrong clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.servers.proxies import CephProxy, Proxy, SkewedProxy
 from tests.servers.serving import serving
 
 SHARE = 0.25
-"""The share of requests that fail; six consecutive failures are rare."""
+"""The share of requests that fail; six failures in a row are rare."""
 ROUNDS = 3
 
 
@@ -76,7 +76,7 @@ def test_a_broken_listing_resumes_after_its_last_key(
         store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda path: store.create(path, b""), paths))
-        monkeypatch.setattr(bucket, "LIST_CHUNK", 50)  # the pages of obstore; those of the store have 1,000
+        monkeypatch.setattr(bucket, "LIST_CHUNK", 50)  # obstore's page size; the store's pages have 1,000
         failures = itertools.count(1)
 
         def recover(_: float) -> None:

@@ -27,7 +27,7 @@ IDENTITY = ("-c", "user.name=reader", "-c", "user.email=reader@localhost", "-c",
 
 
 def blocks() -> list[Any]:
-    """Return the blocks of all pages; the blocks of a page stay in one process, in order."""
+    """Return the blocks of all pages; a page's blocks run in order, in one process."""
     found = []
     for page in PAGES:
         name, text = page.relative_to(ROOT).as_posix(), page.read_text()
@@ -45,7 +45,7 @@ BLOCKS = blocks()
 
 @pytest.fixture(scope="session")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the tracked and the untracked, but not ignored, files."""
+    """A repository of the tracked files and the untracked files that are not ignored."""
     copy = tmp_path_factory.mktemp("docs") / "origin"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -64,7 +64,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def clone(origin: Path) -> Callable[[str], Path]:
-    """The clone in which the commands of a page run; its first block creates it."""
+    """The clone in which a page's commands run; the page's first block creates it."""
     clones: dict[str, Path] = {}
 
     def clone_of(page: str) -> Path:
@@ -78,7 +78,7 @@ def clone(origin: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def environment(origin: Path, s3_server: Any) -> dict[str, str]:
-    """The environment of a user who has installed Driftline: commands on the PATH, and the variables of an S3 store."""
+    """The environment of a user who has installed Driftline: commands on the PATH, and variables for an S3 store."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("DRIFTLINE_", "AWS_"))}
     bin_directory = Path(sys.executable).parent
     s3_server.client().create_bucket(Bucket="my-bucket")
@@ -133,7 +133,7 @@ def test_the_commands_of_a_page_work(
         script.write_text(code)
         run([sys.executable, str(script)], folder, environment)
     elif re.match(r"make ", code):
-        # In the repository itself, which has its environment; whoever runs these tests runs `make test`, too.
+        # Runs in the repository itself, which has its environment; anyone who runs these tests also runs `make test`.
         commands = [line for line in code.splitlines() if not line.startswith("make test")]
         run(["bash", "-euo", "pipefail", "-c", "\n".join(commands)], ROOT, environment)
     else:
@@ -194,7 +194,7 @@ def test_the_recorded_session_is_what_the_commands_print() -> None:
 
 
 def test_each_question_in_sql_has_its_answer() -> None:
-    """Compares the columns and whether there are rows: values change with every file of the packages."""
+    """Compares the columns and checks for rows: values change with every file in the packages."""
     recorder = the_recorder()
     page = recorder.SQL.read_text()
     shown, now = (re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S) for text in (page, recorder.answered(page)))
@@ -246,7 +246,7 @@ def the_recorder() -> Any:
 
 
 def without_numbers(text: str) -> str:
-    """``text`` without the parts that differ between runs or versions of the code."""
+    """Return ``text`` without the parts that differ between runs or code versions."""
     text = re.sub(r"\b[0-9A-HJKMNP-TV-Z]{26}\b", "ID", text)
     return re.sub(r"[ \t]+", " ", re.sub(r"-?\d[\d.,]*", "N", text))
 

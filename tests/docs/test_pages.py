@@ -21,7 +21,7 @@ PACKAGES = ("storage", "tasks", "flows")
 README_LINES = 150
 RESULTS = ROOT / "tests/benchmarks/results"
 MEASURED = (ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "decisions"))
-"""Pages with current figures; accepted decision records keep old ones."""
+"""Pages that need current figures; accepted decision records keep old ones."""
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
@@ -36,7 +36,7 @@ _LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 def hooks() -> Any:
-    """The module ``docs/hooks.py``, loaded by its path as in MkDocs."""
+    """The module ``docs/hooks.py``, loaded by path as MkDocs does."""
     spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
     assert spec is not None
     assert spec.loader is not None
@@ -50,12 +50,12 @@ def names(pages: tuple[Path, ...]) -> list[str]:
 
 
 def sources() -> Iterator[Path]:
-    """The modules of the three packages."""
+    """Return the modules of the three packages."""
     return (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
 
 
 def fenced(text: str) -> Iterator[tuple[str, str]]:
-    """The language and the code of each fenced block."""
+    """Return the language and the code of each fenced block."""
     return ((match["language"], match["code"]) for match in _FENCE.finditer(text))
 
 
@@ -96,7 +96,7 @@ def test_the_generated_parts_of_a_page_agree_with_the_code(page: Path) -> None:
 
 
 def figures_of(name: str) -> list[float]:
-    """All numbers that a benchmark has recorded."""
+    """Return all numbers recorded by a benchmark."""
     result = RESULTS / f"{name}.json"
     recorded = json.loads(result.read_text()) if result.exists() else {"output": [], "records": []}
     printed = re.findall(r"\d[\d,]*(?:\.\d+)?", "\n".join(recorded["output"]))
@@ -106,7 +106,7 @@ def figures_of(name: str) -> list[float]:
 
 
 def unrecorded(line: str) -> list[str]:
-    """The figures of a line that are in the records of none of the benchmarks that the line names."""
+    """Return the figures in a line that none of the benchmarks named in it has recorded."""
     known = [number for name in _PROGRAM.findall(line) for number in figures_of(name)]
     found = []
     for text, unit in _FIGURE.findall(line):

@@ -1,4 +1,4 @@
-"""Searches for questions about usage find the documentation, although the source contains the same words."""
+"""Searches for usage questions find the documentation, although the source contains the same words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUESTIONS = {
     "what is the difference to ripgrep": "start/compare",
     "what do the exit codes mean": "reference/exit-codes",
 }
-"""Questions and the pages that answer each; both were written before any search."""
+"""Questions, and the pages that answer each of them; both were written before any search."""
 
 
 def test_questions_about_use_find_their_pages_before_the_source(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The damage matrix: each kind of file of a workspace, damaged in each way, and the outcomes of the commands.
+"""The damage matrix: each kind of workspace file, damaged in each way, and the outcome of each command.
 
 ``python -m tests.faults.damage`` prints it as a table; ``make damage`` writes that to ``damage.md``.
 """
@@ -26,9 +26,9 @@ from driftline.tasks.maintenance import search_quality, verify_and_repair
 
 DOCUMENTS = 8
 MEASURED_QUERIES = 3
-"""Number of searches by which a compaction measures search quality here; the usual number takes half of its time."""
+"""Number of searches with which a compaction measures search quality here; the usual number takes half its time."""
 SAMPLED_ROWS = 4
-"""Number of lines for which verify queries each index here, for the same reason."""
+"""Number of lines for which verify queries each index here (for the same reason)."""
 WAYS: dict[str, Callable[[bytes], bytes | None]] = {
     "missing": lambda data: None,
     "empty": lambda data: b"",
@@ -68,7 +68,7 @@ KINDS = {
     "vectors of memory": "*/_tables/memory_*/data/*.lance",
     "words of memory": "*/_tables/memory_*/_indices/*/metadata.lance",
 }
-"""Patterns of files below a workspace; the newest or largest match is damaged."""
+"""File patterns in a workspace; the newest or largest match is damaged."""
 COMMANDS = {
     "search": ("search", "needle"),
     "status": ("status",),
@@ -84,12 +84,12 @@ COMMANDS = {
 
 
 ABORTED = "aborted"
-"""The outcome of a command that reports a failure of native code, with the exit code for a corrupt file."""
+"""The outcome of a command that reports a native code failure with the exit code for a corrupt file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The outcome of a command: its exit code, and the kind of its error or "" ."""
+    """The outcome of a command: its exit code, and its error kind or ""."""
 
     code: int
     kind: str
@@ -97,12 +97,14 @@ class Ended:
 
     @property
     def is_clear(self) -> bool:
-        """Return whether the command succeeded or reported an error with a kind, instead of a traceback."""
+        """Whether the command succeeded or reported an error with a kind instead of a traceback."""
         return self.code in (0, 1, 2, 3) and self.kind != "unexpected" and "Traceback" not in self.output
 
 
 def fuzzed(data: bytes, random: Random) -> bytes:
-    """``data`` with a change that readers may not detect: flipped bits, other lengths and offsets, a missing end."""
+    """Return ``data`` with a change that readers may not detect: flipped bits, other lengths and offsets, a missing
+    end.
+    """
     changed, size = bytearray(data), len(data)
     if not size:
         return random.randbytes(20)
@@ -128,13 +130,13 @@ def fuzzed(data: bytes, random: Random) -> bytes:
 
 
 def checked_indexes(table: LineTable) -> list[tuple[str, str]]:
-    """Check the indexes in this process, where verify uses another one."""
+    """Check the indexes in this process; verify would use another one."""
     line_counts.SAMPLE_ROWS = SAMPLED_ROWS
     return list(line_counts.check_indexes(table))
 
 
 def _command(arguments: list[str]) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command in this process."""
+    """Run a command in this process; return its exit code, output and errors."""
     from tests.faults import damage as this
 
     search_quality.QUERIES = MEASURED_QUERIES
@@ -147,7 +149,7 @@ def _command(arguments: list[str]) -> tuple[int, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A tree, and a workspace that has indexed it twice and holds three memory entries."""
+    """A tree and its workspace, which was indexed twice and holds three memory entries."""
 
     folder: Path
 
@@ -174,7 +176,7 @@ class Example:
         return example
 
     def copy(self, folder: Path) -> Example:
-        """A copy of the workspace, over the same tree."""
+        """Return a copy of the workspace over the same tree."""
         shutil.copytree(self.workspace, folder / "workspace")
         (folder / "tree").symlink_to(self.tree)
         return Example(folder)
@@ -192,15 +194,15 @@ class Example:
             path.write_bytes(data)
 
     def fuzz(self, random: Random) -> Path:
-        """Change a file of a table; returns its path."""
+        """Change a file of a table and return its path."""
         path = random.choice(sorted(path for path in self.workspace.rglob("_tables/**/*") if path.is_file()))
         path.write_bytes(fuzzed(path.read_bytes(), random))
         return path
 
     def run(self, *arguments: object) -> Ended:
-        """Run a command in another process, because native code may abort it."""
+        """Run a command in another process, because native code may abort."""
         command = [*map(str, arguments), *([str(self.tree.resolve())] if arguments == ("index",) else [])]
-        from tests.faults import damage as this  # also where this module is the program
+        from tests.faults import damage as this  # also if this module is the program
 
         try:
             code, out, err = survived(this._command, [*command, "--workspace", str(self.workspace), "--json"])
@@ -215,12 +217,12 @@ class Example:
 
 
 def cells(kind: str) -> Iterator[str]:
-    """The ways in which a file of ``kind`` can be damaged."""
+    """Yield the ways in which a file of ``kind`` can be damaged."""
     yield from (way for way in WAYS if way != "newer format" or KINDS[kind].endswith(".json"))
 
 
 def outcomes(example: Example) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield each kind of file, each damage of it, and the outcomes of the commands."""
+    """Yield each kind of file, each kind of damage to it, and the outcomes of the commands."""
     for kind in KINDS:
         for way in cells(kind):
             with tempfile.TemporaryDirectory() as name:
@@ -230,8 +232,8 @@ def outcomes(example: Example) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def table(found: Iterable[tuple[str, str, tuple[str, ...]]]) -> Iterator[str]:
-    """Yield the matrix as Markdown: a row for all files and kinds of damage with the same outcomes, which names failing
-    commands.
+    """Yield the matrix as Markdown. Files and kinds of damage that have the same outcomes share a row, which lists
+    failing commands.
     """
     ways: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for kind, way, ended in found:

@@ -1,4 +1,4 @@
-"""Make the Nth mutating operation of a run fail, and simulate that the process died."""
+"""Make a run's Nth mutating operation fail, and simulate the death of the process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _dead_pids = count(_FIRST_DEAD_PID)
 
 
 class Crash(BaseException):
-    """The process died: no handler may catch this and continue, and no more writes happen."""
+    """The process died: no handler may catch this and continue, and nothing more is written."""
 
 
 class Mode(enum.StrEnum):
-    """The way in which an operation fails. A crash before it equals a crash after the previous one."""
+    """How an operation fails. A crash before it equals a crash after the previous one."""
 
     CRASH_AFTER = "a crash after"
     LOST_ACKNOWLEDGEMENT = "a lost acknowledgement of"
@@ -42,7 +42,7 @@ class Mode(enum.StrEnum):
 
 @dataclass
 class Faults:
-    """Records the mutating operations of a run in ``log``; operation number ``at`` fails as ``mode`` says."""
+    """Records the mutating operations of a run in ``log``; operation number ``at`` fails in mode ``mode``."""
 
     mode: Mode = Mode.FAIL
     at: int | None = None
@@ -69,9 +69,9 @@ class Faults:
 
 @contextmanager
 def injected(faults: Faults) -> Iterator[Faults]:
-    """Route every write of this process through ``faults``: objects, leases, fragments, and commits of tables.
+    """Route every write of this process through ``faults``: objects, leases, fragments and table commits.
 
-    Afterwards the process counts as dead, so that the next run takes over its leases.
+    Afterwards the process counts as dead, so the next run takes over its leases.
     """
     with pytest.MonkeyPatch.context() as patch:
         for backend in (LocalDisk, Bucket):
@@ -93,10 +93,10 @@ _IDENTIFIER = re.compile(r"/tmp/\S*/|[0-9A-Za-z]{26}|[0-9a-f]{8,}|\d+")
 
 
 def steps(log: Sequence[str], mode: Mode) -> list[int]:
-    """The numbers of the operations in ``log`` that fail in ``mode``: one of each kind, and all under ``make proofs``.
+    """Return the numbers of operations in ``log`` to fail in ``mode``: one of each kind, or all under ``make proofs``.
 
-    Operations are of one kind if their names differ in identifiers and numbers only. The first and the last one of a
-    kind take turns over the kinds and the modes.
+    Operations are of the same kind if their names differ only in identifiers and numbers. The choice alternates between
+    the first and the last operation of a kind, across kinds and modes.
     """
     of_kind: dict[str, list[int]] = {}
     for number, name in enumerate(log):
@@ -108,7 +108,7 @@ def steps(log: Sequence[str], mode: Mode) -> list[int]:
 
 
 def wrap(patch: pytest.MonkeyPatch, faults: Faults, owner: Any, method: str, error: type[Exception]) -> None:
-    """Route the calls of a method of ``owner`` through ``faults``; a failure raises ``error``."""
+    """Route calls of a method of ``owner`` through ``faults``; a failure raises ``error``."""
     original = getattr(owner, method)
 
     def wrapped(*arguments: Any, **options: Any) -> Any:

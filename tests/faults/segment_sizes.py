@@ -1,4 +1,4 @@
-"""Segments of indexes so small that a small tree has several."""
+"""Index segments so small that a small tree has several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from driftline.storage.lines import indexes
 
 
 def small_segments(monkeypatch: pytest.MonkeyPatch, *, rows: int) -> None:
-    """Make segments of ``rows`` rows while a run goes on, and merge them into twice as many."""
+    """Make segments of ``rows`` rows during a run, and merge them into segments of twice as many."""
     monkeypatch.setattr(indexes, "MIN_ROWS_FOR_VECTOR_INDEX", 1)
     monkeypatch.setattr(indexes, "SMALL_SEGMENT_ROWS", rows)
     monkeypatch.setattr(indexes, "SMALL_SEGMENT_ROWS", rows)

@@ -1,4 +1,4 @@
-"""A run that pauses right before or after one of its transactions, and wrong clocks."""
+"""A run that pauses right before or after one of its transactions, and clocks that are wrong."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sleeper:
         return self._thread.is_alive() and not self._woken.is_set()
 
     def wake(self) -> Exception | None:
-        """Let the run continue to its end; returns the exception that ended it."""
+        """Let the run finish, and return the exception that ended it."""
         self._woken.set()
         self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive(), "the run does not end"
@@ -65,7 +65,7 @@ class Sleeper:
 
 
 def allow_sleepers(patch: pytest.MonkeyPatch) -> None:
-    """Patch the transactions of tables to pause in the thread of a Sleeper."""
+    """Patch table transactions to pause in the thread of a Sleeper."""
     original = LineTable._transact
 
     def transact(*arguments: Any) -> None:
@@ -84,7 +84,7 @@ def allow_sleepers(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def clock_wrong_by(seconds: float) -> Iterator[None]:
-    """Shift the wall clock that deltas, removals and leases see; monotonic clocks stay correct."""
+    """Shift the wall clock seen by deltas, removals and leases; monotonic clocks stay correct."""
 
     class Skewed(datetime):
         @classmethod

@@ -1,4 +1,4 @@
-"""The index flow with the small batches and the pause of ``small_run``, for tests that kill a run."""
+"""The index flow with ``small_run``'s small batches and pause, for tests that kill a run."""
 
 import runpy
 from pathlib import Path

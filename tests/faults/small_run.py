@@ -1,7 +1,7 @@
-"""``driftline`` with batches so small that a small tree takes many commits, for tests that kill or pause it.
+"""``driftline`` with batches so small that a small tree needs many commits, for tests that kill or pause it.
 
-DELAY_SECONDS slows down every transaction of a table, LEASE_SECONDS shortens leases, SEGMENT_ROWS makes segments of
-indexes small, and PAUSE ("before 2", "after 3") stops the process (SIGSTOP) right before or after its nth transaction.
+DELAY_SECONDS slows down every table transaction, LEASE_SECONDS shortens leases, SEGMENT_ROWS makes index segments
+small, and PAUSE ("before 2", "after 3") stops the process (SIGSTOP) right before or after its nth transaction.
 """
 
 from __future__ import annotations

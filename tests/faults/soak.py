@@ -1,10 +1,10 @@
-"""A program that runs writers, compactors and readers of one delta index for some seconds, each in its own process.
+"""A program that runs writers, compactors and readers of one delta index for a while, each in its own process.
 
 ``soak.py URI SECONDS`` prints one JSON object: counts, and the list ``problems``, which must be empty.
 
-The expected content follows from the number of changes that each writer has published, without a journal: change ``n``
-of a writer adds the key of ``n``, removes the key of ``n - LIFE``, and adds or removes a key that all writers share,
-but change at different times. Within a block, changes are published in any order. Some are published twice: again after
+The expected content follows from the number of changes that each writer has published, so no journal is needed. A
+writer's change ``n`` adds the key of ``n``, removes the key of ``n - LIFE``, and adds or removes a key that all writers
+share but change at different times. Within a block, changes are published in any order. Some are published again after
 a compaction has folded the first publication and the removal of its keys. ``rev`` decides.
 """
 
@@ -41,14 +41,14 @@ LIFE = 10
 MIN_CHANGES, MIN_PUBLICATIONS = 2 * BLOCK, 2
 CHANGES_PER_SHARED_KEY = 2
 REST_SECONDS = 0.02
-"""Pauses between two compactions and between two changes, because 13 processes share the cores."""
+"""Pauses between compactions and between changes, because 13 processes share the cores."""
 
-_fork = multiprocessing.get_context("fork")  # only imports happen before
+_fork = multiprocessing.get_context("fork")  # only imports come first
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The shared progress of a writer: changes up to ``started`` may be visible, those up to ``done`` must be."""
+    """A writer's shared progress: changes up to ``started`` may be visible; changes up to ``done`` must be."""
 
     started: Synchronized[int]
     done: Synchronized[int]
@@ -56,8 +56,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of the roles: at ``deadline``, but not before each has done a minimum, which takes longer on a busy
-    machine.
+    """When the roles end: at ``deadline``, but not before each has done a minimum (it takes longer on a busy
+    machine).
     """
 
     deadline: float
@@ -69,9 +69,9 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One base that a compactor wrote under the lease of ``token``: the version it replaced and the new one.
+    """A base written by a compactor under the lease of ``token``: the replaced version and the new one.
 
-    The compactor worked from ``since`` to ``until``, on the monotonic clock of the host.
+    The compactor worked from ``since`` to ``until`` on the host's monotonic clock.
     """
 
     token: int
@@ -93,13 +93,13 @@ def own_key(writer: int, number: int) -> str:
 
 
 def shared_change(writer: int, number: int) -> tuple[str, bool]:
-    """The shared key that a change adds or removes, and whether it adds it."""
+    """Return the shared key that a change adds or removes, and whether it adds it."""
     key = number // CHANGES_PER_SHARED_KEY
     return f"shared/{key:07}", (key + writer) % 3 != 0
 
 
 def model(done: Sequence[int]) -> dict[str, int]:
-    """The content of the index after each writer has published a number of changes."""
+    """Return the index content after each writer has published a number of changes."""
     newest: dict[str, int] = defaultdict(int)
     expected: dict[str, int] = {}
     for writer, last in enumerate(done):
@@ -114,7 +114,7 @@ def model(done: Sequence[int]) -> dict[str, int]:
 
 
 def contradictions(seen: dict[str, int], done: Sequence[int], started: Sequence[int]) -> list[str]:
-    """Return the contradictions of a read that began after the changes ``done``, and ended before changes later than
+    """Return the contradictions in a read that started after changes ``done`` and ended before any change after
     ``started``.
     """
     outcome = []
@@ -129,7 +129,7 @@ def contradictions(seen: dict[str, int], done: Sequence[int], started: Sequence[
 
 
 def chain_problems(publications: Sequence[Publication]) -> list[str]:
-    """Check that each base replaced its predecessor and that no two compactors worked at once."""
+    """Check that each base replaced its predecessor, and that no two compactors worked at the same time."""
     outcome = []
     order = sorted(publications, key=lambda publication: publication.since)
     for before, after in pairwise(order):
@@ -205,7 +205,7 @@ def compact(uri: str, end: End, number: int) -> dict[str, Any]:
 
 
 class Publications:
-    """Records the bases that one compactor writes."""
+    """Records the bases written by one compactor."""
 
     def __init__(self) -> None:
         self.token = 0

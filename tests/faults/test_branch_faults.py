@@ -41,7 +41,7 @@ def everywhere(
     check: Callable[[str], None],
     modes: Sequence[Mode] = (Mode.CRASH_AFTER, Mode.LOST_ACKNOWLEDGEMENT, Mode.FAIL),
 ) -> None:
-    """Fail the steps of ``work`` in turn, in each way, and ``check`` the result."""
+    """Fail each step of ``work`` in turn, in each way, and ``check`` the result."""
     prepare()
     with injected(Faults()) as undisturbed:
         work()
@@ -59,7 +59,7 @@ def everywhere(
 
 
 def restored(template: Path, folder: Path) -> Workspace:
-    """A copy of the workspace in ``template``."""
+    """Return a copy of the workspace in ``template``."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(template, folder)
     return Workspace.open(str(folder))
@@ -193,7 +193,7 @@ def drop(workspace: str) -> None:
 
 
 def assert_only_what_branches_need(workspace: Workspace) -> None:
-    """Assert that neither the table nor the folder of the source has a cut without a branch."""
+    """Assert that the source's table and folder have no cut without a branch."""
     needed = {record.cut for record in branch_records(workspace, ENTITY)}
     assert set(cuts_of(workspace.lines(Entity.parse(str(ENTITY)).tenant))) == needed
     directories = {info.path for info in workspace.objects.list() if "/_branches/" in info.path}

@@ -1,4 +1,4 @@
-"""A cleanup that cannot read or list everything deletes nothing and names the file."""
+"""A cleanup that cannot read or list everything deletes nothing and reports the file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def clean(corner: Corner) -> CleanupReport:
 
 
 def listed(root: str) -> set[str]:
-    """Every file below ``root``, except leases and the file that reads the store's clock."""
+    """Return every file under ``root``, except leases and the file used to read the store's clock."""
     found = {os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names}
     return {path for path in found if "/_leases/" not in path and ".tmp-clock-" not in path}
 
@@ -120,7 +120,7 @@ def test_a_directory_that_cannot_be_listed_aborts(corner: Corner, monkeypatch: p
 
 
 class Reads:
-    """Counts the reads of the workspace; the one numbered ``failing`` fails, a listing only after its first entry."""
+    """Counts reads of the workspace. Read number ``failing`` fails; a listing fails only after its first entry."""
 
     def __init__(self, patch: pytest.MonkeyPatch, failing: int) -> None:
         self.log: list[str] = []
@@ -169,7 +169,7 @@ def test_if_any_read_fails_nothing_is_deleted(corner: Corner, monkeypatch: pytes
         if len(reads.log) <= failing:
             break
         if cleaned:
-            # Such reads only tell whether a table exists, or concern a released lease, which would expire.
+            # Such reads only check whether a table exists, or concern a released lease, which would expire.
             assert "_versions" in reads.log[failing] or "_leases" in reads.log[failing], reads.log[failing]
             planted = {corner.stage(), corner.write_and_crash(), corner.temporary()}
         assert planted <= corner.paths(), f"read {failing}, {reads.log[failing]}"

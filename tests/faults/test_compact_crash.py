@@ -37,7 +37,7 @@ STEPS_OF_TABLES = (
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tree and a workspace of several runs over it: deltas, fragments and versions to compact."""
+    """A tree, and a workspace after several runs over it: deltas, fragments and versions to compact."""
     root = tmp_path_factory.mktemp("template")
     model = save_tiny_model(root / "model")
     tree = root / "tree"
@@ -61,7 +61,7 @@ def test_a_compaction_that_is_interrupted_anywhere_is_finished_by_the_next(
     uri, files = str(tmp_path / "workspace"), files_below(template / "tree")
 
     def attempt(faults: Faults) -> bool:
-        """Compact a fresh copy; returns whether the compaction completed."""
+        """Compact a fresh copy and return whether the compaction completed."""
         shutil.rmtree(uri, ignore_errors=True)
         shutil.copytree(template / "workspace", uri)
         return compacted(uri, faults)
@@ -73,7 +73,7 @@ def test_a_compaction_that_is_interrupted_anywhere_is_finished_by_the_next(
 def test_a_compaction_in_a_bucket_that_is_interrupted_is_finished_by_the_next(
     s3_bucket: str, template: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sample of the steps of a compaction; all of them under ``make soak``."""
+    """Tests a sample of a compaction's steps, or all of them under ``make soak``."""
     monkeypatch.setattr(search_quality, "measure", lambda table: SearchQuality(0.001, 1.0))
     attempts = count()
     uri = ""
@@ -93,7 +93,7 @@ def test_a_compaction_in_a_bucket_that_is_interrupted_is_finished_by_the_next(
 
 
 def compacted(uri: str, faults: Faults) -> bool:
-    """Run a compaction; returns whether it completed."""
+    """Run a compaction and return whether it completed."""
     with injected(faults), pytest.MonkeyPatch.context() as patch:
         for module, name in STEPS_OF_TABLES:
             patch.setattr(module, name, _disturbed(faults, name, getattr(module, name)))
@@ -107,7 +107,7 @@ def compacted(uri: str, faults: Faults) -> bool:
 def interrupt_everywhere(
     attempt: Callable[[Faults], bool], where: Callable[[], str], mode: Mode, files: dict[str, bytes], *, only: str = ""
 ) -> None:
-    """Fail the steps of a compaction in turn; check the result, and that of the next compaction."""
+    """Fail each step of a compaction in turn; check its result and the next compaction's."""
     undisturbed = Faults()
     assert attempt(undisturbed)
     assert {name for _, name in STEPS_OF_TABLES} <= set(undisturbed.log)

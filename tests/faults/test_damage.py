@@ -1,4 +1,4 @@
-"""Damaged workspaces: a right answer or a clear error, never a traceback; a repair rebuilds what it can."""
+"""Damaged workspaces: a correct result or a clear error, never a traceback; a repair rebuilds what it can."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.faults.damage import ABORTED, COMMANDS, KINDS, Example, cells
 from tests.support.effort import examples
 
 LOST_FOR_GOOD = {"value of a memory entry"}
-"""Damage that nothing can repair; verify names it."""
+"""Damage that cannot be repaired; verify reports it."""
 BY_ANOTHER_COMMAND = {
     *("memory catalog", "vectors of memory", "words of memory", "maintenance lease"),
     *("version of the table of memory", "deletions of memory"),
 }
 """The error or finding names the command, or the file to delete, since ``verify --repair`` cannot judge."""
 CHANGED = ("empty", "cut", "one bit flipped")
-"""Ways to change a file: one of them is tried for each kind, all of them under ``make proofs``."""
+"""Ways to change a file: one is tried for each kind, or all under ``make proofs``."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,9 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_causes_no_traceback_and_can_be_repaired(example: Example, kind: str, tmp_path: Path) -> None:
-    """Delete each kind of file, write a newer format, and change it in one way; ``make proofs`` tries each way."""
+    """Delete each kind of file, write it in a newer format, and change it in one way; ``make proofs`` tries every
+    way.
+    """
     left_out = {*CHANGED} - {CHANGED[[*KINDS].index(kind) % len(CHANGED)]} if examples(1) == 1 else set[str]()
     for number, way in enumerate(cells(kind)):
         if way in left_out:
@@ -46,7 +48,7 @@ def test_damage_causes_no_traceback_and_can_be_repaired(example: Example, kind: 
         unclear = {name: each.output[-800:] for name, each in ended.items() if not each.is_clear}
         assert unclear == {}, f"{kind}, {way}"
         if way == "newer format":
-            continue  # every command that needs the file refuses it, and must not rewrite it
+            continue  # every command that needs the file rejects it and must not rewrite it
         if kind not in LOST_FOR_GOOD | BY_ANOTHER_COMMAND:
             assert ended["verify again"].code == 0, f"{kind}, {way}: {ended['verify again'].output}"
         if ended["search again"].code == 0:

@@ -24,11 +24,11 @@ DIM = 4
 OLD, NEW = 1, 2
 OLD_BATCH, NEW_BATCH = BatchId("0" * 25 + "A", 1), BatchId("0" * 25 + "B", 1)
 OLD_STEPS, NEW_STEPS = 4, 5
-"""Reads and transactions of each holder that are interleaved; later ones run at the end."""
+"""Number of each holder's reads and transactions that are interleaved; later ones run at the end."""
 
 
 class Stage:
-    """Interleaves the steps of two threads in a given order: each waits for its turn before every step."""
+    """Interleaves the steps of two threads in a given order: each thread waits for its turn before every step."""
 
     def __init__(self, turns: list[int]) -> None:
         self.turns = turns

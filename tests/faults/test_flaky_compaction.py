@@ -1,6 +1,4 @@
-"""A store that fails while a compaction is committed: no row is lost, although Lance deletes files that it cannot
-commit.
-"""
+"""A store that fails during a compaction's commit: no row is lost, although Lance deletes files it cannot commit."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ ENTITY = Entity.parse("source:tree")
 
 
 class OneFault(FlakyProxy):
-    """Makes the request with number ``at``, counted from now, fail with ``fault``; None makes none fail."""
+    """Makes request number ``at``, counted from now, fail with ``fault``; with None, no request fails."""
 
     def arm(self, at: int | None, fault: Fault = Fault.CUT) -> None:
         self.left, self.fault, self.seen = at, fault, 0
@@ -43,12 +41,12 @@ def test_a_commit_of_a_compaction_that_fails_at_any_request_loses_no_row(
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
 
         def add(number: int) -> None:
-            """Add a document, so that there is something to compact."""
+            """Add a document to have something to compact."""
             (tree / f"{number}.txt").write_text(f"word{number}\nword{number + 1}\n")
             index_sources(IndexRequest((str(tree),), s3_bucket, "source:tree", model=str(model), indexes="none"))
 
         def commit(at: int | None) -> int:
-            """Commit a compaction whose request ``at`` fails; returns its number of requests."""
+            """Commit a compaction whose request ``at`` fails, and return its number of requests."""
             table = Workspace.open(s3_bucket).lines(ENTITY)
             plan = plan_compaction(table)
             rewritten = [rewrite(table, task) for task in plan.tasks]

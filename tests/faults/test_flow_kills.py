@@ -29,11 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 INDEX = "driftline-index/kills:web"
 FILES = 24
 PAUSE = "after 3"
-"""The commit, of six, at which a run stops itself to be killed half-way."""
+"""The commit (of six) at which a run stops itself, to be killed half-way."""
 SECONDS_UNHEARD = 10
-"""The minimum that Prefect allows."""
+"""The minimum allowed by Prefect."""
 HEARTBEAT_EVERY = 100
-"""Number of polls between heartbeats; they take much longer than SECONDS_UNHEARD."""
+"""Number of polls between heartbeats; it takes much longer than SECONDS_UNHEARD."""
 ENTITY = Entity.parse("source:web")
 Workers = Callable[[], psutil.Process]
 
@@ -56,7 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, prefect_server: PrefectServer
 
 @pytest.fixture(scope="module")
 def worker(site: Site) -> Iterator[Workers]:
-    """Returns the worker of the pool, and starts one if there is none or it was killed."""
+    """Yields a function that returns the pool's worker, and starts one if there is none or it was killed."""
     running: list[psutil.Process] = []
     with ExitStack() as stack:
 
@@ -70,7 +70,7 @@ def worker(site: Site) -> Iterator[Workers]:
 
 @contextmanager
 def paused_run(site: Site, worker: psutil.Process, executor: str = "inline") -> Iterator[tuple[str, psutil.Process]]:
-    """Change every file and start a run, which pauses in the middle of its commits until the block ends."""
+    """Change every file and start a run that pauses halfway through its commits until the block ends."""
     first_word = 10 * len(site.runs_of(INDEX))
     site.change("web", FILES, first_word)
     folder = site.folder / ".driftline" / ENTITY.directory
@@ -103,7 +103,7 @@ def lease_state(site: Site) -> str:
 
 
 def assert_completed(site: Site, run: str) -> None:
-    """Assert that the run took over from the one before it and that the index is correct."""
+    """Assert that the run took over from the previous one and that the index is correct."""
     site.assert_completed(run)
     site.assert_in_step("web")
     assert_nothing_staged(site.workspace)
@@ -147,7 +147,7 @@ def test_missing_heartbeats_reveal_a_killed_worker_and_its_flow(site: Site, work
 
 @contextmanager
 def dask_clusters(site: Site, *sizes: int) -> Iterator[list[tuple[str, psutil.Process, psutil.Process]]]:
-    """Starts Dask clusters as compose.yaml does; yields the address, the scheduler and a worker of each."""
+    """Start Dask clusters as compose.yaml does; yield the address, the scheduler and a worker of each."""
     log, environment = site.folder / "dask.log", site.server.environment
     with ExitStack() as stack:
         clusters = []

@@ -1,4 +1,4 @@
-"""A disk that fills up during a run: the run ends with a clear error, and the next run with free space completes."""
+"""A disk that fills up during a run: the run fails with a clear error, and the next run with free space completes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ TURNS = 3
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 8 MiB in a mount namespace, which disappears with the process that holds it. Its path leads through
-    ``/proc`` to that process and must not be resolved, so workspaces on it are ``file://`` URIs.
+    """An 8 MiB tmpfs in a mount namespace that disappears with the process that holds it. Its path leads through that
+    process's folder in ``/proc`` and must not be resolved, so workspaces on it are ``file://`` URIs.
     """
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -55,7 +55,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class Ballast:
-    """A file that fills a disk except for a number of bytes."""
+    """A file that fills a disk, except for a number of bytes."""
 
     def __init__(self, disk: Path) -> None:
         self.file = disk / "ballast"
@@ -97,7 +97,7 @@ def change(tree: Path, turn: int) -> None:
 def index(
     driftline: Callable[..., Any], tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Index the tree in small batches, so that the disk may fill up at any step."""
+    """Index the tree in small batches, so the disk may fill up at any step."""
     monkeypatch.setattr(search_quality, "measure", lambda table: SearchQuality(0.001, 1.0))
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 4)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
@@ -124,7 +124,7 @@ def test_an_index_run_into_a_full_disk_is_reported_and_completed_by_the_next(
     for turn, pages in enumerate([0, 1, 3, 7, 9, 12, 20, 34], start=1):
         change(tree, turn)
         ballast.leave(pages * PAGE_BYTES)
-        with injected(Faults()):  # in its own process, whose end shows that an unreleased lease is abandoned
+        with injected(Faults()):  # in its own process: its exit proves that an unreleased lease is abandoned
             outcome = index(workspace)
         if outcome.code != 0:
             assert_reported(outcome)
@@ -221,7 +221,7 @@ def test_a_pull_onto_a_full_disk_is_reported_and_completed_by_the_next(
 
 
 def test_a_cleanup_frees_a_full_disk(small_disk: Path, tree: Path, index: Callable[..., Any]) -> None:
-    """If no lease can be written, orphans that need no lease are deleted first, then the others."""
+    """If no lease can be written, orphans that do not require a lease are deleted first, then the others."""
     workspace, ballast = small_disk / "workspace", Ballast(small_disk)
     assert index(workspace).code == 0
     left = workspace / "org:default" / f".tmp-{'0' * 32}"

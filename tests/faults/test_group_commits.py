@@ -1,4 +1,4 @@
-"""Small sources that share a commit: wherever their run ends, the index has the old or the new state of each."""
+"""Small sources that share a commit: wherever the run ends, the index holds each source's old or new state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sources:
-    """Folders with their sources in a workspace."""
+    """Folders and their sources in a workspace."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model, self.workspace = folder, model, folder / "workspace"
@@ -64,7 +64,7 @@ class Sources:
             assert_in_step(Workspace.open(str(self.workspace)), Entity.parse(f"source:{name}"), files)
 
     def failures(self) -> list[int]:
-        """Return the number of failed holders of each lease, by which cleanup knows that there may be garbage."""
+        """Return each lease's number of failed holders, which tells cleanup that there may be garbage."""
         workspace = Workspace.open(str(self.workspace))
         leases = [workspace.lease_of(Entity.parse(f"source:{name}")) for name in NAMES]
         return [peek(workspace.objects, lease).failures for lease in leases]
@@ -75,7 +75,7 @@ class Sources:
 def test_an_interrupted_run_of_small_sources_leaves_each_source_old_or_new(
     tmp_path: Path, tiny_model: Path, mode: Mode, known: bool
 ) -> None:
-    """Then one source is restored, another is indexed alone, and all of them are up to date."""
+    """Afterwards one source is restored, another is indexed alone, and all are up to date."""
     sources, template = Sources(tmp_path, tiny_model), tmp_path / "template"
     if known:
         sources.write(OLD)
@@ -233,7 +233,9 @@ def test_new_lines_of_small_sources_are_indexed(tmp_path: Path, tiny_model: Path
 
 
 def _number_of_second_stage(sources: Sources) -> int:
-    """The number of the operation that stages the second source, found by a run into a copy of the workspace."""
+    """Return the number of the operation that stages the second source, determined by a run into a copy of the
+    workspace.
+    """
     kept, faults = sources.workspace.with_name("kept"), Faults()
     shutil.copytree(sources.workspace, kept)
     with injected(faults):

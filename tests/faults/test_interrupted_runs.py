@@ -40,7 +40,7 @@ LATER = {
 
 
 def write_tree(root: Path, files: dict[str, str], mtime_ns: int) -> None:
-    """Make ``root`` hold exactly ``files``; callers give each version of the tree another mtime."""
+    """Make ``root`` hold exactly ``files``; callers use a different mtime for each version of the tree."""
     shutil.rmtree(root, ignore_errors=True)
     for path, text in files.items():
         write_file(root / path, text, mtime_ns)
@@ -72,7 +72,7 @@ def index(tree: Path, workspace: str, model: Path, **options: Any) -> None:
 
 
 def again(tree: Path) -> None:
-    """Keep the tree of the interrupted run."""
+    """Keep the interrupted run's tree."""
 
 
 def back_to_old(tree: Path) -> None:
@@ -81,7 +81,7 @@ def back_to_old(tree: Path) -> None:
 
 
 def vanished(tree: Path) -> None:
-    """Delete the files that the interrupted run had to index."""
+    """Delete the files that the interrupted run should have indexed."""
     for name in ("changed.txt", "new.txt", "sub/moved.txt"):
         (tree / name).unlink()
 
@@ -134,7 +134,7 @@ def test_a_first_run_that_is_interrupted_anywhere_is_completed_by_the_next(
 def test_an_interrupted_run_into_a_bucket_is_completed_by_the_next(
     tmp_path: Path, tiny_model: Path, s3_bucket: str, mode: Mode, operations: str
 ) -> None:
-    """One bucket for all interruptions; each run continues from what the last one left."""
+    """All interruptions share one bucket; each run continues from the state that the last one left."""
     tree, flips = tmp_path / "tree", count()
 
     def prepare() -> str:
@@ -156,7 +156,7 @@ def interrupt_everywhere(
     *,
     only: str = "",
 ) -> None:
-    """Fail the steps of a run in turn; afterwards each of ``then`` changes the tree in turn."""
+    """Fail each step of a run in turn; after each, each of ``then`` changes the tree."""
 
     def attempt(faults: Faults) -> str:
         uri = prepare()

@@ -51,7 +51,7 @@ def command(tree: Path, workspace: Path, model: Path, *more: str) -> list[str]:
 
 
 def finished(command: list[str]) -> dict[str, Any]:
-    """Run the program to its end, and return what it prints."""
+    """Run the program to completion and return its output."""
     process = ForkedProgram(PROGRAM, *command)
     output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, errors
@@ -60,7 +60,7 @@ def finished(command: list[str]) -> dict[str, Any]:
 
 
 def change_some(tree: Path, chance: random.Random) -> None:
-    """Rewrite, delete or create a third of the files; old content sometimes returns, also with racy mtimes."""
+    """Rewrite, delete or create a third of the files; sometimes restore old content, also with racy mtimes."""
     tree.mkdir(exist_ok=True)
     for number in chance.sample(range(FILES), FILES // 3):
         target = tree / f"{number % 3}" / f"file{number}.txt"
@@ -72,7 +72,7 @@ def change_some(tree: Path, chance: random.Random) -> None:
 
 
 def run_killed_after(seconds: float, command: list[str], workspace: Path) -> float | None:
-    """Start a run, and kill it ``seconds`` after it took its lease; returns its duration if it ended before."""
+    """Start a run and kill it ``seconds`` after it took its lease. Return its duration if it ended before that."""
     lease = workspace / lease_path(ENTITY)
     before = lease.read_bytes() if lease.exists() else b""
     process = ForkedProgram(PROGRAM, *command)
@@ -102,7 +102,7 @@ def test_a_last_run_repairs_whatever_runs_killed_at_random_moments_left(tmp_path
         ended_after = run_killed_after(
             seconds * chance.uniform(0.0, 1.1), command(tree, workspace, tiny_model), workspace
         )
-        seconds, attempts = ended_after or seconds, attempts + 1  # at the current speed of the machine
+        seconds, attempts = ended_after or seconds, attempts + 1  # at the machine's current speed
         kills += ended_after is None
 
     finished(command(tree, workspace, tiny_model))
@@ -133,7 +133,7 @@ def test_the_batch_of_a_killed_worker_is_repeated(tmp_path: Path, tiny_model: Pa
     opened = Workspace.open(str(workspace))
     assert_in_step(opened, ENTITY, files_below(tree))
     assert_nothing_staged(opened)
-    assert peek(opened.objects, lease_path(ENTITY)).failures  # so that cleanup looks for files of the killed worker
+    assert peek(opened.objects, lease_path(ENTITY)).failures  # makes cleanup look for the killed worker's files
 
 
 @pytest.mark.parametrize("on_interrupt", [signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])
@@ -174,7 +174,7 @@ def test_an_interrupted_run_reports_its_commits_and_the_next_one_continues(
         target = tree / str(file % 7) / f"file{file}.txt"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("\n".join(WORDS[file : file + 20]))
-        target.with_suffix(".bin").write_bytes(b"\0\1")  # read, but binary and so no document
+        target.with_suffix(".bin").write_bytes(b"\0\1")  # read, but binary: not a document
     arguments = command(tree, workspace, tiny_model, "--executor", executor, "--workers", "2")
     process = ForkedProgram(
         PROGRAM, *arguments, environment={"PAUSE": "after 2", "BATCH_DOCUMENTS": "10"}, session=True
@@ -195,7 +195,7 @@ def test_an_interrupted_run_reports_its_commits_and_the_next_one_continues(
     kept = re.search(r"committed (\d+) documents with .* are kept: run the same command again", output)
     assert kept is not None, output
 
-    # Whoever continues; two workers take six seconds to start.
+    # Any executor may continue; two workers take six seconds to start.
     (source,) = finished(command(tree, workspace, tiny_model, "--executor", "inline"))["sources"]
     assert source["new"] < 200
     assert source["new"] + source["unchanged"] == 200

@@ -1,4 +1,4 @@
-"""A lease file that was deleted or damaged costs nothing: the tokens continue from the index."""
+"""A deleted or damaged lease file does no harm: tokens continue from the index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Driftline = Callable[..., Any]
 
 @pytest.fixture
 def indexed(tmp_path: Path, driftline: Driftline) -> Callable[..., Any]:
-    """Indexes a new state of a tree of two files; the first four runs have been made."""
+    """Index a new state of a two-file tree; four runs have been made before."""
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "same.txt").write_text("a line that stays\n")

@@ -1,4 +1,4 @@
-"""Memory under faults: a failing store, a failing catalog, lost connections, and a crash between any two steps."""
+"""Memory under faults: a failing store, a failing catalog, lost connections, and crashes between any two steps."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_dropped_connection_is_reopened_and_the_transaction_repeated(
 def test_a_refused_bulk_insert_raises_and_writes_nothing(
     store: MemoryStore, shared_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry_writes, "check_metadata", lambda metadata: None)  # a column that must not be null
+    monkeypatch.setattr(entry_writes, "check_metadata", lambda metadata: None)  # a column that cannot be null
     for each in (store, shared_store):
         with pytest.raises(CatalogError, match=r"NOT NULL|NotNull"):
             each.store_many(MemoryItem(f"key {n}", n, S1) for n in range(BULK_ROWS))

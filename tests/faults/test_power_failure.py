@@ -1,4 +1,4 @@
-"""A power failure loses nothing that was committed: files are flushed before anything that refers to them."""
+"""A power failure loses no committed data: files are flushed before anything that refers to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.oracle import WORDS, save_tiny_model
 
 @pytest.fixture
 def flushed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The paths of all objects that Lance wrote and that were flushed."""
+    """The paths of all objects that Lance wrote and flushed."""
     paths: set[str] = set()
     sync = LocalDisk.sync
 
@@ -32,7 +32,7 @@ def flushed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def files_of(table: LanceTable) -> set[str]:
-    """Return the files that the newest version of a table needs, and that version."""
+    """Return the files needed by the newest version of a table, and that version."""
     dataset = table.open()
     metadata = [(fragment.fragment_id, fragment.metadata) for fragment in dataset.get_fragments()]
     files = {f"data/{file.path}" for _, each in metadata for file in each.files if file.base_id is None}

@@ -53,7 +53,7 @@ class Mover:
         self.run(self.new, reembed=True, **options)
 
     def give_up_half_way(self) -> None:
-        """Re-embed, and crash in the transaction after the first commit of lines."""
+        """Re-embed, and crash in the transaction after the first lines commit."""
         with injected(CrashAtTransaction(3)), pytest.raises(Crash):
             self.move()
         assert self.opened().config.model == self.old

@@ -1,4 +1,4 @@
-"""Processes that die while index segments are built: the run or the next one completes them, and leaves no garbage."""
+"""Processes that die while index segments are built: the same or the next run completes them and leaves no garbage."""
 
 from __future__ import annotations
 
@@ -56,12 +56,14 @@ def segments(workspace: Path) -> set[str]:
 
 
 def wait_for_segments(process: ForkedProgram, workspace: Path, known: set[str], count: int) -> None:
-    """Wait until the run has begun to write ``count`` more segments, or has ended."""
+    """Wait until the run has started to write ``count`` more segments or has ended."""
     until(lambda: len(segments(workspace) - known) >= count or process.poll() is not None, "segments", poll=0.001)
 
 
 def assert_whole(workspace: Path, tree: Path) -> None:
-    """The index is up to date, has all search indexes, and cleanup leaves only published segments."""
+    """Assert that the index is up to date and has all search indexes, and that cleanup leaves only published
+    segments.
+    """
     opened = Workspace.open(str(workspace))
     assert_in_step(opened, ENTITY, files_below(tree))
     clean_workspace(CleanupRequest(str(workspace), 0.0, False))
@@ -70,7 +72,7 @@ def assert_whole(workspace: Path, tree: Path) -> None:
     assert set(found) == set(COLUMNS)
     assert all(each.unindexed_rows <= 6 for each in found.values())
     tracked = {path.split("/")[1] for path in table.tracked_files() if path.startswith("_indices/")}
-    files = {path.split("/")[0] for path in table.index_files()}  # an empty folder is no object
+    files = {path.split("/")[0] for path in table.index_files()}  # an empty folder is not an object
     assert files == tracked
 
 
@@ -102,7 +104,7 @@ def test_segments_of_killed_workers_are_built_again(tmp_path: Path, tree: Path, 
     assert len(workers) == 2
     workers[0].kill()
     wait_for_segments(process, workspace, set(), 5)
-    with suppress(psutil.NoSuchProcess):  # where this test is scheduled so late that the run has ended
+    with suppress(psutil.NoSuchProcess):  # if this test is scheduled so late that the run has ended
         workers[1].kill()
     output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, errors

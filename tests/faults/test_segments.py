@@ -1,4 +1,6 @@
-"""Index segments whose build or publication is interrupted: nothing is lost, and nothing stale is published or left."""
+"""Index segments whose build or publication is interrupted: nothing is lost, and nothing stale is published or left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def several_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several commits and several segments for a few files."""
+    """Make several commits and several segments for a few files."""
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 2)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
     small_segments(monkeypatch, rows=15)
@@ -66,7 +68,9 @@ def lines(uri: str) -> LineTable:
 
 
 def assert_sound(uri: str, tree: Path) -> None:
-    """The table holds the tree, its indexes cover nearly all of it once each, and searches find what is there."""
+    """Assert that the table holds the tree, each index covers nearly all of it exactly once, and searches find its
+    lines.
+    """
     workspace = Workspace.open(uri)
     assert_in_step(workspace, ENTITY, files_below(tree))
     dataset = lines(uri).open()
@@ -171,7 +175,7 @@ def test_a_segment_that_fails_is_reported_and_built_at_the_end(
 
 
 def prebuilt(tree: Path, uri: str, model: Path) -> list[indexes.Segment]:
-    """Segments of a table without indexes, built but not published."""
+    """Segments that are built but not published, for a table without indexes."""
     index(tree, uri, model, indexes="none")
     table = lines(uri)
     return [build_segment(table, spec) for spec in plan_new_segments(table, "all", set())]

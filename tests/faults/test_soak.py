@@ -1,4 +1,4 @@
-"""Eight writers, three compactors and two readers at once, for a minute under ``make soak``."""
+"""Eight writers, three compactors and two readers run concurrently, for a minute under ``make soak``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes at once: on two sources, on the same source, and a stale holder that wakes up after a take-over."""
+"""Two processes at once: on two sources, on the same source, and a stale holder that wakes up after a takeover."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Writers:
-    """Starts runs of ``driftline index`` into one workspace and stops them with the test."""
+    """Starts ``driftline index`` runs into one workspace, and stops them when the test ends."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model = folder, model
@@ -51,7 +51,7 @@ class Writers:
         return process
 
     def finish(self, process: ForkedProgram) -> dict[str, object]:
-        """The JSON output, with the exit code as ``exit``."""
+        """Return the JSON output, with the exit code as ``exit``."""
         output, errors = process.communicate(timeout=PATIENCE_SECONDS)
         answer: dict[str, object] = json.loads(output) if output else {"errors": errors}
         return answer | {"exit": process.returncode}
@@ -83,7 +83,7 @@ def writers(tmp_path: Path, tiny_model: Path) -> Iterator[Writers]:
 
 def test_two_sources_of_one_tenant_may_be_indexed_concurrently(writers: Writers) -> None:
     trees = [writers.tree("one", 20), writers.tree("two", 24)]
-    for _ in range(2):  # in the first round both also create the workspace and the table
+    for _ in range(2):  # in the first round, both also create the workspace and the table
         answers = [writers.finish(process) for process in [writers.start(tree, "--full") for tree in trees]]
         assert [answer["exit"] for answer in answers] == [0, 0], answers
         writers.assert_in_step(*trees)

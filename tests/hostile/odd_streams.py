@@ -1,4 +1,4 @@
-"""The command ``driftline`` with odd standard streams, for processes that are forked: as if it had started with them.
+"""The ``driftline`` command with odd standard streams, for forked processes: as if it had been started with them.
 
 Usage: odd_streams.py CONDITION ARGUMENT...
 """
@@ -20,7 +20,7 @@ CONDITIONS = (
 
 
 def enter(condition: str) -> None:
-    """Change the streams or the folder of this process."""
+    """Change this process's streams or folder."""
     match condition:
         case "full":
             write_to(os.open("/dev/full", os.O_WRONLY), 1)
@@ -52,7 +52,7 @@ def write_to(file: int, *streams: int) -> None:
 
 
 def close(*names: str) -> None:
-    """Close standard streams, for which Python has None if they are closed when it starts."""
+    """Close standard streams: Python sets them to None if they are closed at start-up."""
     for name in names:
         os.close(getattr(sys, name).fileno())
         setattr(sys, name, None)

@@ -1,4 +1,4 @@
-"""Broken and malicious documents: each yields text or the reason why it is skipped, and no process but its own ends."""
+"""Broken and malicious documents: each yields text or a skip reason, and only its own process may die."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.fuzzing import CANARY, fuzz
 from tests.support.waiting import until
 
 MUTATIONS = 12
-"""Number of mutations of each kind and format."""
+"""Number of mutations per kind and format."""
 REASONS = {
     SkipReason.BINARY, SkipReason.BOMB, SkipReason.DAMAGED, SkipReason.ENCRYPTED, SkipReason.NO_TEXT,
     SkipReason.UNDECODABLE,
@@ -35,7 +35,7 @@ REASONS = {
 
 
 def broken(data: bytes, chance: random.Random) -> Iterator[bytes]:
-    """Variants of a document: truncated, with changed, removed and repeated bytes, and with other numbers."""
+    """Yield variants of a document: truncated, with changed, removed and repeated bytes, and with other numbers."""
     for _ in range(MUTATIONS):
         at = chance.randrange(1, len(data))
         yield data[:at]
@@ -129,7 +129,7 @@ def test_frames_are_joined_bounded_and_checked(codec: str, suffix: str) -> None:
     data = pack(noise) + pack(b"") * 1_000 + pack(b"end")
     assert read_document(f"a.{suffix}", data).extracted.text.encode() == noise + b"end"
     assert read_document(f"a.{suffix}", pack(bytes(extractor.MAX_UNPACKED_BYTES + 1))).reason is SkipReason.BOMB
-    for at in range(4, 400, 7):  # a wrong length or window ends with a reason, too
+    for at in range(4, 400, 7):  # a wrong length or window also ends with a reason
         lie = data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
         assert read_document(f"a.{suffix}", lie).reason in {None, *REASONS}
     assert read_document(f"a.{suffix}", data[:-4]).reason is SkipReason.DAMAGED
@@ -157,7 +157,7 @@ ALMOST = {
     "times": b" " * 200 + b"1" * 200,
     "blank.html": b"<p>" + b" " * 8_000 + b"{%",
 }
-"""Beginnings of documents that would make an ambiguous regular expression backtrack."""
+"""Document starts that would make an ambiguous regular expression backtrack."""
 
 
 @pytest.mark.timeout(60)
@@ -212,7 +212,7 @@ def list(data):
 
 @pytest.fixture
 def readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module of bad extractors that new reader processes can import; each process is limited to a CPU second."""
+    """A module of bad extractors that new reader processes can import; each process is limited to one CPU second."""
     (tmp_path / "bad_readers.py").write_text(READERS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(process, "CPU_SECONDS", 1)
@@ -246,14 +246,14 @@ def test_children_of_an_extractor_end_with_it(name: str, reason: SkipReason) -> 
 
 
 def echoed(text: str) -> str:
-    """Return the answer of the next waiting process, or of a new one, for a document with this text."""
+    """Return the response of the next waiting process, or of a new one, for a document that contains this text."""
     said: str = extract_apart("bad_readers:echo", text.encode())["text"]
     return said
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, readers: None) -> list[process._Reader]:
-    """A list of the reader processes that a test starts."""
+    """A list of the reader processes started by a test."""
     found: list[process._Reader] = []
 
     class Started(process._Reader):

@@ -1,4 +1,4 @@
-"""Malicious hosts: no answer redirects git or a token, grows without limit, or removes a repository."""
+"""Malicious hosts: no response redirects git or a token, grows without limit, or removes a repository."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_changed_state_parameter_does_not_redirect_elsewhere(
     forged |= {
         "missed_since": "2020-01-01T00:00:00Z",
         "misses": 9,
-    }  # or git would be asked first
+    }  # otherwise git would be asked first
     forged |= {"uri": "git+file:///x"}
     record["repositories"]["../secret"] = forged
     file.write_text(json.dumps(state))
@@ -192,7 +192,7 @@ def test_a_changed_state_parameter_does_not_redirect_elsewhere(
 
 
 def test_a_huge_listing_takes_little_memory(tmp_path: Path) -> None:
-    """Ten thousand repositories with 5 KB each in the listing, as on GitHub."""
+    """Ten thousand repositories with 5 KB each in the listing, as with GitHub."""
     program = f"""
 import json, sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,4 +1,4 @@
-"""Indexing an untrusted repository executes none of the commands that it contains: a source is data."""
+"""Indexing an untrusted repository executes none of the commands in it: a source is data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ COMMAND_KEYS = (
     "uploadpack.packObjectsHook",
     "web.browser",
 )
-"""Every key of git's configuration whose value git may execute, alone or with an attribute or a remote."""
+"""Every git configuration key whose value git may execute, alone or with an attribute or a remote."""
 HOOKS = (
     *("applypatch-msg", "commit-msg", "fsmonitor-watchman", "post-applypatch", "post-checkout", "post-commit"),
     *("post-index-change", "post-merge", "post-receive", "post-rewrite", "post-update", "pre-applypatch"),
@@ -78,7 +78,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 class Trap:
-    """A repository in which every command that git may execute leaves a trace."""
+    """A repository in which every command that git might execute leaves a trace."""
 
     def __init__(self, root: Path) -> None:
         self.tree = root / "tree"
@@ -92,7 +92,7 @@ class Trap:
         git(self.tree, "commit", "-qm", "first")
 
     def arm(self) -> None:
-        """Set the traps, and make every file look changed, so that git must compare contents."""
+        """Set the traps, and make every file look changed to force git to compare contents."""
         script = self.traces.parent / "trap.sh"
         script.write_text(f'#!/bin/sh\ntouch "{self.traces}/$(basename "$0")-$1"\ncat\n')
         script.chmod(0o755)

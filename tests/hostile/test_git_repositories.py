@@ -1,4 +1,4 @@
-"""Hostile repositories and hosts: nothing that they name is executed, followed, written elsewhere or read for ever."""
+"""Hostile repositories and hosts: nothing they refer to is executed, followed, written elsewhere or read forever."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def blob(repository: Path, content: bytes) -> str:
 
 
 def tree(repository: Path, *entries: tuple[str, bytes, str]) -> str:
-    """Write a tree with these entries ``(mode, name, id)`` in this order, even if git considers it invalid."""
+    """Write a tree with these ``(mode, name, id)`` entries in this order, even if git considers it invalid."""
     raw = b"".join(mode.encode() + b" " + name + b"\0" + bytes.fromhex(each) for mode, name, each in entries)
     return git(repository, "hash-object", "-w", "-t", "tree", "--literally", "--stdin", text=raw)
 
@@ -221,7 +221,7 @@ def test_commands_of_repositories_and_templates_are_never_executed(
             (location / name).write_text(script.read_text())
             (location / name).chmod(0o755)
     publish(folder, tree(folder, ("100644", b"a.md", blob(folder, b"word\n"))))
-    made.unlink(missing_ok=True)  # by the hook on that update
+    made.unlink(missing_ok=True)  # by the hook for that update
     for key in COMMAND_KEYS:
         git(folder, "config", key, str(script))
     if uri.startswith("git+file"):

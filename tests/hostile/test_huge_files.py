@@ -21,7 +21,7 @@ def test_a_file_beyond_the_limit_is_skipped_and_the_rest_is_indexed(
     tree.mkdir()
     (tree / "small.txt").write_text("a line of text\n")
     with (tree / "huge.txt").open("wb") as file:
-        file.truncate(3 * 2**30)  # sparse: takes no space on the disk
+        file.truncate(3 * 2**30)  # sparse: uses no disk space
     done = driftline("index", tree, "--max-file-bytes", 2**40, "--indexes", "none", "--json")
     assert done.code == 0, done.err
     [source] = done.json["sources"]

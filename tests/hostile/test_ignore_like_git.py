@@ -1,4 +1,4 @@
-"""A work tree is listed like ``git ls-files`` does: random trees, patterns and repositories are compared with git."""
+"""A work tree is listed as by ``git ls-files``: random trees, patterns and repositories are compared with git."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def random_pattern(generator: random.Random) -> str:
 
 
 def write_tree(root: Path, generator: random.Random) -> list[str]:
-    """Make a tree of a few files with one or two ignore files; returns the paths of its files."""
+    """Make a tree of a few files and one or two ignore files; return its file paths."""
     root.mkdir()
     files = []
     for _ in range(generator.randint(4, 10)):
@@ -101,7 +101,7 @@ def test_random_trees_are_scanned_as_git_sees_them(tmp_path: Path, seed: int) ->
 
 
 class Repositories:
-    """A random work tree: tracked files that are ignored, ignore files of every kind, and repositories inside."""
+    """A random work tree: tracked but ignored files, ignore files of every kind, and nested repositories."""
 
     def __init__(self, root: Path, home: Path, generator: random.Random) -> None:
         self.root, self.generator, self.home = root, generator, home
@@ -148,7 +148,7 @@ class Repositories:
             file.write("\n" + "\n".join(lines) + "\n")
 
     def listed_by_git(self, folder: Path, above: tuple[str, ...] = ()) -> set[str]:
-        """Return git's listing of the repository of ``folder``, and of each nested one that is not another work tree of
+        """Return git's listing of the repository in ``folder`` and of each nested repository, except for work trees of
         a repository above.
         """
         common = os.path.realpath(folder / git(folder, "rev-parse", "--git-common-dir"))
@@ -212,7 +212,7 @@ def test_random_repositories_are_listed_as_git_lists_them(tmp_path: Path, home: 
         )
         git(made.root, "config", *scope)
     expected = made.listed_by_git(made.root)
-    if where == "repository":  # a setting of the outer repository only
+    if where == "repository":  # set in the outer repository only
         inner = {path for path in expected if "inner/" in path}
         assert {path for path in listed(made.root) if "inner/" not in path} == expected - inner
         return

@@ -1,4 +1,4 @@
-"""The HTTP server of the MCP tools answers only its own clients, and closes the connections of others."""
+"""The MCP tools' HTTP server responds only to its own clients and closes other connections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACCEPTED = {"Content-Type": "application/json", "Accept": "application/json, tex
 def address(
     tmp_path: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, int]]:
-    """Host and port of a running server that accepts 40 connections."""
+    """The host and port of a running server that accepts 40 connections."""
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", MAX_CONNECTIONS)
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/a.txt").write_text("a line\n")

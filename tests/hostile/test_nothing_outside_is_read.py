@@ -1,4 +1,4 @@
-"""Nothing outside the folder of a source is read, even if files are replaced during the scan."""
+"""Nothing outside a source's folder is read, even if files are replaced during the scan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ assert len(SECRET) != len(OURS)
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A source with ``folder/deep/file.txt``, beside a folder outside that has a file of the same path."""
+    """A source that contains ``folder/deep/file.txt``, next to an outside folder that has a file at the same path."""
     for top, text in ((tmp_path / "source", OURS), (tmp_path / "outside", SECRET)):
         (top / "folder/deep").mkdir(parents=True)
         (top / "folder/deep/file.txt").write_text(text)
@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def swap(root: Path, path: str) -> None:
-    """Replace ``path`` below ``root`` by a link to the same path outside."""
+    """Replace ``path`` under ``root`` with a link to the same path outside."""
     target = root / path
     if target.is_dir():
         shutil.rmtree(target)
@@ -81,7 +81,7 @@ def test_a_link_that_appears_during_the_walk_is_not_followed(
 
 
 def test_a_folder_that_keeps_becoming_a_link_never_exposes_outside_files(root: Path) -> None:
-    """As in an attack, the folder and a link to the outside are swapped in a loop."""
+    """As in an attack, the folder and a link to the outside are swapped repeatedly."""
     (root / "other").symlink_to(root.parent / "outside/folder")
     stop = threading.Event()
 
@@ -115,7 +115,7 @@ def test_a_folder_that_keeps_becoming_a_link_never_exposes_outside_files(root: P
 
 @pytest.fixture(params=["pipe", "socket", "folder"])
 def replace_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """Replaces a file by a pipe, a socket or a folder."""
+    """Replace a file with a pipe, a socket or a folder."""
     listener = socket.socket(socket.AF_UNIX)
 
     def put(path: Path) -> None:

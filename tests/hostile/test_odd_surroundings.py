@@ -1,4 +1,4 @@
-"""Every command ends without a traceback, whatever its streams, locale, folder and arguments are."""
+"""Every command ends without a traceback, whatever its streams, locale, folder and arguments."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ LINES: dict[str, Sequence[str]] = {
     "agents": ("agents", "list"),
     "fleet": ("fleet", "list", "--help"),
 }
-"""A call of each command that ends by itself."""
+"""A call of each command that exits by itself."""
 QUIET = {"mcp", "trust", "remove", "pull", "diff", "ci", "memory"}
-"""Commands whose calls above may print nothing on standard output."""
+"""Commands whose calls above may print nothing to standard output."""
 PRINTING = ("index", "search", "status", "grep", "runs", "web")
-"""Commands that print names and lines, each by different code."""
+"""Commands that print names and lines, each through different code."""
 AS_JSON = {f"{name} as JSON": (*LINES[name], "--json") for name in ("index", "search", "status", "grep", "runs", "sql")}
 CALLS = LINES | AS_JSON
 
@@ -72,7 +72,7 @@ def run(
     before: str = "",
     **environment: str,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run ``driftline`` in a shell that redirects standard ``output``, after the command ``before``."""
+    """Run ``before`` and then ``driftline`` in a shell that redirects standard ``output``."""
     script = f'{before}\nexec "$@" {output}'
     command = ["sh", "-c", script, "sh", PROGRAM, *arguments]
     return subprocess.run(
@@ -89,7 +89,7 @@ def check_end(name: str, ended: subprocess.CompletedProcess[bytes], codes: Seque
 
 
 def forked(condition: str, name: str) -> subprocess.CompletedProcess[bytes]:
-    """Run the call of a command in a fork, whose streams or folder are odd."""
+    """Run a command's call in a fork with odd streams or an odd folder."""
     process = ForkedProgram(ODD_STREAMS, condition, *CALLS[name])
     out, err = process.communicate(PATIENCE_SECONDS)
     return subprocess.CompletedProcess(CALLS[name], process.wait(), os.fsencode(out), os.fsencode(err))
@@ -144,7 +144,7 @@ def test_a_run_goes_on_if_its_messages_cannot_be_written(
     options: list[str], output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.txt").write_text("the heron lands\n")
-    os.mkfifo(tmp_path / ".gitignore")  # of which a message warns
+    os.mkfifo(tmp_path / ".gitignore")  # a message warns of it
     run([*options, "index", "."], tmp_path, output)
     assert main(["search", "heron", "--workspace", str(tmp_path / ".driftline")]) == 0
     assert "a.txt:1" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A pipe in place of a configuration file of git, in or above a source, blocks nothing: git would wait for a writer."""
+"""A pipe instead of a git configuration file, in or above a source, blocks nothing (git would wait for a writer)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOCATIONS = (
 
 @pytest.fixture(autouse=True)
 def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look often: git that waits for a processor is not asleep, however busy the machine is."""
+    """Look often: a git process that waits for a CPU is not asleep, however busy the machine is."""
     monkeypatch.setattr(git_isolation, "_LOOK_SECONDS", 0.1)
     monkeypatch.setattr(git_isolation, "_ASLEEP_SECONDS", 0.15)
     monkeypatch.setattr(git_isolation, "_TIMEOUT_SECONDS", 10_000)  # longer than pytest waits

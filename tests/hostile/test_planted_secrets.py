@@ -1,4 +1,4 @@
-"""Credentials planted in documents are neither stored nor shown by any interface, and their lines are found."""
+"""Credentials planted in documents are neither stored nor shown by any interface, but their lines are found."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Driftline = Callable[..., Any]
 LINES = [line_of(rule.name) for rule in STRICT]
 ALL = [secret for _, secret in planted().values()]
 SECRETS = [secret for rule, (_, secret) in planted().items() if rule != "random-value"]
-"""The credentials that the mode ``known`` replaces."""
+"""The credentials replaced in mode ``known``."""
 SOURCE = "org:default/project:default/source:tree"
 
 
@@ -66,13 +66,15 @@ def plant(root: Path, lines: list[str] = LINES) -> Path:
 
 
 def printing(lines: list[str]) -> bytes:
-    """A notebook whose cells print lines."""
+    """Return a notebook whose cells print lines."""
     cells = [{"cell_type": "code", "source": "show()", "outputs": [{"text": line}]} for line in lines]
     return json.dumps({"nbformat": 4, "cells": cells}).encode()
 
 
 def stored(folder: Path) -> Iterator[tuple[str, str]]:
-    """Everything in a workspace: the bytes of each file, and the values of each table, which may be compressed."""
+    """Yield everything in a workspace: the bytes of each file, and the values of each table (tables may be
+    compressed).
+    """
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             data = path.read_bytes()
@@ -88,7 +90,7 @@ def stored(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def leaked(text: str, secrets: list[str]) -> list[str]:
-    """The secrets that a text contains, plain or encoded as in JSON or a URL."""
+    """Return the secrets in a text, plain or encoded as in JSON or a URL."""
     return [s for s in secrets if s in text or json.dumps(s)[1:-1] in text or quote(s, safe="") in text]
 
 
@@ -216,7 +218,7 @@ def test_another_mode_reads_the_documents_again_and_only_once(
     assert (strict["changed"], set(strict["redacted"])) == (11, {rule.name for rule in STRICT})
     again = run()
     assert (again["changed"], again["bytes_read"], again["redacted"]) == (0, 0, {})
-    # Superseded versions keep the text of earlier modes until maintenance removes them.
+    # Superseded versions keep the text from earlier modes until maintenance removes them.
     assert driftline("compact", "--workspace", location, "--retention-seconds", "0", "--max-deltas", "0").code == 0
     assert driftline("cleanup", "--workspace", location, "--max-age-seconds", "0", "--delete").code == 0
     check_stored(location, ALL)

@@ -1,4 +1,4 @@
-"""A secret from any input is neither printed, logged nor stored, neither in a name nor in a record or a row."""
+"""A secret from any input is never printed, logged or stored: not in a name, a record or a row."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DATABASES = (
 
 
 class Watch(logging.Handler):
-    """Keeps the log messages of Driftline as a program with its own logging configuration receives them."""
+    """Keeps Driftline's log messages as received by a program with its own logging configuration."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -71,7 +71,7 @@ def watch() -> Iterator[Watch]:
 
 @pytest.fixture
 def location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch, tiny_model: Path) -> Path:
-    """The current folder, with a source; the environment names no real service."""
+    """The current folder, which contains a source; the environment refers to no real service."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "DRIFTLINE_", "LTM_", "GOOGLE_", "AZURE_"))]:
         monkeypatch.delenv(name)
     for name in (CONFIG_VARIABLE, *VARIABLES):
@@ -242,7 +242,7 @@ def modes(folder: Path) -> set[int]:
 
 @pytest.fixture
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder that everybody can read, like its parents."""
+    """A folder that everyone can read, like its parents."""
     import tempfile
 
     with tempfile.TemporaryDirectory(dir="/tmp") as name:

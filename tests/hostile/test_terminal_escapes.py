@@ -1,4 +1,4 @@
-"""No control character in a name, line or message of an untrusted source reaches the terminal."""
+"""No control character in a name, line or message from an untrusted source reaches the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORBIDDEN = {*map(chr, range(32)), *map(chr, range(127, 160)), "\u202e"} - {"\n"
 
 @pytest.fixture(autouse=True)
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current folder: a source whose names, lines, ignore files and configuration hold escape sequences."""
+    """The current folder: a source whose names, lines, ignore files and configuration contain escape sequences."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / f"tree{ESCAPE}").mkdir()
     tree = tmp_path / "tree"
@@ -89,7 +89,7 @@ def test_no_command_prints_a_control_character(driftline: Driftline, tmp_path: P
 
 
 def test_warnings_and_tracebacks_are_escaped(tmp_path: Path) -> None:
-    """In a process of its own, where nothing captures the logs."""
+    """Runs in its own process, where nothing captures the logs."""
     program = f"""
 import logging, sys
 from driftline.flows.commands import main as command_line

@@ -1,4 +1,4 @@
-"""A driftline.toml of an unpacked folder sends no credential of the user to an endpoint of its author."""
+"""A driftline.toml in an unpacked folder cannot send the user's credentials to its author's endpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMANDS = (
 
 
 class Endpoint:
-    """A server that keeps the first bytes of each connection and answers with an error."""
+    """A server that keeps the first bytes of each connection and responds with an error."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
@@ -65,7 +65,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 @pytest.fixture
 def unpacked(tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a configuration that names an endpoint and a variable of the build."""
+    """The current folder; its configuration refers to an endpoint and a build variable."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("CI_TOKEN", TOKEN)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -99,7 +99,7 @@ url = "postgresql://user:${{CI_TOKEN}}@127.0.0.1:{endpoint.port}/catalog"
 def test_an_untrusted_configuration_is_ignored(
     unpacked: Path, endpoint: Endpoint, driftline: Driftline, command: tuple[str, ...]
 ) -> None:
-    # A workspace beside the file, so that no store of the real world is asked.
+    # A workspace next to the file: no real store is contacted.
     (unpacked / "driftline.toml").write_text(
         (unpacked / "driftline.toml").read_text().replace('"s3://bucket/workspace"', '".driftline"')
     )

@@ -1,4 +1,4 @@
-"""Records of sources in a workspace cause no connection, because the workspace may be part of an unpacked folder."""
+"""Source records in a workspace cause no connection, because the workspace may be part of an unpacked folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXT = "the first line\n\nthe needle of the haystack\n\n***\nthe last line\n"
 
 
 class Server:
-    """A web server on loopback that counts requests, and serves the indexed file."""
+    """A web server on loopback that counts requests and serves the indexed file."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -64,7 +64,7 @@ def server() -> Iterator[Server]:
 def unpacked(
     tmp_path: Path, driftline: Driftline, server: Server, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> Path:
-    """The current folder with a workspace, changed by ``configure``."""
+    """Return the current folder, whose workspace was changed by ``configure``."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "the-key-of-the-build")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret-of-the-build")
@@ -132,7 +132,7 @@ def test_sources_that_the_caller_names_are_read(
     uri = f"http://{server.address}/docs"
     configure(unpacked, uri)
     workspace = dl.open(str(unpacked), sources=[uri]).storage
-    assert dl.search(workspace, "needle", n_lines=2).results[0].context[4] == "***"  # no line of the index
+    assert dl.search(workspace, "needle", n_lines=2).results[0].context[4] == "***"  # not a line of the index
     assert server.requests == ["/docs/a.txt"]
     Path("driftline.toml").write_text(f'[[sources]]\nuri = "{uri}"\nentity = "source:docs"\n')
     server.requests.clear()

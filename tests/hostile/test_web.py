@@ -1,4 +1,4 @@
-"""Pages and API of the web server over a workspace with hostile names and contents, and hostile clients."""
+"""The web server's pages and API over a workspace with hostile names and contents, and with hostile clients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAGE_TAGS = frozenset(
 
 
 class Page(HTMLParser):
-    """The tags, attributes and text of a page."""
+    """The tags, attributes and text on a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ def test_pages_of_a_search_and_of_documents_follow_each_other(server: HttpServer
     for cursor in ("x", "bnVsbA", "WzFd", "WyJhIl0", "WzFlOTld", "Wy0xXQ"):
         for target in ("documents", "search?q=x"):
             response, body = ask(server, f"/api/v1/{target}{'&' if '?' in target else '?'}cursor={cursor}")
-            if (target, cursor) != ("search?q=x", "WzFd"):  # [1] is where a page may begin
+            if (target, cursor) != ("search?q=x", "WzFd"):  # [1] marks where a page may begin
                 assert (response.status, json.loads(body)["error"]) == (404, "not_indexed"), (target, cursor)
 
 

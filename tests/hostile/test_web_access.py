@@ -1,4 +1,4 @@
-"""Tokens of the web server: nobody has access without one, or learns what is outside its boundary."""
+"""Web server tokens: without one, nobody has access, and nobody learns anything outside its boundary."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from tests.support.web import Answer, ask, serving
 OWN = "org:acme/project:own"
 FOREIGN = {"secretb": "org:acme/project:secretb", "secretx": "org:secretx/project:p"}
 ABSENT = {"secretb": "absentb", "secretx": "absentx"}
-"""Unused names of the same length as the secret ones."""
+"""Unused names, of the same length as the secret ones."""
 NOW, DAY = datetime(2026, 1, 2, tzinfo=UTC), timedelta(days=1)
 _OWN, *_FOREIGN = (Entity.parse(f"{e}/source:{name}") for name, e in {"own": OWN, **FOREIGN}.items())
 FOLLOWED = {
@@ -59,7 +59,8 @@ FOLLOWED = {
     },
     "another": {"ann": [(each, NOW) for each in _FOREIGN]},
 }
-"""What hosts let people read: ann her own repository, and once the others; the server does not follow the other fleet.
+"""Who may read what on the hosts: ann reads her own repository and, once, the others; the server does not follow the
+other fleet.
 """
 ACCEPT = "application/json, text/event-stream"
 PROTECTED = (
@@ -71,7 +72,7 @@ PROTECTED = (
 
 @dataclass(frozen=True)
 class Site:
-    """A workspace of three projects with memory, and the server that asks for tokens."""
+    """A workspace of three projects with memory, and a server that requires tokens."""
 
     address: str
     workspace: Workspace
@@ -85,7 +86,7 @@ class Site:
         return token
 
     def forget(self) -> None:
-        """Let the next request read the tokens."""
+        """Make the next request read the tokens."""
         self.tokens._tried_at = -authenticating.STALE_SECONDS
 
     def ask(self, target: str, **options: str) -> Answer:
@@ -136,7 +137,7 @@ def test_readers_that_cannot_be_read_grant_nothing_and_refuse_nobody_else(caplog
 
 @pytest.fixture(scope="module")
 def bound(site: Site) -> str:
-    """A token of one of the projects."""
+    """A token for one of the projects."""
     return site.token("search", "memory", within=OWN)
 
 
@@ -167,8 +168,8 @@ def test_requests_need_a_valid_token(site: Site) -> None:
 
 @pytest.mark.parametrize("query", ["lease", '"lease"'])
 def test_facets_count_nothing_beyond_the_boundary(site: Site, bound: str, query: str) -> None:
-    """Facets show nothing outside the boundary, even if the request names the source: a facet ignores the filter on its
-    own values.
+    """Facets show nothing outside the boundary, even if the request specifies the source: a facet ignores the filter on
+    its own values.
     """
     requested = urlencode({"q": query, "facets": "true", "source": f"{FOREIGN['secretx']}/source:secretx"})
     files = json.loads(site.ask(f"/api/v1/search?{requested}", token=bound).body)["facets"]["files"]
@@ -256,7 +257,7 @@ NAMES = st.sampled_from(sorted(FOREIGN))
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, str | None]:
-    """A path with its query, or a call of a tool, that names something beyond the boundary."""
+    """Return a path with a query, or a tool call, that refers to something outside the boundary."""
     name = draw(NAMES)
     source = draw(st.sampled_from([f"{FOREIGN[name]}/source:{name}", FOREIGN[name], f"{OWN}/source:{name}"]))
     path = draw(st.sampled_from([f"{name}.py", "shared.md", f"../{name}/{name}.py"]))
@@ -287,7 +288,7 @@ def requests(draw: st.DrawFn) -> tuple[str, str | None]:
 
 
 def without_nearest(body: str) -> str:
-    """An answer without its nearest line, which is inside the boundary, but depends on the words of the query."""
+    """Return a response without its nearest line, which is inside the boundary but depends on the query's words."""
     try:
         answer = json.loads(body)
     except ValueError:  # a page
@@ -302,7 +303,7 @@ def without_nearest(body: str) -> str:
 def test_existing_and_missing_things_beyond_the_boundary_look_alike(
     site: Site, bound: str, request: tuple[str, str | None], follows: bool
 ) -> None:
-    """The boundary is that of a token, or what the host of a fleet lets a user of the proxy read."""
+    """The boundary is a token's, or what a fleet's host lets a proxy user read."""
     token, user = ("", {"X_User": "ann@acme.example"}) if follows else (bound, {})
 
     def answer(replaced: bool) -> Answer:
@@ -333,7 +334,7 @@ def test_the_access_that_a_host_gives_expires(site: Site, monkeypatch: pytest.Mo
     assert (memory.status, "have no memory" in memory.body) == (404, True)
     monkeypatch.setattr(site.readers, "_now", lambda: NOW + timedelta(seconds=1))
     assert (seen("ann"), seen("bob")) == (set(), {"secretb", "secretx"})
-    monkeypatch.setattr(site.readers, "_now", lambda: NOW - 3 * DAY)  # the clock that wrote them was far ahead
+    monkeypatch.setattr(site.readers, "_now", lambda: NOW - 3 * DAY)  # written by a clock that was far ahead
     assert (seen("ann"), seen("bob")) == (set(), set())
 
 
@@ -523,7 +524,7 @@ def test_the_last_known_tokens_are_trusted_for_a_while(monkeypatch: pytest.Monke
             raise StorageError("The store is away", "here")
         return (record,)
 
-    # Only the clock of this module: the event loop of the server in the other thread needs the real one.
+    # Only this module's clock: the server's event loop in the other thread needs the real one.
     monkeypatch.setattr(authenticating, "time", SimpleNamespace(monotonic=lambda: now[0]))
     known = KnownTokens(read)
     known.refresh()

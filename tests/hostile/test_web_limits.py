@@ -1,4 +1,4 @@
-"""Each limit of the web server: TLS, slow and too many clients, large requests, long answers, searches at once."""
+"""The web server's limits: TLS, slow clients, too many clients, large requests, long responses, concurrent searches."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def refuses(address: str) -> bool:
-    """Return whether the server closes a new connection at once; an accepted one stays open for longer."""
+    """Return whether the server closes a new connection at once; an accepted connection stays open longer."""
     with connected(address) as connection:
         connection.settimeout(0.5)
         return is_closed(connection)
@@ -109,7 +109,7 @@ def is_healthy(address: str) -> bool:
 
 
 def is_refused(connection: socket.socket, parts: list[bytes]) -> bool:
-    """Return whether the answer to ``parts`` is a client error, or missing because the peer has closed."""
+    """Return whether the response to ``parts`` is a client error, or missing because the peer closed the connection."""
     try:
         for part in parts:
             connection.sendall(part)
@@ -282,7 +282,7 @@ def test_few_searches_run_at_once_and_the_others_wait(workspace: Workspace, monk
 
 
 def never_reading(address: str, target: str = "/static/style.css") -> socket.socket:
-    """A connection of a client that sends many requests, and reads no answer."""
+    """A connection from a client that sends many requests and reads no response."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     host, _, port = address.rpartition(":")
@@ -310,7 +310,7 @@ def test_clients_that_never_read_lose_their_connection(monkeypatch: pytest.Monke
     with serving(HttpServer(f"http://{address}", running, listener)):
         held = [never_reading(address) for _ in range(3)]
         until(lambda: answered[0] == 3 and not running.server_state.connections)
-        assert answered[0] == 3  # not one for each request that they sent
+        assert answered[0] == 3  # not one for each request sent
         monkeypatch.setattr(http_server, "WRITE_SECONDS", PATIENCE_SECONDS)
         assert len(ask(address, "/").body) == answer_bytes
         for each in held:

@@ -1,4 +1,4 @@
-"""Webhooks of senders without the secret, and malicious ones with it: only what is configured runs."""
+"""Webhooks from senders without the secret, and from malicious ones with it: only configured runs start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """A server that takes webhooks, with a run that lasts until the end of the test."""
+    """A server that accepts webhooks; its run lasts until the end of the test."""
     Workspace.open_for_writing(str(tmp_path / "ws"))
     found = Site()
     settings = HookSettings({}, ("*",), pull_requests=True)
@@ -109,7 +109,7 @@ def test_a_huge_body_is_refused_with_or_without_a_length(site: Site) -> None:
             for _ in range(MAX_HOOK_BYTES // 0x10000 + 2):
                 raw.sendall(chunk)
         except OSError:
-            pass  # the server has answered, and reads no more
+            pass  # the server has responded and reads no more
         answer = raw.recv(100)
     assert answer.startswith(b"HTTP/1.1 413")
     assert site.ran == []
@@ -161,7 +161,7 @@ def test_odd_refs_never_reach_git(site: Site, branch: str) -> None:
         assert answer.status in (200, 202)
     for work in site.ran:
         assert work.ref in ("", f"refs/heads/{branch}")
-        assert branch == "-x"  # as refs/heads/-x, it is no option
+        assert branch == "-x"  # as refs/heads/-x, it is not an option
 
 
 @pytest.mark.parametrize("number", ["7/head", "-1", "١", "7\n", "", "0x7", " 7"])

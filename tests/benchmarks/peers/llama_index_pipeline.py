@@ -20,7 +20,7 @@ from pydantic import PrivateAttr
 
 
 class StaticEmbedding(BaseEmbedding):  # type: ignore[misc]  # untyped here
-    """A model2vec model with the interface of LlamaIndex."""
+    """A model2vec model behind LlamaIndex's interface."""
 
     _model: StaticModel = PrivateAttr()
 
