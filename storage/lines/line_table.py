@@ -217,7 +217,7 @@ class LineTable(LanceTable):
                 return before  # an earlier attempt succeeded, but its acknowledgement was lost
             for part, marker in zip(parts, before, strict=True):
                 if marker.token > part.token:
-                    raise self._lost(part, marker, is_known=not unknown_outcomes or len(parts) == 1)
+                    raise self._fenced(part, marker, is_known=not unknown_outcomes or len(parts) == 1)
             unmarked = [part for part, each in zip(parts, rows, strict=True) if not each]
             if unmarked:
                 entities = [part.entity for part in unmarked]
@@ -244,7 +244,7 @@ class LineTable(LanceTable):
                     raise write_failed("Could not commit to the table", self.uri, error) from error
         raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Run it again.")
 
-    def _lost(self, part: SourceCommit, marker: CommitMarker, *, is_known: bool) -> DriftlineError:
+    def _fenced(self, part: SourceCommit, marker: CommitMarker, *, is_known: bool) -> DriftlineError:
         """Return the error for a fenced holder. Unless ``is_known`` is set, an attempt may still get committed."""
         why = f"Another run took over {part.entity} (its token is {marker.token}, ours is {part.token})"
         return (LeaseLost if is_known else StorageError)(why, self.uri, "Start this run again.")
