@@ -58,7 +58,7 @@ def index(tree: Path, workspace: str, model: Path) -> dict[str, Any]:
 
 
 def index_often(tree: Path, workspace: str, model: Path, turns: int = 4) -> None:
-    """Index ``times`` times; each time, change some documents and remove one."""
+    """Index ``turns`` times; each turn after the first changes some documents and removes one."""
     index(tree, workspace, model)
     for turn in range(1, turns):
         for number in range(turn, 12, 3):
