@@ -102,7 +102,7 @@ class SearchCase:
 
 
 def in_rust(text: str) -> str:
-    """Translate the RE2 expression ``text`` into Rust's syntax, token by token: ``\\[`` opens no class."""
+    """Translate the RE2 expression ``text`` into Rust's syntax token by token, since ``\\[`` does not open a class."""
     return re.sub(r"(\[\^?)?(\\.)", _token_in_rust, text)
 
 
