@@ -5,12 +5,12 @@ model.
 
 The questions and their answers are semble's (https://github.com/MinishLab/semble, MIT): ``--annotations`` is its folder
 ``benchmarks``, and ``--trees`` holds a checkout of each repository of ``repos.json``, named like the repository, at the
-pinned commit; by default, they are the folders ``public/annotations`` and ``public/trees`` beside the corpora of the
-other benchmarks. NDCG@10 is defined as in its ``metrics.py``: each relevant file counts once, at the first result that
-shows it. ``tokens`` counts the results up to the first right one, or all if none is right, at four characters a token.
-Missing repositories are reported and skipped. The weights of the ranking were tuned on repositories whose names begin
-with a to l (``--half tuning``); the others are for reporting. ``--keep 1`` keeps the indexes for the next run, which
-then reports no CPU time for indexing.
+pinned commit; by default, they are the folders ``public/annotations`` and ``public/trees`` next to the other
+benchmarks' corpora. NDCG@10 is defined as in its ``metrics.py``: each relevant file counts once, at the first result
+that shows it. ``tokens`` counts the results up to the first correct one, or all if none is correct, at four characters
+per token. Missing repositories are reported and skipped. The weights of the ranking were tuned on repositories whose
+names begin with a to l (``--half tuning``); the others are for reporting. ``--keep 1`` keeps the indexes for the next
+run, which then reports no CPU time for indexing.
 """
 
 from __future__ import annotations

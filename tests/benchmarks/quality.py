@@ -10,8 +10,8 @@ before any search). All contenders index the same trees, and those that embed us
 correct if it is in the right file and shows a line of the function or paragraph; ``strict`` counts a result only if its
 best line (the first line if a contender names none) is in it, and ``lines`` is the average length of results. The
 weights were chosen on the tuning halves, without C++; the figures come from the reporting halves (``--tuning 1`` shows
-the others). ``--rerank 1`` adds a row with a transformer. ``--keep 1`` keeps the indexes beside the corpora, so that
-the next run only brings them up to date. Other languages than Python need npm, pip and apt-get.
+the others). ``--rerank 1`` adds a row with a transformer. ``--keep 1`` keeps the indexes next to the corpora, so the
+next run only updates them. Languages other than Python need npm, pip and apt-get.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class Publications:
         return write_and_note
 
     def ended(self) -> None:
-        """Count the deletion of folded deltas as part of the work."""
+        """Count the deletion of folded deltas as work."""
         for publication in self.published:
             publication["until"] = publication["until"] or time.monotonic()
 

@@ -59,8 +59,8 @@ FOLLOWED = {
     },
     "another": {"ann": [(each, NOW) for each in _FOREIGN]},
 }
-"""Who may read what on the hosts: ann reads her own repository and, once, the others; the server does not follow the
-other fleet.
+"""Who may read what: ann reads her own repository, and could read the others until a while ago. The server does not
+follow the other fleet.
 """
 ACCEPT = "application/json, text/event-stream"
 PROTECTED = (

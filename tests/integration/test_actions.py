@@ -1,4 +1,4 @@
-"""The actions for YAML agents, called like an engine calls them, and the workflows of their reference."""
+"""The actions for YAML agents, called as by an engine, and the workflows in their reference."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Registry = dict[str, Callable[..., dict[str, Any]]]
 
 
 class Engine:
-    """A host that closes the objects registered with it."""
+    """A host that closes objects registered with it."""
 
     def __init__(self) -> None:
         self.to_close: list[Callable[[], None]] = []
@@ -81,14 +81,16 @@ def registry(tree: Path, engine: Engine) -> Registry:
 
 @pytest.fixture
 def notes(registry: Registry, tree: Path, tiny_model: Path) -> Registry:
-    """The registry, with a workspace called notes whose model loads quickly."""
+    """The registry, and a workspace called notes whose model loads quickly."""
     (tree / "empty").mkdir()
     dl.index(str(tree / "empty"), workspace=str(tree / "home" / "notes"), model=str(tiny_model))
     return registry
 
 
 def run(registry: Registry, workflow: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """A tiny engine that returns the names of the visited nodes; like real ones it passes extra keyword arguments."""
+    """Run a tiny engine and return the names of the visited nodes; like real engines, it passes extra keyword
+    arguments.
+    """
     render = NativeEnvironment()
 
     def value(template: Any) -> Any:
@@ -205,7 +207,7 @@ def test_indexing_counts_new_changed_and_unchanged_documents(notes: Registry, tr
 
     assert index("docs/leases.md") == (1, 0, 0, 3)
     assert index(["src/a.py", "docs/leases.md"]) == (1, 0, 1, 5)
-    assert index("docs/**/*.md") == (1, 0, 1, 6)  # the file stays one document
+    assert index("docs/**/*.md") == (1, 0, 1, 6)  # the file remains one document
     assert index(["src/a.py", "docs"]) == (2, 0, 1, 6)  # replaces the file and the glob inside it
     assert index(["src/a.py", "src"]) == (1, 0, 0, 6)
     (tree / "docs/leases.md").write_text("A lease.\n")
@@ -320,7 +322,7 @@ def test_a_search_is_limited_to_the_given_paths(notes: Registry, tree: Path) -> 
     notes["search.workspace_index"]({}, workspace="notes", paths=".", extensions="none")
     assert paths(paths="leases.md") == {
         "leases.md"
-    }  # although it would be in the current folder, which is a source now
+    }  # although the current folder, which is now a source, would contain it
 
 
 def test_positions_of_arguments_stay(registry: Registry, tree: Path) -> None:

@@ -1,4 +1,4 @@
-"""Archives and mail as folders whose members are documents, from the file to the hit."""
+"""Archives and mail as folders of documents, from the file to the hit."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def index(tree: Path | str, workspace: Path, **how: Any) -> Any:
 
 
 def settled(tree: Path | str, workspace: Path, **how: Any) -> Any:
-    """The report of a run on a new source, after which no file is racy."""
+    """Return the report of a run on a new source, after which no file is racy."""
     report = index(tree, workspace, archives=True, **how)
     until(lambda: not index(tree, workspace).bytes_read)
     return report
@@ -326,7 +326,7 @@ def test_a_member_that_has_changed_is_not_returned() -> None:
 def test_encrypted_and_lying_members_are_skipped() -> None:
     data = bytearray(zipped({"a.txt": b"a" * 1_000, "b.txt": b"the bittern"}))
     directory = data.index(b"PK\x01\x02")
-    data[directory + 8] |= 1  # encrypted, says the directory
+    data[directory + 8] |= 1  # encrypted according to the zip directory
     assert reasons(bytes(data)) == {"a.zip!/a.txt": SkipReason.ENCRYPTED}
     for size in 10, 2**31:
         lying = bytearray(zipped({"a.txt": b"a" * 1_000, "b.txt": b"the bittern"}))

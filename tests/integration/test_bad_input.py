@@ -1,4 +1,4 @@
-"""Invalid input and unusual files: one clear line and exit code 2 before any write, or an entry in the run history."""
+"""Invalid input and unusual files: one clear line and exit code 2 before any write, or a run history entry."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 @contextmanager
 def as_nobody(tmp_path: Path, tiny_model: Path, workspace: Path) -> Iterator[None]:
-    """Become a user who owns the workspace, and may only read files that everybody can read."""
+    """Become a user who owns the workspace but may otherwise only read world-readable files."""
     above = takewhile(lambda path: path != Path(tempfile.gettempdir()), tmp_path.parents)
     for path in (*above, tmp_path, tiny_model, *tiny_model.iterdir()):
         path.chmod(0o755)
@@ -72,12 +72,14 @@ def as_nobody(tmp_path: Path, tiny_model: Path, workspace: Path) -> Iterator[Non
 
 
 def listing(root: Path) -> dict[str, bytes | None]:
-    """Every file below ``root`` with its content."""
+    """Return every file under ``root`` and its content."""
     return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(root.rglob("*"))}
 
 
 def assert_refused(driftline: Cli, kind: str, watched: Path, *arguments: object, says: str = "", code: int = 2) -> None:
-    """Assert that the command fails with ``kind`` in one line containing ``says``, and does not change ``watched``."""
+    """Assert that the command fails with ``kind`` in one line that contains ``says``, and does not change
+    ``watched``.
+    """
     before = listing(watched)
     outcome = driftline(*arguments)
     assert outcome.code == code, outcome
@@ -165,7 +167,7 @@ def test_unreadable_sources_and_workspaces_are_refused(
     index = ["index", tree, "--workspace", workspace, "--model", tiny_model]
     own = ["index", tree, "--model", tiny_model]
     for command in (index, own, ["search", "word1", "--workspace", workspace]):
-        assert driftline(*command).code == 0  # and everything is imported before the user changes
+        assert driftline(*command).code == 0  # and everything must be imported before the user changes
     tree.chmod(0o700)
     before = listing(workspace)
     with as_nobody(tmp_path, tiny_model, workspace):
@@ -330,7 +332,7 @@ def test_files_without_permission_are_in_the_run_history_and_stay_indexed(
 
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Callable[[Path], None]]]:
-    """Callbacks by path in the source, called right after that file is read."""
+    """Callbacks, keyed by path in the source, that are called right after the file is read."""
     events: dict[str, Callable[[Path], None]] = {}
     read = SafeFolder.read
 

@@ -1,4 +1,4 @@
-"""Each benchmark runs to its end on a tiny corpus. The figures are meaningless there."""
+"""Each benchmark runs to completion on a tiny corpus, where the figures are meaningless."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache of corpora during these tests."""
+    """The corpora cache during these tests."""
     return tmp_path_factory.mktemp("corpora")
 
 

@@ -1,4 +1,4 @@
-"""The cache of blocks: a search reads from the disk what other searches have read, and nothing stale or damaged."""
+"""The block cache: a search reads blocks from disk that other searches have read, but nothing stale or damaged."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def tree(tmp_path: Path) -> Path:
 def proxy(
     s3_environment: S3Server, s3_bucket: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[DelayingProxy]:
-    """A proxy that records the requests to the bucket of an index."""
+    """A proxy that records requests to the bucket of an index."""
     dl.index(str(tree), workspace=s3_bucket, model=str(save_tiny_model(tmp_path / "model")))
     with delaying(s3_environment.endpoint, 0) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
@@ -94,7 +94,7 @@ def proxy(
 
 
 def searched(proxy: DelayingProxy, workspace: str, query: str = QUERY) -> tuple[list[Any], list[Exchange]]:
-    """Search in a new process; return its results and its requests."""
+    """Search in a new process and return its results and requests."""
     proxy.take()
     command = [str(Path(sys.executable).parent / "driftline"), "search", query, "--workspace", workspace, "--json"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -105,7 +105,7 @@ def searched(proxy: DelayingProxy, workspace: str, query: str = QUERY) -> tuple[
 
 
 def of_files(requested: list[Exchange]) -> list[str]:
-    """The requests for immutable files of the table."""
+    """Return the requests for the table's immutable files."""
     return [each.path for each in requested if block_cache._IMMUTABLE.search(each.path)]
 
 
@@ -127,9 +127,9 @@ def test_a_new_process_reads_valid_blocks_of_another_from_the_disk(
     assert not of_files(warm)
     assert next(each.path for each in warm if "_versions" in each.path).startswith("/driftline-tests?")  # a newer one?
     assert any(each.path.endswith(".manifest") for each in cold)
-    assert not any(each.path.endswith(".manifest") for each in warm)  # the listing has the etag of a known one
+    assert not any(each.path.endswith(".manifest") for each in warm)  # the listing contains the etag of a known one
     assert sorted(of_files(repaired)) == sorted(of_files(cold))
-    assert len(of_files(requested)) > len(of_files(cold))  # ranges are merged, and small files are read whole
+    assert len(of_files(requested)) > len(of_files(cold))  # ranges are merged, and small files are read entirely
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -224,7 +224,7 @@ def test_a_version_of_a_table_is_kept_only_under_the_etag_that_was_just_listed(t
     until(lambda: blocks_in(tmp_path), "the version is on the disk")
     assert read(server) == read(ReadServer(tmp_path, 10**6)) == (b"one", 0)
     assert read(server, lists=False) == (b"one", 1)
-    bucket.content = b"two"  # another table at the same place
+    bucket.content = b"two"  # another table at the same location
     assert read(server, lists=False) == (b"two", 1)
     assert read(server) == (b"two", 1)
     bucket.content = b"one"
@@ -282,7 +282,7 @@ def test_the_texts_before_the_end_of_a_data_file_are_read_at_once_and_only_so_ma
         read(name, size - block_cache.TAIL_BYTES, size)  # already read, or being read
     assert requested == [(end, size), (end, size)]
     requested.clear()
-    read("first", 0, 4)  # far from the end: the filters of packs
+    read("first", 0, 4)  # far from the end: the packs' filters
     assert requested == [(0, 4 + int(block_cache.GRAMS_SHARE * size))]
     requested.clear()
     read("first", size // 2, size // 2 + 4)
@@ -304,7 +304,7 @@ def test_a_fork_waits_for_the_lock_and_leaves_it_free() -> None:
     def hold() -> None:
         with block_cache._one_at_a_time:
             is_held.set()
-            time.sleep(0.2)  # without the wait, the fork comes before this ends
+            time.sleep(0.2)  # without waiting, the fork would come before this ends
 
     holder = threading.Thread(target=hold)
     holder.start()
@@ -333,7 +333,7 @@ def test_processes_that_write_and_evict_at_once_read_whole_blocks_or_none(tmp_pa
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert kept
     assert not [path for path in kept if path.name.startswith(".tmp")]
-    # A process measures the blocks of other processes when it starts, and from time to time.
+    # A process measures other processes' blocks when it starts, and again from time to time.
     BlockCache(tmp_path, 50_000).write("last", Block.of(0, b"x", 1), b"x")
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 50_000
 
@@ -357,7 +357,7 @@ def test_the_least_recently_used_blocks_are_evicted_first_and_leftovers_of_the_d
 
 
 class Objects:
-    """A bucket of immutable files, which counts the reads."""
+    """A bucket of immutable files that counts reads."""
 
     identity, credentials = "objects", ()
 
@@ -377,7 +377,7 @@ class Objects:
 
 
 def read_all(objects: Objects, server: ReadServer) -> None:
-    """Read parts of each file through ``server``, and assert that they are right."""
+    """Read parts of each file through ``server`` and assert that they are correct."""
     options = server.options(objects)
     credential = f"AWS4-HMAC-SHA256 Credential={options['aws_access_key_id']}/20260101/us-east-1/s3/aws4_request"
     for key, data in objects.files.items():
@@ -427,7 +427,7 @@ def swap_files(blocks: list[Path], random: Random) -> None:
 
 
 def rename(blocks: list[Path], random: Random) -> None:
-    """Give each block the name of another range or size, with the checksum of its bytes."""
+    """Rename each block to another range or size, with the checksum of its bytes."""
     for block in blocks:
         start, length, size, *rest = block.name.split("-")
         moved = (f"{int(start) + 1}", length, size) if random.random() < 0.5 else (start, length, f"{int(size) + 9}")

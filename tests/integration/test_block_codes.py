@@ -1,4 +1,4 @@
-"""Block search by vector codes: it finds what exact search finds, with filters, after commits, and without repeated
+"""Block search by vector codes: it finds the same as exact search, with filters, after commits, and without repeated
 reads.
 """
 
@@ -23,12 +23,12 @@ from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.indexing.rows import line_rows
 
 DIM = 96
-"""Not a multiple of a word, so that codes are padded."""
+"""Not a multiple of the word size, so codes are padded."""
 SOURCE = Entity.parse("org:acme/project:alpha/source:web")
 
 
 def vectors_of(documents: int, lines: int, seed: int) -> NDArray[np.float32]:
-    """``(documents, lines, DIM)`` unit vectors; the lines of a block are alike."""
+    """Return unit vectors of shape ``(documents, lines, DIM)``; the lines of a block are similar."""
     random = np.random.default_rng(seed)
     blocks = random.standard_normal((documents, -(-lines // LINES_PER_BLOCK), DIM))
     found = blocks.repeat(LINES_PER_BLOCK, axis=1)[:, :lines] + random.standard_normal((documents, lines, DIM))
@@ -39,7 +39,7 @@ def vectors_of(documents: int, lines: int, seed: int) -> NDArray[np.float32]:
 def committed(
     table: LineTable, vectors: NDArray[np.float32], paths: Sequence[str], replaced: Sequence[str] = ()
 ) -> None:
-    """Commit documents with a line of text for each vector."""
+    """Commit documents that have a line of text for each vector."""
     documents, lines = vectors.shape[:2]
     rows = line_rows(
         SOURCE,
@@ -53,7 +53,7 @@ def committed(
 
 
 def exact(vectors: NDArray[np.float32], paths: Sequence[str], query: NDArray[np.float32]) -> list[tuple[str, int]]:
-    """The blocks of the documents, the nearest first."""
+    """Return the documents' blocks, nearest first."""
     sums = [
         ((path, first), vectors[at, first : first + LINES_PER_BLOCK].sum(axis=0))
         for at, path in enumerate(paths)
@@ -76,7 +76,7 @@ def table(tmp_path: Path) -> LineTable:
 
 
 def test_codes_find_most_blocks_that_vectors_find(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_codes, "MIN_SELECTED", 16)  # so that signs alone select
+    monkeypatch.setattr(block_codes, "MIN_SELECTED", 16)  # so only signs select
     paths = [f"{at % 10}/{at}.py" for at in range(200)]
     vectors = vectors_of(200, 50, seed=5)
     committed(table, vectors, paths)
@@ -88,7 +88,7 @@ def test_codes_find_most_blocks_that_vectors_find(table: LineTable, monkeypatch:
         assert locations(near)[0] == best[0] == (paths[document], first)
         assert near["cosine"].to_pylist() == sorted(near["cosine"].to_pylist(), reverse=True)
         found, total = found + len({*locations(near)} & {*best[:5]}), total + 5
-    assert found / total >= 0.6  # of unrelated blocks: chance finds 2 %
+    assert found / total >= 0.6  # unrelated blocks: chance finds 2 %
 
 
 @pytest.mark.parametrize("strategy", ["auto", "prefilter", "postfilter"])
@@ -116,7 +116,7 @@ def test_tables_with_filters_are_compared_together(table: LineTable) -> None:
     tables = [LineQuery(table, LineFilter(dirs=dirs)) for dirs in (("0/", "3/"), ("none/",), ("1/", "2/", "4/"))]
     query = vectors[42, 0]
     best = sorted(np.concatenate([each.near(query, 100).scores for each in tables]).tolist(), reverse=True)[:8]
-    for _ in range(2):  # from the second time on, the joined codes are known
+    for _ in range(2):  # the joined codes are known from the second time on
         found = nearest_blocks(tables, query, 8)
         assert sorted(np.concatenate([each.scores for each in found]).tolist(), reverse=True) == pytest.approx(best)
         for each, near in zip(tables, found, strict=True):
@@ -145,13 +145,13 @@ def test_only_new_fragments_are_read_and_replaced_documents_are_gone(
     committed(table, new, ["4.py"], replaced=["4.py"])
     assert locations(LineQuery(table).near_blocks(new[0, 2], 1)) == [("4.py", 0)]
     assert read[0] is None
-    assert all(count in (1, 2) for count in read[1:])  # the rows, and a commit marker without a code
+    assert all(count in (1, 2) for count in read[1:])  # the rows and a commit marker without a code
     gone = locations(LineQuery(table).near_blocks(old[4, 2], 100))
     assert len(gone) == len({*gone}) == 80
     cached = original(table.open(), *[lambda _: pytest.fail("codes of a known version are read again")] * 2)
     block_codes._CODES.clear()
     afresh = LineQuery(table)._codes
-    assert {*afresh.rows.tolist()} < {*cached.rows.tolist()}  # cached ones include the replaced blocks
+    assert {*afresh.rows.tolist()} < {*cached.rows.tolist()}  # cached codes include the replaced blocks
     by_row = dict(zip(cached.rows.tolist(), cached.signs.T.tolist(), strict=True))
     assert [by_row[row] for row in afresh.rows.tolist()] == afresh.signs.T.tolist()
 

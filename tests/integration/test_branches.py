@@ -1,4 +1,4 @@
-"""Branches of real git repositories and of a bucket: each has its own documents, and main never changes."""
+"""Branches of real git repositories and of a bucket: each has its own documents; main never changes."""
 
 from __future__ import annotations
 
@@ -103,19 +103,19 @@ def test_branches_with_a_history_are_compared(repository: Path, workspace: str, 
         commit(repository, {f"src/{number}.py": f"word3{number}\n", f"new {name[-3:]}.py": f"word4{number}\n"})
         report = indexed(name)
         assert (report.lines_embedded, report.branch) == (2, name)
-        assert report.base is not None, report.full_scan_reason  # git names the paths that differ from main
+        assert report.base is not None, report.full_scan_reason  # git reports the paths that differ from main
     for name, files in expected.items():
         holds(workspace, name, files)
     holds(workspace, None, main)
 
-    # A merge commit: the lines that main gets are embedded already.
+    # A merge commit: the lines that main receives are already embedded.
     git(repository, "checkout", "-q", "main")
     git(repository, "merge", "-q", "--no-ff", "--no-edit", "one")
     merged = run()
     main = committed(repository)
     assert (merged.lines_embedded, merged.lines_reused) == (0, 2)
 
-    # A rebase of a branch onto it: cheaper to cut anew, and nothing is embedded.
+    # A rebase onto it: a new cut is cheaper, and nothing is embedded.
     git(repository, "checkout", "-q", "feature/zwei")
     git(repository, "rebase", "-q", "main")
     rebased = indexed("feature/zwei")
@@ -195,7 +195,7 @@ def test_a_stale_build_does_not_replace_a_newer_one(repository: Path, workspace:
     git(repository, "checkout", "-q", first)
     with pytest.raises(StaleBuild, match="Build 8"):
         run("topic", build=7)
-    with pytest.raises(StaleBuild, match=second[:12]):  # without numbers, history tells
+    with pytest.raises(StaleBuild, match=second[:12]):  # without numbers, the history decides
         run("topic")
     holds(workspace, "topic", newest)
     run("topic", build=9)  # a force-push to the earlier commit
@@ -217,7 +217,7 @@ NAMES = {
     "x.lock": "rhino",
     "-x": "sloth",
 }
-"""Names of branches, and the word that each of them adds."""
+"""Branch names, and the word that each branch adds."""
 
 
 def test_names_of_branches_are_data(repository: Path, tmp_path: Path, tiny_model: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_search_of_a_branch_takes_other_sources_from_main(tmp_path: Path, tiny
     with pytest.raises(UsageError, match="It has: topic"):
         driftline.search(workspace, "word1", branch="unknown")
     for name in ("web", "docs"):
-        (tmp_path / name / "a.txt").unlink()  # now the context comes from the index
+        (tmp_path / name / "a.txt").unlink()  # now context comes from the index
     found = driftline.search(workspace, "word1 zebra", branch="topic", n_lines=1).results
     assert {hit.context for hit in found} == {("word1 zebra branch",), ("word1 zebra docs",)}
 
@@ -360,7 +360,7 @@ def test_a_deleted_branch_frees_its_bytes_with_the_next_cleanup(
     def newest() -> set[str]:
         return {file.path for fragment in table.open().get_fragments() for file in fragment.data_files()}
 
-    assert data_files() > newest()  # the branch needs what main has replaced
+    assert data_files() > newest()  # the branch needs files that main has replaced
     delete_named(Workspace.open(workspace), "topic", None)
     report = clean_workspace(CleanupRequest(workspace, 0.0, dry_run=False))
     assert report.versions_removed
@@ -415,7 +415,7 @@ def test_prune_takes_what_is_merged_gone_or_old(repository: Path, tmp_path: Path
 def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
     depth: str, repository: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
-    """A clone in CI knows only one branch; other branches and pull requests may still be open."""
+    """A CI clone knows only one branch; other branches and pull requests may still be open."""
     for branch in ("open", "pr/9", "gone"):
         git(repository, "branch", branch)
     clone, workspace = tmp_path / "clone", str(tmp_path / "index")

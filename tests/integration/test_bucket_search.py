@@ -1,4 +1,4 @@
-"""A search of a bucket sends few requests, in parallel, whatever changes the documents have had."""
+"""A bucket search sends few requests, in parallel, however the documents were changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
 
 DELAYS_SECONDS = (0.2, 1.0, 5.0)
-"""One of them is much longer than a busy host takes between two parallel requests of a search."""
+"""One delay is much longer than a busy host takes between two parallel requests of a search."""
 MAX_ROUNDS = 8
 FILES, LINES = 150, 200
 
@@ -41,7 +41,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def workspace(s3_bucket: str, tree: Path, tmp_path: Path) -> str:
-    """An index in a bucket with too many lines for a search without the index."""
+    """An index in a bucket, with too many lines for a search without the index."""
     dl.index(str(tree), workspace=s3_bucket, model=str(save_tiny_model(tmp_path / "model")))
     return s3_bucket
 
@@ -74,10 +74,10 @@ def test_a_warm_search_takes_few_rounds_even_if_the_documents_are_gone(
     assert first.results == again.results
     assert [hit.context for hit in gone.results] == [hit.context for hit in again.results]
     assert len(gone.results) == 10
-    assert min(len(hit.context) for hit in gone.results) >= 4  # of a line at either end of a document
+    assert min(len(hit.context) for hit in gone.results) >= 4  # of the first or last line of a document
     assert len(cold) <= 200
     assert rounds(warm) <= MAX_ROUNDS
-    assert rounds(alone) <= rounds(warm) + 6  # the context of all hits is read at once
+    assert rounds(alone) <= rounds(warm) + 6  # all hits' context is read at once
 
 
 def test_the_listing_that_begins_with_the_opening_serves_one_call_and_is_not_pickled(tmp_path: Path) -> None:

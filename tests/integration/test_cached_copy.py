@@ -150,7 +150,7 @@ def test_a_search_works_on_a_full_disk(
         assert follow(origin, max_bytes=PLENTY, warn=warned) == origin
     assert "No space left on device" in warned.pop()
     assert copied(folder) == []
-    location = follow(origin, max_bytes=PLENTY, warn=warned)  # once there is room again
+    location = follow(origin, max_bytes=PLENTY, warn=warned)  # once there is space again
     assert answers(location) == answers(origin)
 
 
@@ -158,7 +158,7 @@ def test_processes_share_a_copy(index: Callable[[str], str], s3_bucket: str, fol
     origin, warned, locations = index(s3_bucket), Warnings(), list[str]()
     follow(origin, max_bytes=PLENTY, warn=warned)
     copy = WorkspaceCopy(copied(folder)[0])
-    with copy.locked():  # like a concurrent pull of another process
+    with copy.locked():  # like a concurrent pull by another process
         waiting = threading.Thread(target=lambda: locations.append(follow(origin, max_bytes=PLENTY, warn=warned)))
         waiting.start()
         until(lambda: warned, "the warning")

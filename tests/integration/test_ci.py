@@ -1,4 +1,4 @@
-"""``driftline ci`` in a repository: the paths it scans, its output as text and JSON, and when it fails."""
+"""``driftline ci`` in a repository: scanned paths, output as text and JSON, and failures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def repository(tmp_path: Path) -> Path:
 def ci(
     driftline: Driftline, repository: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Driftline:
-    """Runs ``driftline ci`` in the repository, outside any CI system, into a workspace beside it."""
+    """Run ``driftline ci`` in the repository, outside any CI system, into a workspace next to it."""
     for name in list(os.environ):
         if name == "CI" or name.startswith(("CI_", "GITHUB_", "GITLAB_", "DRIFTLINE_")):
             monkeypatch.delenv(name)
@@ -114,7 +114,7 @@ def test_many_deletions_of_one_commit_are_judged_by_the_whole_source(
     source_of(ci("--json"))
     (repository / "src" / "a.py").unlink()
     commit(repository)
-    assert source_of(ci("--json"))["deleted"] == 1  # a third of the source, but all of the scanned paths
+    assert source_of(ci("--json"))["deleted"] == 1  # a third of the source, but all scanned paths
     (repository / "src" / "b.py").unlink()
     (repository / "docs" / "c.md").write_text("# Other\n")
     commit(repository)
@@ -125,7 +125,7 @@ def test_many_deletions_of_one_commit_are_judged_by_the_whole_source(
     refused = ci("--json")
     assert (refused.code, refused.json["error"]) == (3, "deletion_refused")
     confirmed = source_of(ci("--json", "--max-delete-fraction", 1))
-    assert (confirmed["deleted"], confirmed["base"]) == (1, None)  # refused deletions require a full scan
+    assert (confirmed["deleted"], confirmed["base"]) == (1, None)  # rejected deletions require a full scan
 
 
 @pytest.mark.parametrize("event", ["force-push", "branch"])
@@ -288,7 +288,7 @@ def test_a_fork_reaches_neither_the_main_index_nor_a_branch(
     github |= {"GITHUB_REF_NAME": "main", "GITHUB_REPOSITORY": "team/web", "GITHUB_EVENT_NAME": "pull_request_target"}
     for name, value in github.items():
         monkeypatch.setenv(name, str(value))
-    assert ci().code == 2  # without the event, the number is unknown
+    assert ci().code == 2  # without the event, the pull request number is unknown
     monkeypatch.setenv("GITHUB_EVENT_PATH", str(event))
     assert ci("--json", "--branch", "main").json["action"] == "skipped"
     assert ci("--json").json["index_branch"] == "pr/7"
@@ -321,10 +321,10 @@ def test_the_gate_fails_for_an_index_that_is_older_than_the_commit_by_more(
     (age,) = early.json["staleness"]
     assert (age["indexed"], age["entity"], early.json["run"]) == (base, str(ENTITY), None)
     assert age["seconds"] == pytest.approx(300, abs=60)
-    assert source_of(ci("--json"))["changed"] == 1  # the gate had indexed nothing
+    assert source_of(ci("--json"))["changed"] == 1  # the gate has indexed nothing
     assert ci("--max-staleness", 0).code == 0
     git(repository, "reset", "-q", "--hard", "HEAD~1")
-    assert ci("--max-staleness", 0).code == 0  # the index holds a later commit
+    assert ci("--max-staleness", 0).code == 0  # the index is at a later commit
 
 
 def test_a_source_that_was_never_indexed_fails_the_gate(

@@ -1,4 +1,4 @@
-"""``driftline ci --deployment`` against a real Prefect server; a thread replaces its worker and ends the runs."""
+"""``driftline ci --deployment`` against a real Prefect server; a thread replaces the worker and ends the runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Worker:
-    """Ends each run of the deployments ``mine`` with the next of ``outcomes``, whose last one is repeated."""
+    """Ends each run of the ``mine`` deployments with the next of ``outcomes``; the last outcome repeats."""
 
     def __init__(self, server: PrefectServer, mine: dict[str, str]) -> None:
         self.outcomes = ["COMPLETED"]
@@ -53,7 +53,7 @@ class Worker:
 
 @pytest.fixture
 def deployments(prefect_server: PrefectServer) -> dict[str, str]:
-    """Two deployments of the index flow for this test alone, ``{name: id}``."""
+    """Two deployments of the index flow for this test only, as ``{name: id}``."""
     flow = prefect_server.post("flows/", {"name": "driftline-index"})["id"]
     names = [f"{name}-{uuid.uuid4().hex[:8]}" for name in ("web", "docs")]
     return {

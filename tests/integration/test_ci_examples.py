@@ -1,6 +1,4 @@
-"""The shell steps of the CI examples, run like a CI runner does: a checkout, its variables, and a workspace in a
-bucket.
-"""
+"""The shell steps in the CI examples, run as by a CI runner: a checkout, its variables, and a workspace in a bucket."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def path() -> str:
-    """The PATH on which scripts find the command and the Python with Driftline."""
+    """The PATH on which scripts find the command, and the Python that has Driftline."""
     return os.pathsep.join([str(forked_command().parent), str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
@@ -110,7 +108,7 @@ def test_the_jobs_for_gitlab_index_the_default_branch(checkout: Path, s3_server:
 
 
 def event_of(repository: str, commit: str, action: str) -> dict[str, object]:
-    """GitHub's variables and event for pull request 7 from the branch topic of ``repository``."""
+    """Return GitHub's variables and event for pull request 7, from branch topic of ``repository``."""
     head = {"ref": "topic", "sha": commit, "repo": {"full_name": repository}}
     pull_request = {"number": 7, "head": head, "base": {"ref": "main"}}
     of = {"default_branch": "main", "full_name": "team/web"}

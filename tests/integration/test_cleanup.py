@@ -1,4 +1,4 @@
-"""Cleanup of real workspaces: on a disk, in memory, in a bucket; beside writers; after crashes."""
+"""Cleanup of real workspaces: on disk, in memory and in a bucket, alongside writers, and after crashes."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def original(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corn
 
 @pytest.fixture
 def corner(store_uri: str, original: Corner) -> Corner:
-    """A copy of a workspace in a store of each kind; its tree is shared."""
+    """A copy of a workspace in each kind of store; its tree is shared."""
     return original.copied(store_uri)
 
 
 @pytest.fixture
 def local(tmp_path: Path, original: Corner) -> Corner:
-    """A copy of a workspace on the local disk; its tree is shared."""
+    """A copy of a workspace on local disk; its tree is shared."""
     return original.copied(str(tmp_path / "workspace"))
 
 
@@ -144,7 +144,7 @@ def test_a_cleanup_without_garbage_costs_the_same_in_a_larger_bucket(
 
         asked(full=True)
         at_rest = asked()
-        corner.index()  # a run without failure is no reason to list anything
+        corner.index()  # after a run without failures, nothing needs to be listed
         after_a_run = asked()
         for _ in range(30):
             corner.workspace.objects.create(f"org:default/{'0' * 32}-{'1' * 32}-{new_ulid()}.json", b"{}")
@@ -158,7 +158,7 @@ def test_a_cleanup_without_garbage_costs_the_same_in_a_larger_bucket(
 
 def test_a_failed_or_killed_run_leaves_a_trace_of_its_garbage(corner: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert clean(corner.uri).full
-    silent = corner.write_and_crash()  # as a worker does that outlives its run
+    silent = corner.write_and_crash()  # as by a worker that outlives its run
     assert (report := clean(corner.uri)).orphans == ()
     assert not report.full
     with (
@@ -168,7 +168,7 @@ def test_a_failed_or_killed_run_leaves_a_trace_of_its_garbage(corner: Corner, mo
         failed = corner.write_and_crash()
         raise ZeroDivisionError
     assert found(clean(corner.uri)) == dict.fromkeys([silent, failed], Reason.UNCOMMITTED)
-    clean(corner.uri)  # the cleanup has taken the leases itself
+    clean(corner.uri)  # the cleanup itself has taken the leases
     lease_of_the_dead(corner, monkeypatch)
     died = corner.write_and_crash()
     with acquire(corner.workspace.objects, lease_path(ENTITY), "next"):

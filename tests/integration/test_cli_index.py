@@ -22,7 +22,7 @@ from tests.support.waiting import until
 
 Driftline = Callable[..., Any]
 _AFTERWARDS = {"phases", "worker_phases", "documents_total", "lines_total", "revision", "deltas"}
-"""Keys of a report that a dry run does not know."""
+"""Report keys that are unknown in a dry run."""
 
 FILES = {
     "src/parser.py": "import argparse\n\nparser = argparse.ArgumentParser()\n",
@@ -33,7 +33,7 @@ FILES = {
 
 
 def write(root: Path, files: Mapping[str, str]) -> Path:
-    """A tree of files that are a minute old, so that none is racy."""
+    """Write files that are a minute old, so none is racy."""
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
@@ -49,7 +49,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def driftline(driftline: Driftline, tiny_model: Path) -> Driftline:
-    """The command line; ``index`` gets the tiny model."""
+    """The command line; ``index`` uses the tiny model."""
 
     def run(command: str, *arguments: object) -> Any:
         return driftline(command, *arguments, *(("--model", tiny_model) if command == "index" else ()))
@@ -69,7 +69,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 
 class Followed(NullProgress):
-    """Keeps each advance."""
+    """Records each advance."""
 
     def __init__(self) -> None:
         self.reported: list[tuple[int, int]] = []
@@ -161,7 +161,7 @@ def test_quiet_prints_only_problems_and_verbose_each_phase(
 ) -> None:
     quiet = driftline("index", tree, "--quiet")
     assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
-    assert "4 unchanged" in driftline("index", tree, "-q", "--dry-run").out  # what was asked for
+    assert "4 unchanged" in driftline("index", tree, "-q", "--dry-run").out  # the requested output
     assert not caplog.records
     verbose = driftline("index", tree, "--full", "-v")
     assert "4 changed" in verbose.out
@@ -517,7 +517,7 @@ def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: 
     assert set(store.search_line_embeddings(vectors[2], paths=["note0"])["path"].to_pylist()) == {"note0"}
     assert len(store.search_line_embeddings(vectors[2], paths=[])) == 0
     assert len(store.search_line_embeddings(vectors[2], max_distance=0.5)) == 1
-    assert dl.search(workspace, "parser").results  # the lines of the files still exist
+    assert dl.search(workspace, "parser").results  # the files' lines still exist
     assert store.upsert_line_embeddings([dl.LineEmbedding("note1", 7, vectors[3], "replaced")]) == 1
     assert sorted(store.search_line_embeddings(vectors[3])["text"].to_pylist()) == ["replaced", "text 0", "text 1"]
     assert workspace.stats().total_lines == 6 + 3
@@ -563,7 +563,7 @@ def test_a_process_with_another_encoding_of_names_indexes_nothing(tmp_path: Path
 
 
 def test_a_repository_that_joins_an_index_above_it_is_told_so(driftline: Driftline, tree: Path) -> None:
-    """The index above may be a forgotten one; folders of a project and named workspaces are no surprise."""
+    """The index above may have been forgotten; a project's folders and named workspaces are expected."""
     clone = tree.parent / "clone"
     subprocess.run(["git", "init", "-q", clone], check=True)
     (clone / ".gitignore").write_text("*.pyc\n")

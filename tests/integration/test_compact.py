@@ -1,4 +1,4 @@
-"""Compaction through its command: what it folds, merges, removes, keeps and reports."""
+"""The compact command: what it folds, merges, removes, keeps and reports."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def index(tree: Path, workspace: str, model: Path) -> dict[str, Any]:
 
 
 def index_often(tree: Path, workspace: str, model: Path, turns: int = 4) -> None:
-    """Index a number of times; each run changes some documents and removes one."""
+    """Index ``turns`` times; each turn after the first changes some documents and removes one."""
     index(tree, workspace, model)
     for turn in range(1, turns):
         for number in range(turn, 12, 3):
@@ -68,7 +68,7 @@ def index_often(tree: Path, workspace: str, model: Path, turns: int = 4) -> None
 
 
 class ProgressLog:
-    """Records the messages of a run."""
+    """Records a run's messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -287,7 +287,7 @@ def test_recall_is_measured_in_one_version_of_a_table_that_grows(
 
     def then_more(self: LineQuery, query: Any, *options: Any, **named: Any) -> Any:
         found = original(self, query, *options, **named)
-        if not self.exact:  # now more lines are as near as the nearest
+        if not self.exact:  # now more lines are tied for nearest
             copied = "".join(path.read_text() for path in sorted(tree.rglob("*.txt")))
             (tree / "copies.txt").write_text(20 * copied)
             index(tree, workspace, model)

@@ -1,5 +1,5 @@
-"""The container files, tested without a container: schema, lint, commands, health checks. The tests of deployments and
-of kills run the commands of the server, the worker and Dask.
+"""The container files, tested without containers: schema, lint, commands, health checks. The deployment and kill tests
+run the server, worker and Dask commands.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_the_dockerfile_copies_the_whole_package() -> None:
         assert (ROOT / name).exists(), name
     expected = {"deployments/prefect.yaml", "flows", "tasks", "storage", "requirements.lock", "pyproject.toml"}
     assert expected <= set(" ".join(copied).split())
-    # Not root, and numeric, so that Kubernetes can check it.
+    # Not root, and numeric so Kubernetes can check it.
     assert re.findall(r"^USER (.+)$", DOCKERFILE.read_text(), re.MULTILINE) == ["1000"]
 
 
@@ -111,7 +111,7 @@ def test_the_store_accepts_a_workspace_only_with_its_password(tmp_path: Path) ->
 
 
 def manifests(kind: str) -> dict[str, dict[str, Any]]:
-    """The objects of a kind that ``kubectl apply --kustomize`` creates, by name."""
+    """Return the objects of a kind that ``kubectl apply --kustomize`` creates, by name."""
     kustomization = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
     files = kustomization["resources"]
     assert {path.name for path in KUBERNETES.iterdir()} == {"kustomization.yaml", "driftline.toml", *files}
@@ -120,7 +120,7 @@ def manifests(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def containers() -> dict[str, dict[str, Any]]:
-    """The containers of all pods, by deployment and name."""
+    """Return the containers of all pods, by deployment and name."""
     return {
         f"{name}/{container['name']}": container
         for name, deployment in manifests("Deployment").items()

@@ -1,4 +1,4 @@
-"""``driftline index --deep``: embeddings of definitions, and searches that combine them with words and lines."""
+"""``driftline index --deep``: definition embeddings, and searches that combine them with words and lines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def workspace(tmp_path: Path) -> str:
 
 
 def index(tree: Path, workspace: str, **options: Any) -> int:
-    """Index ``tree``; returns the number of definitions embedded."""
+    """Index ``tree`` and return the number of definitions embedded."""
     return dl.index(str(tree), workspace=workspace, **options).definitions_embedded
 
 
@@ -61,7 +61,7 @@ def deep_documents(workspace: str) -> set[str]:
 
 
 def rows(workspace: str, path: str) -> list[dict[str, Any]]:
-    """The rows of the definitions of a document."""
+    """Return the rows of a document's definitions."""
     opened = Workspace.open(workspace)
     model = opened.deep_model
     assert model is not None

@@ -1,4 +1,4 @@
-"""``driftline deploy`` against a real Prefect server and worker: what is registered, and what runs automatically."""
+"""``driftline deploy`` against a real Prefect server and worker: registered objects and automatic runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEVER = "0 0 29 2 *"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, prefect_server: PrefectServer) -> Site:
-    """Two sources without a schedule, and one that is indexed every minute."""
+    """Two sources without a schedule and one that is indexed every minute."""
     folder = tmp_path_factory.mktemp("site")
     for tree in ("web", "docs", "ticking"):
         (folder / tree).mkdir()
@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, prefect_server: PrefectServer
 
 
 def registered(site: Site) -> dict[str, Any]:
-    """The registered objects of the server, without modification times."""
+    """Return the objects registered on the server, without modification times."""
     tagged = site.server.post("deployments/filter", {"deployments": {"tags": {"all_": ["driftline"]}}})
     deployments = [one for one in tagged if ":" not in one["name"]]  # other tests register with a prefix
     automations = [
@@ -54,7 +54,7 @@ def registered(site: Site) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def deployed(site: Site) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The output of ``driftline deploy``, and the registered objects after the first and the second call."""
+    """The output of ``driftline deploy``, and the registered objects after the first and second call."""
     outcome = site.driftline("deploy")
     once = registered(site)
     site.driftline("deploy")
@@ -62,7 +62,7 @@ def deployed(site: Site) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 
 
 class Pager(BaseHTTPRequestHandler):
-    """Receives notifications like a chat service."""
+    """Receives notifications as a chat service would."""
 
     messages: ClassVar[list[str]] = []
 
@@ -78,7 +78,7 @@ class Pager(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def pager(prefect_server: PrefectServer) -> Iterator[list[str]]:
-    """The messages that the server has sent by its block webhook/pager."""
+    """The messages that the server sent through its webhook/pager block."""
     from prefect.blocks.webhook import Webhook
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -127,7 +127,7 @@ def test_a_failed_run_sends_a_notification(tmp_path: Path, prefect_server: Prefe
 
 @pytest.fixture(scope="module")
 def worker(site: Site, deployed: object) -> Iterator[subprocess.Popen[bytes]]:
-    site.pause_schedules("driftline-compact/compact")  # its run at a quarter past would make those of the tests fail
+    site.pause_schedules("driftline-compact/compact")  # its run at a quarter past would make the tests' runs fail
     site.fork_engines()
     with site.silence_allowed(), site.worker() as process:
         yield process
@@ -145,7 +145,7 @@ def test_deploying_twice_registers_everything_once(deployed: tuple[Any, Any, Any
     ]
     assert len(once["deployments"]) == len(outcome["deployments"])
     assert set(once["schedules"]) == {1}
-    assert len(once["automations"]) == 2  # the trigger of compactions, and the automation for runs without heartbeats
+    assert len(once["automations"]) == 2  # the compaction trigger, and the automation for runs without heartbeats
     assert "driftline" in once["pools"]
     assert twice == once
 
@@ -163,11 +163,11 @@ def test_limits_and_parameters_are_registered(site: Site, deployed: object) -> N
 
 @pytest.fixture(scope="module")
 def docs_runs(site: Site, worker: object) -> list[str]:
-    """Two completed runs of one source for three triggers; the first two name the same commit."""
+    """Two completed runs of one source for three triggers; the first two triggers have the same commit."""
     triggered = [site.trigger("driftline-index/docs", key="4f0bdaf") for _ in range(2)]
     triggered.append(site.trigger("driftline-index/docs", key="b65ff4b", max_deltas=0))
     site.assert_completed(*triggered)
-    site.pause_schedules("driftline-index/ticking")  # a run each minute would take half of a busy machine
+    site.pause_schedules("driftline-index/ticking")  # a run every minute would use half of a busy machine
     return triggered
 
 
@@ -204,7 +204,7 @@ def test_a_second_compaction_is_cancelled_and_the_rest_completes(site: Site, wor
     site.set_state(first, "COMPLETED")
     site.assert_completed(*others)
 
-    def completes() -> bool:  # the server may free the slot of the first a little later
+    def completes() -> bool:  # the server may free the first one's slot a little later
         third = site.trigger("driftline-compact/compact")
         return site.end_of(third) == ["COMPLETED"]
 
@@ -246,7 +246,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def shown_run(site: Site, worker: object) -> str:
-    """A run after others, with a skipped file."""
+    """A run that follows others and has a skipped file."""
     site.change("web", 30, 5)
     (site.folder / "web" / ".env").write_text("TOKEN=1\n")
     run = site.trigger("driftline-index/web", max_deltas=1000)

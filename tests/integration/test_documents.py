@@ -69,7 +69,7 @@ def workspace(tree: Path, tmp_path: Path, tiny_model: Path) -> Path:
 
 
 def again(tree: Path, workspace: Path) -> Any:
-    """The report of another run on the source."""
+    """Return the report of another run on the source."""
     (source,) = dl.index(str(tree), workspace=str(workspace)).sources
     return source
 
@@ -311,7 +311,7 @@ LOCATIONS = [
     ("bittern", ("a.srt", "00:00:01")),
     ("dipper", ("a.vtt", "00:00:01")),
 ]
-"""A word in a document of each format, and its location."""
+"""A word in a document of each format, and the word's location."""
 
 
 @pytest.mark.parametrize(("query", "location"), LOCATIONS)

@@ -1,4 +1,4 @@
-"""Exact search finds what an oracle finds: Python's ``re`` over the decoded files, line by line."""
+"""Exact search finds the same as an oracle: Python's ``re`` over the decoded files, line by line."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_passages_have_every_line_of_their_documents(
 def test_every_line_that_matches_is_found(workspace: Workspace, tree: Path, ignore_case: bool) -> None:
     flags = re.ASCII if not ignore_case else re.IGNORECASE
     for text in some_patterns():
-        # RE2's classes are ASCII; Python's with re.ASCII are too, but IGNORECASE then ignores other letters.
+        # RE2's classes are ASCII. So are Python's with re.ASCII, but IGNORECASE then ignores other letters.
         spelled = text.replace(r"\w", "a-zA-Z0-9_" if "[\\w" in text else "[a-zA-Z0-9_]").replace(r"\d", "[0-9]")
         if ignore_case:
             spelled = spelled.replace(r"\bfoo\b", r"(?<![a-zA-Z0-9_])foo(?![a-zA-Z0-9_])")
@@ -368,7 +368,7 @@ def test_words_rank_what_exact_terms_find(workspace: Workspace) -> None:
 
 
 def test_a_pattern_may_match_over_several_lines(workspace: Workspace) -> None:
-    for first in (1_999, 2_500):  # of one pack or of two
+    for first in (1_999, 2_500):  # from one pack or two
         expression = rf"line {first} of words \d+\n\}}\nline {first + 1} of"
         report = find(workspace, regex=[expression], multiline=True)
         lines = [2 * first + 1, 2 * first + 2, 2 * first + 3]
@@ -401,7 +401,7 @@ def test_facets_count_all_files_that_match(workspace: Workspace) -> None:
 
 def test_a_chosen_facet_counts_its_alternatives_and_narrows_the_others(workspace: Workspace) -> None:
     found = facets(workspace, '"csrf_"', languages=["py"], dirs=["src"])
-    assert found["lang"] == {"text": 2, "python": 1, "javascript": 1}  # below src, in any language
+    assert found["lang"] == {"text": 2, "python": 1, "javascript": 1}  # under src, in any language
     assert found["dir"] == {"src": 1, "tests": 1, "vendor": 1}  # in Python, anywhere
     assert found["tests"] == {"false": 1}
     assert facets(workspace, '"csrf_"', tests=False)["tests"] == {"false": 5, "true": 1}
@@ -413,7 +413,7 @@ def test_facets_of_a_ranked_search_count_the_files_of_its_lines(workspace: Works
     assert found["source"] == {"org:default/project:default/source:tree": sum(found["tests"].values())}
     assert found["lang"]["python"] > 0
     assert facets(workspace, "csrf token request", mode=mode, dirs=["vendor"])["lang"] == {"python": 1}
-    if mode != "vector":  # a search without the index does not know definitions
+    if mode != "vector":  # a search without the index knows no definitions
         assert found["kind"]["function"] == 2
 
 

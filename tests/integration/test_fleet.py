@@ -1,4 +1,4 @@
-"""Fleets: discovery, the work and cost of a sync, and repositories that are renamed, deleted or failing."""
+"""Fleets: discovery, work and cost of a sync, and renamed, deleted or failing repositories."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Driftline = Callable[..., Any]
 
 @pytest.fixture
 def projects(git_server: GitServer, tmp_path: Path) -> dict[str, Checkout]:
-    """Three repositories of the server, ``team/a.git`` to ``team/c.git``, of one file each."""
+    """Three repositories on the server, ``team/a.git`` to ``team/c.git``, with one file each."""
     (git_server.root / "team").mkdir()
     found = {}
     for name in "abc":
@@ -46,7 +46,7 @@ def projects(git_server: GitServer, tmp_path: Path) -> dict[str, Checkout]:
 
 @pytest.fixture
 def fleet(tmp_path: Path, tiny_model: Path, git_server: GitServer) -> Fleet:
-    """The fleet of the folder that the server serves."""
+    """A fleet over the folder that the server serves."""
     table = f'[[fleet]]\nprovider = "folder"\nname = "here"\nurl = {json.dumps(str(git_server.root))}\n'
     return Fleet(tmp_path, tiny_model, table)
 
@@ -79,7 +79,7 @@ def test_a_list_is_indexed_in_one_run_and_then_costs_no_run(
 def test_repositories_are_fetched_ahead_of_their_scans(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slot scans one repository at a time, but hosts answer many at once."""
+    """A slot scans one repository at a time, but hosts serve many at once."""
     monkeypatch.setattr(source_group, "SOURCES_PER_SLOT", 1)
     fleet.tables = listed(git_server, *projects)
     fetch, together = Mirror._fetch, threading.Barrier(len(projects))
@@ -117,7 +117,7 @@ def test_repositories_are_fetched_ahead_of_their_scans(
 def test_an_interrupted_run_fetches_no_more_repositories(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fetch of a runs in its group, that of b in the only thread, for which that of c waits."""
+    """a is fetched in its group; b is fetched in the only thread, so c waits for it."""
     stopped, together, attempts = threading.Event(), threading.Barrier(2), list[str]()
 
     class Pool(ThreadPoolExecutor):
@@ -147,7 +147,7 @@ def test_an_interrupted_run_fetches_no_more_repositories(
 def test_many_groups_fetch_no_more_ahead_than_one(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The groups are a with b, and c: one repository ahead is none for each."""
+    """The groups are (a, b) and (c): one repository ahead leaves none for each group."""
     threads, fetch = list[str](), Mirror._fetch
 
     def noted(mirror: Mirror, commit: str) -> None:
@@ -258,7 +258,7 @@ def test_suspiciously_many_retirements_need_a_confirmation(
 def test_a_kill_between_run_and_state_loses_nothing(
     projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saves = iter((write_fleets,))  # the one before the run
+    saves = iter((write_fleets,))  # the commit before the run
 
     def killed(*arguments: Any) -> None:
         save = next(saves, None)
@@ -322,7 +322,7 @@ def test_two_fleets_with_one_repository_index_it_once(
     files = fleet.documents()
     uri = f"git+file://{projects['a'].remote}"
     fleet.tables = f'[[fleet]]\nprovider = "list"\nname = "other"\nrepositories = ["{uri}"]\n'
-    report = fleet.sync(has_all_fleets=False)  # like a deployment, which has only the table of its own fleet
+    report = fleet.sync(has_all_fleets=False)  # like a deployment, which has only its own fleet's table
     assert states(report) == {str(projects["a"].remote)[1:].removesuffix(".git"): "failing"}
     assert fleet.documents() == files
 

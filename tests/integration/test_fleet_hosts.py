@@ -1,4 +1,4 @@
-"""Hosts and their APIs: paging, unchanged pages, limits, renames and pushes, from the listing to the index."""
+"""Hosts and their APIs: paging, unchanged pages, rate limits, renames and pushes, from the listing to the index."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OWNERS = {"github": "org", "gitlab": "group", "gitea": "org", "cloud": "org", "s
 
 @pytest.fixture(params=list(PREFIXES))
 def api(request: pytest.FixtureRequest, git_server: GitServer, monkeypatch: pytest.MonkeyPatch) -> HostApi:
-    """A host of each kind with five repositories of ``acme``, on three pages."""
+    """A host of each kind; ``acme`` has five repositories on three pages."""
     found = HostApi(git_server, request.param, [Hosted(each, f"acme/r{each}") for each in range(1, 6)])
     git_server.api = found
     if request.param == "cloud":
@@ -57,7 +57,7 @@ def host_of(api: HostApi, **options: Any) -> Host:
 
 
 def look(api: HostApi, last: Listing | None = None, **options: Any) -> tuple[Listing, list[float]]:
-    """List a host; returns the listing and the seconds waited."""
+    """List a host and return the listing and the seconds waited."""
     waits: list[float] = []
     known, pages = (last.repositories, last.pages) if last is not None else ({}, ())
     host = host_of(api, **options)
@@ -213,7 +213,7 @@ def test_an_answer_without_all_readers_is_none(api: HostApi) -> None:
         ([lambda _: (304, {}, b"")], StorageError),
         *(([answering(body)], StorageError) for body in (b"{}", b"", b"[7]", b"[{}]", b'[{"login": 7}]', b"[null]")),
     ]
-    if api.provider != "github":  # which counts nothing
+    if api.provider != "github":  # which does no counting
         api.repositories[1].members = ["guest"]
         cut = json.dumps(api.repositories[1].people(api.provider)[:1]).encode()
         totals = {"X-Total": "3", "X-Total-Count": "3"}
@@ -260,7 +260,7 @@ def test_concurrent_requests_wait_together(api: HostApi) -> None:
 
 @pytest.fixture
 def hosted(git_server: GitServer, tmp_path: Path, tiny_model: Path) -> tuple[Fleet, HostApi, dict[int, Checkout]]:
-    """A fleet on a self-hosted GitHub, with three repositories of ``acme`` that git serves as well."""
+    """A fleet on a self-hosted GitHub; git also serves its three ``acme`` repositories."""
     (git_server.root / "acme").mkdir()
     api = HostApi(git_server, "github", [])
     trees: dict[int, Checkout] = {}
@@ -370,7 +370,7 @@ def test_a_repository_that_its_record_could_not_hold_makes_the_listing_incomplet
 
 
 def test_a_page_that_repeats_a_repository_makes_the_listing_incomplete(api: HostApi) -> None:
-    api.repositories[3] = api.repositories[1]  # one was created meanwhile, and moved the others back
+    api.repositories[3] = api.repositories[1]  # a repository was created meanwhile and moved the others back
     listing, _ = look(api)
     assert (len(listing.repositories), listing.is_complete) == (4, False)
     assert "acme/r2 twice" in listing.problems[0]
@@ -391,7 +391,7 @@ def test_a_path_may_move_to_another_repository(
     fleet.sync()
     assert fleet.documents() == {"r1": {"f1.md"}, "r2": {"f2.md"}, "r3": {"f3.md"}}
     assert fleet.sync()["to_index"] == []
-    api.repositories[0].id = 9  # deleted, and created again by the same name
+    api.repositories[0].id = 9  # deleted, then created again under the same name
     entities = {row["id"]: row["entity"] for row in fleet.sync()["fleets"][0]["repositories"]}
     assert entities["9"].startswith("org:acme/project:default/source:r2-")
     fleet.now += timedelta(days=8)
@@ -444,7 +444,7 @@ def test_open_pull_requests_are_branches_until_the_host_closes_them(
     monkeypatch.setattr(discovery, "ATTEMPTS", 1)
 
     def propose(number: int, text: str) -> None:
-        """Push a commit of a fork that only the ref of its pull request contains."""
+        """Push a fork's commit that only its pull request ref contains."""
         trees[1].write("fork.md", text)
         api.repositories[0].pulls[number] = trees[1].push(f"fork{number}")
         remote = trees[1].remote
@@ -502,7 +502,7 @@ def test_a_sync_stops_asking_for_pull_requests_at_the_first_wait_that_is_too_lon
 
 
 def readable(fleet: Fleet) -> dict[str, set[str]]:
-    """The ids of the sources that each login may read."""
+    """Return the source ids that each login may read."""
     (record,) = read_fleets(fleet.workspace.objects).values()
     return {login: {entity.id for entity, _ in found} for login, found in readable_by_login(record).items()}
 

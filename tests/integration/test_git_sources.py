@@ -1,4 +1,4 @@
-"""Sources that are URLs of git repositories: the indexed documents, the cost of a run, and the mirror."""
+"""Sources given as git URLs: indexed documents, the cost of a run, and the mirror."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Driftline = Callable[..., Any]
 
 @pytest.fixture
 def project(git_server: GitServer, tmp_path: Path) -> Checkout:
-    """A work tree of the repository ``team/app.git`` of the server, with two files on ``main``."""
+    """A work tree of ``team/app.git`` on the server, with two files on ``main``."""
     (git_server.root / "team").mkdir()
     tree = Checkout.of(git_server.create("team/app.git"), tmp_path / "app")
     tree.write("src/a.py", "def alpha():\n    return 1\n")
@@ -41,7 +41,7 @@ def project(git_server: GitServer, tmp_path: Path) -> Checkout:
 
 @pytest.fixture
 def run(tmp_path: Path, tiny_model: Path, driftline: Driftline) -> Driftline:
-    """Index a source into a workspace; returns the report of the source."""
+    """Index a source into a workspace and return the source's report."""
 
     def index(uri: object, *options: object) -> Any:
         outcome = driftline("index", uri, "--workspace", tmp_path / "index", "--model", tiny_model, *options, "--json")
@@ -84,7 +84,7 @@ def test_an_unchanged_repository_costs_one_request_for_its_refs(
     entity = tmp_path / "index"
     before = {path: path.stat().st_mtime_ns for path in entity.rglob("*") if "_runs" not in path.parts}
     assert counts(run(git_server.url("team/app.git"))) == (0, 0, 0, 2)
-    assert requests(git_server) == ["refs", "git-upload-pack"]  # the protocol, and the refs
+    assert requests(git_server) == ["refs", "git-upload-pack"]  # the protocol and the refs
     after = {path: path.stat().st_mtime_ns for path in entity.rglob("*") if "_runs" not in path.parts}
     assert {path.name for path in after if after[path] != before.get(path)} <= {"_runs", "org:default"}
 

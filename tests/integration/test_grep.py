@@ -1,4 +1,4 @@
-"""``driftline grep``: which files it searches, what it finds, and its command line."""
+"""``driftline grep``: searched files, matches, and the command line."""
 
 from __future__ import annotations
 

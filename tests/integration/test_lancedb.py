@@ -1,4 +1,4 @@
-"""LanceDB can read the tables that Driftline wrote; later runs extend the indexes."""
+"""LanceDB can read tables written by Driftline; later runs extend the indexes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ WORDS = sorted(set(re.findall(r"[a-z]{5,}", inspect.getsource(argparse))))
 
 
 def text(number: int, line: int) -> str:
-    """A line of file ``number``. No two have the same words, because a static model ignores their order."""
+    """Return a line of file ``number``. No two lines have the same words, because a static model ignores word order."""
     return f"{WORDS[number // 16]} {WORDS[20 + number % 16]} {WORDS[40 + line]}"
 
 
 def write(tree: Path, first: int, files: int) -> None:
-    """``files`` files of ten lines each."""
+    """Write ``files`` files of ten lines each."""
     for number in range(first, first + files):
         path = tree / f"package{number % 3}" / f"module{number}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def write(tree: Path, first: int, files: int) -> None:
 
 @pytest.fixture
 def index(tmp_path: Path, driftline: Driftline, tiny_model: Path) -> Callable[..., Any]:
-    """Index the tree; returns the indexes that the run built or extended."""
+    """Index the tree and return the indexes that the run built or extended."""
 
     def run(*options: str) -> Any:
         at = ("--workspace", tmp_path / "ws", "--model", tiny_model, "--json")
@@ -72,7 +72,7 @@ def best(tmp_path: Path, driftline: Driftline) -> Callable[..., list[str]]:
 
 
 def covered(folder: Path) -> dict[str, tuple[int, int]]:
-    """Indexed and unindexed rows, by the name of the index."""
+    """Return the number of indexed and unindexed rows by index name."""
     workspace = Workspace.open(str(folder))
     found = coverage(workspace.lines(workspace.tenants()[0]).open())
     return {name: (index.indexed_rows, index.unindexed_rows) for name, index in found.items()}
@@ -84,7 +84,7 @@ def test_lancedb_opens_reads_and_searches_the_same_table(tmp_path: Path, index: 
     workspace = Workspace.open(str(tmp_path / "ws"))
     ours = workspace.lines(workspace.tenants()[0])
     theirs = lancedb.connect(Path(ours.uri).parent).open_table(Path(ours.uri).stem)
-    lines = "line_number >= 0"  # the commit marker of the source has none
+    lines = "line_number >= 0"  # the source's commit marker has none
     assert theirs.count_rows(lines) == ours.count() == 300
     # LanceDB contains an older Lance, which ignores BTREE indexes of tables with stable row ids.
     assert {found.name for found in theirs.list_indices()} | {PATH} == {PATH, PARENT_DIRS, TEXT, VECTOR}
@@ -102,7 +102,7 @@ def test_lancedb_opens_reads_and_searches_the_same_table(tmp_path: Path, index: 
     within = theirs.search(np.asarray(row["vector"], np.float32)).where("path LIKE 'package2/%'", prefilter=True)
     assert {found["path"].partition("/")[0] for found in within.limit(20).to_list()} == {"package2"}
     words = theirs.search(WORDS[43], query_type="fts").limit(1000).to_list()
-    assert "package1/module1.py" in {found["path"] for found in words}  # full text, by blocks of lines
+    assert "package1/module1.py" in {found["path"] for found in words}  # full text, by line blocks
     assert min(found["line_number"] for found in words) >= 0
 
 

@@ -1,4 +1,4 @@
-"""Permanent links of hits: a link leads to the indexed text at a commit of the host, or there is none."""
+"""Permanent links of hits: a link leads to the indexed text at a commit on the host, or there is no link."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def command(driftline: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def _nothing_known() -> None:
-    """Ask git for the pushed commit in each search."""
+    """Make each search ask git for the pushed commit."""
     for cache in (links._KNOWN, links._PUSHED):
         cache.clear()
 
 
 @pytest.fixture
 def tree(git_server: GitServer, tmp_path: Path) -> Checkout:
-    """A clone of a repository whose remote is ``git@code.example:team/app.git``, as its configuration says."""
+    """A clone of a repository; its configured remote is ``git@code.example:team/app.git``."""
     made = Checkout.of(git_server.create("app.git"), tmp_path / "tree")
     made.write("src/a.py", "def alpha():\n    return 1\n")
     made.write("docs/b.md", "alpha of the docs\n")
@@ -53,7 +53,7 @@ def tree(git_server: GitServer, tmp_path: Path) -> Checkout:
 
 
 def bind(tree: Checkout) -> None:
-    """Set the remote of a work tree to another host, which is never contacted."""
+    """Point a work tree's remote to another host, which is never contacted."""
     git(tree.folder, "config", "remote.origin.url", "https://user:s3cr3t@code.example/team/app.git")
 
 
@@ -91,7 +91,7 @@ def test_an_unchanged_file_of_a_work_tree_is_linked_at_the_pushed_commit(
     tree.write("src/a.py", "def alpha():\n    return 2\n")
     assert urls(location) == linked | {"src/a.py": None}  # the index is older than the file
     index(location, tiny_model, tree.folder)
-    assert urls(location) == linked | {"src/a.py": None}  # and the file newer than the commit
+    assert urls(location) == linked | {"src/a.py": None}  # and the file is newer than the commit
 
 
 def test_a_source_below_the_top_of_its_repository_is_linked_by_the_path_in_it(
@@ -110,7 +110,7 @@ def test_without_a_pushed_commit_there_is_no_link(tree: Checkout, location: str,
 
 
 def urls_with(location: str, **change: Any) -> dict[str, str | None]:
-    """Return the links after the record of the only source is changed, by default to a remote on a nonexistent host."""
+    """Return the links after changing the only source's record, by default to a remote on a nonexistent host."""
     (path,) = Path(location).rglob("_source.json")
     before = path.read_bytes()
     known = from_json(SourceRecord, before)

@@ -1,4 +1,4 @@
-"""A source that is indexed often and never compacted stays fast: its runs fold their deltas."""
+"""A source that is indexed often but never compacted stays fast: its runs fold their deltas."""
 
 from __future__ import annotations
 

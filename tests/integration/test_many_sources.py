@@ -1,4 +1,4 @@
-"""``driftline index --all``: one run over the sources of a file, each independent of the others."""
+"""``driftline index --all``: one run over the sources in a file, each independent of the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Driftline = Callable[..., Any]
 
 @pytest.fixture
 def team(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with a file of three sources, one of which is missing."""
+    """The current directory, whose file lists three sources, one of them missing."""
     for name, text in {"web/a.py": "alpha = 1\n", "web/b.js": "let beta\n", "docs/guide/c.md": "gamma\n"}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -77,7 +77,7 @@ def test_a_source_that_fails_does_not_stop_the_others(
     repeated = driftline("index", "--all", "--json")
     assert (repeated.code, repeated.json["failed"]) == (0, [])
     assert documents(repeated) == {"web": 2, "guide": 1, "handbook": 1}
-    # Reading commands find the workspace of the file.
+    # Reading commands find the file's workspace.
     assert driftline("status", "--json").json["total_documents"] == 4
     reported = driftline("index", "--all")
     assert "up to date after" in reported.out
@@ -122,7 +122,7 @@ def test_the_nearest_workspace_is_used_unless_the_file_is_named(
     monkeypatch.chdir(team / "docs" / "guide")
     assert driftline("sources", "--json").json["workspace"] == str(team / "docs" / ".driftline")
     monkeypatch.setenv("DRIFTLINE_CONFIG", str(team / "driftline.toml"))
-    assert driftline("sources").code == 2  # the workspace of the file does not exist yet
+    assert driftline("sources").code == 2  # the file's workspace does not exist yet
 
 
 def test_fifty_sources_are_indexed_concurrently_whatever_happens_to_two_of_them(
@@ -175,10 +175,10 @@ def test_a_run_that_does_not_ask_git_for_changes_needs_no_commit(
     assert report.sources[0].documents_total == 1
 
 
-# A project that holds its index is moved or copied.
+# A project that contains its index is moved or copied.
 
 Layout = tuple[str, tuple[str, ...], str | None]
-LAYOUTS: dict[str, Layout] = {  # the workspace and the sources, below the project; the entity
+LAYOUTS: dict[str, Layout] = {  # the workspace and the sources, in the project; the entity
     "around": (".driftline", (".",), None),
     "around, with a name": (".driftline", (".",), "org:acme/project:alpha/source:web"),
     "far inside": ("var/cache/index", (".",), None),
@@ -255,7 +255,7 @@ def test_a_workspace_that_leaves_its_project_keeps_the_locations_of_its_sources(
 
 
 def test_two_first_runs_of_sources_run_concurrently(tmp_path: Path, tiny_model: Path) -> None:
-    """The other run has written fragments, but no version of the table yet."""
+    """The other run has written fragments, but no table version yet."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text(f"{name} valve\n")
@@ -271,7 +271,7 @@ def test_two_first_runs_of_sources_run_concurrently(tmp_path: Path, tiny_model: 
 
 
 class Recorded(InlineExecutor):
-    """Remembers how many documents each batch has."""
+    """Records how many documents each batch has."""
 
     def __init__(self, slots: int, *, remote: bool) -> None:
         super().__init__(slots)

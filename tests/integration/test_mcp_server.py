@@ -1,4 +1,4 @@
-"""The MCP server with the SDK's own client: over stdio, over HTTP, and in this process."""
+"""The MCP server with the SDK's client: over stdio, over HTTP, and in this process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Outcome = Any
 
 @pytest.fixture(scope="module")
 def location(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A folder with a workspace ``ws`` over the trees ``web`` and ``app``, and a file that is not indexed."""
+    """A folder that contains a workspace ``ws`` over the trees ``web`` and ``app``, and an unindexed file."""
     location = tmp_path_factory.mktemp("mcp")
     for source in ("web", "app"):
         (location / source).mkdir()
@@ -136,7 +136,7 @@ def test_one_server_has_many_workspaces_each_within_the_boundary(tmp_path: Path,
 
 
 def status_for_host(url: str, host: str) -> int:
-    """The server's answer to a request with a foreign host name, as after DNS rebinding."""
+    """Return the server's response status for a request with a foreign host name, as after DNS rebinding."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
     headers = {"Host": host, "Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
     connection.request("POST", "/mcp", '{"jsonrpc": "2.0", "id": 1, "method": "ping"}', headers)
@@ -174,7 +174,7 @@ def test_tools_have_schemas_with_bounds(location: Path) -> None:
     found = asyncio.run(tools())
     exact = {"grep_lines", "find_definitions", "find_uses"}
     assert set(found) == {"search_lines", "index_status", "read_context"} | exact
-    # The list takes part of the context of a model in each session.
+    # The list uses up part of a model's context in each session.
     assert sum(len(json.dumps(tool.input_schema)) for tool in found.values()) <= 3_000 * BYTES_PER_TOKEN
     assert found["search_lines"].input_schema["properties"]["paths"] == {
         "items": {"type": "string"},
@@ -236,7 +236,7 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
 def test_each_workspace_of_a_server_has_a_name_of_its_own(
     tmp_path: Path, tiny_model: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also a workspace inside another one, and one that is given twice."""
+    """This includes a workspace inside another and a workspace specified twice."""
     (tmp_path / "tree").mkdir()
     outer, inner = tmp_path / "web", tmp_path / "web" / ".driftline"
     for workspace, text in ((outer, "namespace"), (inner, "parser")):
@@ -245,7 +245,7 @@ def test_each_workspace_of_a_server_has_a_name_of_its_own(
     found: list[str] = []
 
     def serve(server: Any) -> None:
-        for name in (None, str(outer), str(inner)):  # null is as good as absent
+        for name in (None, str(outer), str(inner)):  # null is equivalent to absent
             (outcome,) = ask(server, ("grep_lines", {"pattern": "namespace|parser", "workspace": name}))
             assert not outcome.is_error, outcome
             found.extend(hit["text"] for hit in outcome.structured_content["results"])
@@ -392,7 +392,7 @@ def test_a_server_sees_files_indexed_after_its_start(tmp_path: Path, tiny_model:
 
 @pytest.fixture(scope="module")
 def remembered(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Path, dict[str, str]]:
-    """A workspace with memory of two tenants, and the variables that configure its model."""
+    """A workspace with the memory of two tenants, and the variables that configure its model."""
     folder = tmp_path_factory.mktemp("mcp-memory")
     configuration = folder / "ltm.yaml"
     configuration.write_text(json.dumps({"settings": {"ltm": {"embedding": {"model": str(tiny_model)}}}}))
@@ -475,13 +475,13 @@ def test_a_client_searches_memory_over_stdio(remembered: tuple[Path, dict[str, s
 def test_the_server_survives_the_death_of_the_process_that_reads(
     remembered: tuple[Path, dict[str, str]], location: Path
 ) -> None:
-    """Native code may abort it because of a damaged table."""
+    """Native code may abort that process because of a damaged table."""
     recall = ("search_memory", {"query": "parser plan", "entity": "org:acme", "top_k": 1})
 
     def end_readers() -> int:
         ended = 0
         for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # of another test, and just ended
+            with contextlib.suppress(psutil.NoSuchProcess):  # from another test, and it has just ended
                 if child.ppid() != os.getpid() and "storage.lance.reader_process" in " ".join(child.cmdline()):
                     child.kill()
                     ended += 1

@@ -1,4 +1,4 @@
-"""A workspace knows its catalog: no second one appears, a lost one is restored, and an old one is recognised."""
+"""A workspace knows its catalog: a second one cannot appear, a lost one is restored, and an old one is recognised."""
 
 from __future__ import annotations
 
@@ -361,7 +361,7 @@ def test_a_catalog_that_cannot_be_created_is_an_error_of_the_tree(
 
 @pytest.mark.parametrize("call", ["retrieve", "retrieve_by_entity", "search", "search_memory", "delete"])
 def test_a_catalog_from_a_backup_is_an_error_of_every_read(call: str, tmp_path: Path, tiny_model: Path) -> None:
-    """With and without a configured root, an entry that the catalog has lost is not reported as missing."""
+    """With and without a configured root, an entry that the catalog lost is not reported as missing."""
     location, backup = tmp_path / "memory", tmp_path / "backup.sqlite"
     options: dict[str, Any] = {"storage_uri": str(location), "embedding": {"model": str(tiny_model)}}
     with dl.create_ltm_backend(**options) as backend:

@@ -1,4 +1,4 @@
-"""While the catalog is unavailable, nothing in memory counts as garbage, and no other catalog replaces it."""
+"""While the catalog is unavailable, nothing in memory counts as garbage, and no catalog replaces it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWNER, LARGE = "org:acme/project:p/user:u", "a value that is not inlined " * 100
 
 @pytest.fixture
 def location(tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A workspace with an external catalog that the environment does not name."""
+    """A workspace with an external catalog that is not configured in the environment."""
     for name in (CONFIG_VARIABLE, *VARIABLES):
         monkeypatch.delenv(name, raising=False)
     uri = str(tmp_path / "workspace")
@@ -117,7 +117,7 @@ def test_a_lost_configuration_gets_its_id_back_without_the_catalog(
 
 
 def test_an_entry_in_a_move_is_restored_at_its_last_owner(location: str, sqlite_catalog: str) -> None:
-    """A flush that ends between two indexes leaves the entry in both."""
+    """A flush that is interrupted between two indexes leaves the entry in both indexes."""
     before, after = OWNER, "org:acme/project:z"  # restored in this order
     objects = Workspace.open(location).objects
     with MemoryStore(location, catalog_url=sqlite_catalog) as store:

@@ -1,4 +1,4 @@
-"""The interfaces of memory: the command line, the dictionary adapter, the factory and the actions."""
+"""Memory interfaces: the command line, the dictionary adapter, the factory and the actions."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_adapter_returns_dictionaries(backend: HierarchicalLTMBackend) -> No
     assert (compacted["compacted_paths"], compacted["entries_processed"]) == ([OWNER], 1)
     compacted = backend.compact_indexes(None, max_deltas=0)
     assert compacted["compacted_paths"] == ["org:acme", "org:acme/project:alpha", "org:default"]
-    assert compacted["entries_processed"] == 4  # that of acme once, and three of the root
+    assert compacted["entries_processed"] == 4  # one for acme and three for the root
     assert backend.delete("key", "org:acme")["deleted"]
     cleaned = backend.cleanup_orphans(max_age_seconds=0)
     assert (cleaned["success"], cleaned["dry_run"], cleaned["deleted_count"] >= 1) == (True, False, True)

@@ -1,4 +1,4 @@
-"""Semantic search in memory: real vectors in Lance, pushed-down filters, hits confirmed by the catalog."""
+"""Semantic memory search: real vectors in Lance, pushed-down filters, hits confirmed by the catalog."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGE = "notes on the release of the search engine " * 60
 
 
 class Counting:
-    """The real embedder, which records its calls."""
+    """The real embedder; it records its calls."""
 
     def __init__(self) -> None:
         self.inner = WordTableEmbedder.open()
@@ -252,7 +252,7 @@ def test_a_search_flushes_the_writes_of_an_ended_process(
         patch.setattr(LocalDisk, "create", _full_disk)
         assert "cat" in found(reader, "cat", 10)
     assert "another process's changes" in caplog.text
-    clock[0] += timedelta(seconds=CLAIM_SECONDS + 1)  # the failed attempt has left its claim
+    clock[0] += timedelta(seconds=CLAIM_SECONDS + 1)  # the failed attempt left its claim
     assert found(reader, "a bird sings", 1) == ["bird"]
 
 
@@ -322,7 +322,7 @@ def test_a_large_table_gets_a_vector_index_that_finds_the_same(
     store: MemoryStore, embedder: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["cat", "dog", "sofa", "tax", "law", "park", "kitten", "song", "river", "glass", "sea", "ice", "tea"]
-    texts = [" ".join(three) for three in combinations(words, 3)]  # other orders are as near
+    texts = [" ".join(three) for three in combinations(words, 3)]  # other orders are equally near
     store.store_many(MemoryItem(f"{n}", text, S1 if n % 2 else S2, {"phase": n % 3}) for n, text in enumerate(texts))
     store.flush()
 

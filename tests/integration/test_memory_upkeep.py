@@ -1,4 +1,4 @@
-"""``compact`` and ``cleanup`` cover memory: they fold deltas and delete expired entries and blobs without an entry."""
+"""``compact`` and ``cleanup`` cover memory: they fold deltas, and delete expired entries and blobs without an entry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGE = "a value that is not inlined " * 100
 
 @pytest.fixture
 def store(tmp_path: Path, tiny_model: Path) -> Iterator[MemoryStore]:
-    """A store with the catalog in its workspace."""
+    """A store whose catalog is in its workspace."""
     embedder = WordTableEmbedder.open(str(tiny_model))
     with MemoryStore(str(tmp_path / "workspace"), embedder=lambda: embedder) as opened:
         yield opened
@@ -165,7 +165,7 @@ def test_listings_come_from_the_indexes(
         assert sum(totals.size_bytes for totals in owners.values()) == listing.totals(S1).size_bytes + (
             listing.totals(S2).size_bytes
         )
-        for key in ("k002", "k003"):  # each new base takes the name of one whose footer is cached
+        for key in ("k002", "k003"):  # each new base has the name of a base whose footer is cached
             store.delete(key, ACME)
             store.flush()
             MemoryIndex(store.workspace.objects, ACME).compact()

@@ -1,4 +1,4 @@
-"""A verification detects each kind of damage to memory; a repair rebuilds indexes from the catalog."""
+"""Verification detects each kind of damage to memory; a repair rebuilds indexes from the catalog."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LARGE = "a value that is not inlined " * 100
 
 @pytest.fixture
 def store(tmp_path: Path, tiny_model: Path) -> Iterator[MemoryStore]:
-    """A store of two tenants in which one entry has expired, one was moved, one replaced and one deleted."""
+    """A store of two tenants in which one entry has expired, one was moved, one was replaced and one was deleted."""
     embedder = WordTableEmbedder.open(str(tiny_model))
     with MemoryStore(str(tmp_path / "workspace"), embedder=lambda: embedder) as opened:
         opened.store_many(MemoryItem(f"key {n}", LARGE + str(n), S1) for n in range(4))

@@ -1,4 +1,4 @@
-"""An editable install, a wheel and a source distribution, each in a fresh environment, used from another folder."""
+"""An editable install, a wheel and a source distribution, each in a fresh environment and used from another folder."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ PROGRAM = ROOT / "tests" / "support" / "user_program.py"
 CONTENT = ("pyproject.toml", "README.md", "LICENSE", "driftline", "flows", "tasks", "storage", "deployments")
 INSTALLS = ("editable", "wheel", "sdist")
 USED = ("wheel",)
-"""The installs that are tested fully: a source distribution installs the same files, and all other tests use an
-editable install.
+"""The fully tested installs. A source distribution installs the same files, and all other tests use an editable
+install.
 """
 PACKAGE_DATA = (
     "py.typed",
@@ -38,7 +38,7 @@ PACKAGE_DATA = (
     "tasks/search/sample_lines.txt",
 )
 
-# What each install must be able to do; it runs in the fresh environment, in an empty folder.
+# Every install must run this program, in the fresh environment and an empty folder.
 PROBE = f"""
 import importlib, importlib.metadata, importlib.resources, importlib.util, json, pkgutil, driftline
 
@@ -67,7 +67,7 @@ print(sorted({load_flow_from_entrypoint(each["entrypoint"]).name for each in dec
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment with only Driftline installed; dependencies come from the environment of the tests."""
+    """A virtual environment with only Driftline installed; dependencies come from the tests' environment."""
 
     folder: Path
     elsewhere: Path
@@ -106,7 +106,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def distributions(checkout: Path) -> Path:
-    """The folder with the wheel and the source distribution."""
+    """The folder of the wheel and the source distribution."""
     uv("build", "--wheel", "--sdist", "--out-dir", checkout / "dist", checkout)
     return checkout / "dist"
 
@@ -115,7 +115,7 @@ def distributions(checkout: Path) -> Path:
 def environments(
     checkout: Path, distributions: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Environment]:
-    """Returns the environment with each kind of install, which is created once."""
+    """Return the environment for each kind of install; it is created once."""
 
     @cache
     def environment(kind: str) -> Environment:
@@ -137,13 +137,13 @@ def environments(
 
 @pytest.fixture(params=INSTALLS)
 def environment(request: pytest.FixtureRequest, environments: Callable[[str], Environment]) -> Environment:
-    """An environment with each kind of install, for all tests that ask for that kind."""
+    """An environment for each kind of install, shared by all tests of that kind."""
     return environments(request.param)
 
 
 @pytest.fixture
 def probe(environment: Environment) -> dict[str, Any]:
-    """The report of an installation about itself."""
+    """The installation's report about itself."""
     return probed(environment)
 
 

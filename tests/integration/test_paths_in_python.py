@@ -1,4 +1,4 @@
-"""Paths of ``pathlib`` in the Python API, and values that are no path at all."""
+"""``pathlib`` paths in the Python API, and values that are not paths."""
 
 from __future__ import annotations
 

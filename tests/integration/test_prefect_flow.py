@@ -1,4 +1,4 @@
-"""The Prefect flow against a real server: the same run as on the command line, with a form, progress, a result and
+"""The Prefect flow against a real server: the same run as from the command line, with a form, progress, result and
 logs.
 """
 
@@ -94,7 +94,7 @@ OPTIONS = {
 def outcome(
     prefect_server: PrefectServer, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> dict[str, Any]:
-    """The output of the program above, run once for all tests, on a workspace that only its storage options open."""
+    """The output of the program above, run once for all tests, on a workspace that requires its storage options."""
     location = tmp_path_factory.mktemp("flow")
     tree = location / "web"
     tree.mkdir()
@@ -131,7 +131,7 @@ def outcome(
 
 @pytest.fixture(scope="module")
 def runs(prefect_server: PrefectServer, outcome: dict[str, Any]) -> list[dict[str, Any]]:
-    """The flow runs that the server knows, oldest first."""
+    """Return the flow runs known to the server, oldest first."""
     mine = {"sort": "START_TIME_ASC", "flow_runs": {"tags": {"all_": ["program"]}}}
     found: list[dict[str, Any]] = prefect_server.post("flow_runs/filter", mine)
     return found
@@ -159,7 +159,9 @@ def test_the_graph_of_a_run_leads_from_stage_to_stage(
     location = f"flow_runs/{runs[0]['id']}/graph-v2"
 
     def edges() -> set[tuple[str, str]]:
-        """The edges between tasks, by the first words of their names; the server learns of tasks by events."""
+        """Return the edges between tasks, by the first words of the task names; the server learns of tasks through
+        events.
+        """
         nodes = {node["id"]: node for _, node in prefect_server.get(location)["nodes"]}
         names = {key: re.split(r"[- ]", node["label"])[0] for key, node in nodes.items()}
         whole = {key for key, node in nodes.items() if not node["encapsulating"] and names[key] == "index"}
@@ -269,7 +271,7 @@ def test_a_name_is_the_workspace_of_commands_and_flows(outcome: dict[str, Any]) 
     assert scanned > 0
 
 
-# Imports that flows and the command line must not load.
+# Modules that flows and the command line must not import.
 
 
 def test_the_index_flow_loads_no_catalog_and_no_cluster(outcome: dict[str, Any]) -> None:

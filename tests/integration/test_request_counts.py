@@ -1,4 +1,4 @@
-"""The requests of a run to object stores: the run and a proxy in front of the store count the same number."""
+"""A run's requests to object stores: the run and a proxy in front of the store count the same number."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.servers.proxies import Proxy
 Driftline = Callable[..., Any]
 
 MOST_OTHERS = 50
-"""Maximum number of requests of an unchanged run, besides the listing of its source."""
+"""Maximum number of requests in an unchanged run, apart from the listing of its source."""
 
 
 class SmallPages(Proxy):
-    """A store that lists sources in pages of 10."""
+    """A store that lists sources in pages of ten."""
 
     size = 10
 
@@ -47,7 +47,7 @@ def lists_source(path: str) -> bool:
 
 
 def seen(proxy: Any) -> Counter[str]:
-    """Requests by price class, without those that Lance sends for the files of tables."""
+    """Return requests by price class, without Lance's requests for table files."""
     found = Counter[str]()
     for (method, path), agent in zip(proxy.requests, proxy.agents, strict=True):
         query = parse_qs(urlsplit(path).query, keep_blank_values=True)
@@ -148,7 +148,7 @@ def test_requests_to_azure_are_counted_as_well(azure_container: str, azure_endpo
 
 
 def test_requests_to_google_are_counted_as_well() -> None:
-    class Client:  # no emulator speaks its JSON API
+    class Client:  # no emulator supports its JSON API
         async def _request(self, method: str, path: str, *names: str) -> str:
             return path.format(*names)
 

@@ -1,4 +1,4 @@
-"""Reranking: a transformer reorders the best results of a search, in every interface, with the packaged weights."""
+"""Reranking: a transformer reorders the best search results, in every interface, with the packaged weights."""
 
 from __future__ import annotations
 

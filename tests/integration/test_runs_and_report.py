@@ -1,4 +1,4 @@
-"""``driftline runs`` and ``report``: the history of real runs as a list and as a self-contained page."""
+"""``driftline runs`` and ``report``: the history of real runs, as a list and as a self-contained page."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_report_is_by_default_a_file_of_the_workspace(driftline: Driftline, tm
 
 
 def assert_needs_nothing_else(html: str) -> None:
-    """Assert that the page has no external link, script, style sheet or image, and that its policy forbids them."""
+    """Assert that the page has no external links, scripts, style sheets or images, and that its policy forbids them."""
 
     class Page(HTMLParser):
         tags: list[str]
@@ -139,7 +139,7 @@ def test_only_a_run_that_succeeded_fails_because_of_its_record(
     record = run("index", 1, {"sources": []}, outcome)
     runs = RunHistory(workspace.objects, Entity.parse("org:acme"))
     try:
-        raise KeyError  # a program may index while it handles an error of its own
+        raise KeyError  # a program may index while handling its own error
     except KeyError:
         with pytest.raises(StorageError) if outcome == "done" else nullcontext():
             runs.record(record)

@@ -1,4 +1,4 @@
-"""Sources and workspaces on a real S3 server, through the command line, configured by the environment alone."""
+"""Sources and workspaces on a real S3 server, via the command line, configured only by the environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES = {
 
 @dataclass(frozen=True)
 class Tree:
-    """A source that a test can change, on a disk or in a bucket."""
+    """A source that tests can change, on disk or in a bucket."""
 
     uri: str
     server: Any
@@ -120,7 +120,7 @@ def test_a_source_is_indexed_wherever_it_and_its_index_are(
 def test_processes_work_with_the_environment_alone(
     s3_environment: Any, fresh_prefix: Callable[[], str], tiny_model: Path
 ) -> None:
-    """Coordinator and workers in new processes, with the environment that a user would set."""
+    """Runs coordinator and workers in new processes, in the environment that a user would set."""
     tree, workspace = Tree(fresh_prefix(), s3_environment).write(FILES), fresh_prefix()
     kept = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION", "PATH", "HOME")
     environment = {name: os.environ[name] for name in kept if name in os.environ} | {"DRIFTLINE_WORKSPACE": workspace}

@@ -27,7 +27,7 @@ from driftline.tasks.search.search import search
 
 Driftline = Callable[..., Any]
 
-# Twelve lines: known words at 2, 6 and 12; lines 1, 5 and 9 have no row.
+# Twelve lines: known words are at 2, 6 and 12; lines 1, 5 and 9 have no row.
 NUMBERED = "\nparser\none\ntwo\n---\nsubcommand\nthree\nfour\n\n  five\nsix\nnamespace"
 NAMES = [
     "plain.py",
@@ -47,7 +47,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A workspace with two sources of one tenant and one of another; their trees are beside it."""
+    """A workspace with two sources of one tenant and one of another; their trees are next to it."""
     location = tmp_path_factory.mktemp("corpus")
     files = {"numbered.txt": NUMBERED} | {name: f"argument number {i}\n" for i, name in enumerate(NAMES)}
     for source, content in {
@@ -66,7 +66,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 
 @pytest.fixture
 def own(corpus: Path, tmp_path: Path, tiny_model: Path) -> Path:
-    """A tree and a workspace that a test may change."""
+    """A tree and a workspace; tests may change both."""
     shutil.copytree(corpus.parent / "web", tmp_path / "web")
     dl.index(str(tmp_path / "web"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     return tmp_path / "ws"
@@ -430,7 +430,7 @@ def test_search_status_and_sources_need_read_access_only(own: Path) -> None:
         "for command in (by_words, ['search', 'subcommand'], ['status'], ['sources']):\n"
         "    assert main([*command, '--workspace', sys.argv[1]]) == 0, command\n"
     )
-    # Without these capabilities, permissions bind root, too.
+    # Without these capabilities, root must also obey permissions.
     command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     if command and not shutil.which(command[0]):
         pytest.skip("root may write everywhere, and setpriv is missing")
@@ -468,7 +468,7 @@ def test_a_file_of_two_tenants_is_shown_once_and_each_tenant_has_it(tmp_path: Pa
     assert {hit.source for hit in alone} == {"org:two/project:p/source:s"}
 
 
-# Filters that match nothing, and answers without results.
+# Filters that match nothing, and empty results.
 
 
 def test_every_spelling_of_a_glob_matches_alike(corpus: Path, driftline: Driftline) -> None:
@@ -551,7 +551,7 @@ def test_a_hit_shows_a_window_of_a_long_line_around_its_match(tmp_path: Path, dr
     ):
         outcome = driftline(*command, "--json")
         hit = outcome.json["results"][0]
-        if "text" in command:  # by meaning, another part of the line may be nearer
+        if "text" in command:  # semantically, another part of the line may be nearer
             assert "heron" in hit["text"]
             assert hit["column"] == line.index("heron") + 1
         assert max(map(len, (hit["text"], *hit["context"]))) <= 500
@@ -562,7 +562,7 @@ def test_a_hit_shows_a_window_of_a_long_line_around_its_match(tmp_path: Path, dr
 def test_a_file_is_found_by_its_name_or_the_end_of_its_path(
     tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "CANDIDATE_BLOCKS", 1)  # which other files fill
+    monkeypatch.setattr(searching, "CANDIDATE_BLOCKS", 1)  # which is filled by other files
     monkeypatch.setattr(searching, "CANDIDATE_NEAR_BLOCKS", dict.fromkeys(searching.CANDIDATE_NEAR_BLOCKS, 1))
     deep = tmp_path / "tree/a/b/Lease.py"
     deep.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Search by words, by meaning and by both: hits, filters and explanations."""
+"""Lexical, semantic and hybrid search: hits, filters and explanations."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with the default model over ``web`` and ``docs``, and the same names in another tenant."""
+    """A workspace (default model) over ``web`` and ``docs``, and the same names in another tenant."""
     location = tmp_path_factory.mktemp("modes")
     write(location / "web", FILES)
     write(location / "docs", {"net/cars.md": "Bicycles have two wheels.\n", "guide.md": "Read the manual first.\n"})
@@ -214,7 +214,7 @@ def test_top_k_zero_returns_nothing(corpus: Path, mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", ["hybrid", "vector"])
 def test_a_large_top_k_returns_every_line(tmp_path: Path, tiny_model: Path, mode: Mode) -> None:
-    """Every line is found, even if it does not benefit from the words of its block."""
+    """Every line is found, even if the words of its block do not help."""
     write(tmp_path / "tree", {"a.txt": "parser" + 15 * "\n" + "namespace\n", "b.txt": "subcommand\n"})
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     lines = {(hit.path, hit.line) for hit in found(tmp_path / "ws", "parser", mode=mode, top_k=50)}
@@ -260,7 +260,7 @@ CHAPTERS = {
 def test_chinese_and_japanese_questions_find_their_chapter(
     tmp_path: Path, language: int, queries: tuple[str, ...]
 ) -> None:
-    """By pairs of characters, because the default model is English."""
+    """They are found by character bigrams, because the default model is English."""
     write(tmp_path / "tree", {name: chapter[language] for name, chapter in CHAPTERS.items()})
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
     for mode in ("hybrid", "text"):

@@ -1,4 +1,4 @@
-"""Concurrent searches of the web server: in processes that start when needed, may die, and end with the server."""
+"""Concurrent searches in the web server: in processes that start on demand, may die, and end with the server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask
 
 TIED = 2e-4
-"""Scores that differ by less may change places."""
+"""Hits whose scores differ by less may swap places."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
 
 @pytest.fixture
 def two(workspace: Workspace) -> Iterator[SearchProcesses]:
-    """Two processes, both of which have started."""
+    """Two processes that have both started."""
     with closing(SearchProcesses(2)) as processes:
         processes.start(workspace)
         searched_concurrently(processes, workspace, 2)
@@ -69,8 +69,8 @@ def searched_concurrently(processes: SearchProcesses, workspace: Workspace, coun
 
 
 def check_answers(found: SearchReport, expected: SearchReport) -> None:
-    """Compare the notes, all scores, and every hit that is not tied. The order of summation decides ties, also between
-    the last result and one that is left out.
+    """Compare the notes, all scores, and every hit that is not tied. The order of summation decides ties, including
+    ties between the last result and an omitted one.
     """
     assert found.notes == expected.notes
     scores = [hit.score for hit in expected.results]
@@ -97,7 +97,7 @@ def test_memory_is_searched_in_another_process(two: SearchProcesses, tmp_path: P
     settings = load_memory_configuration(environ={}, embedding={"model": str(tiny_model)})
     workspace = Workspace.open(str(tmp_path))
     within, beyond = (Boundary.of(Entity.parse(name)) for name in ("org:acme", "org:other"))
-    psutil.Process(next(iter(two._helpers)).pid).kill()  # another process answers
+    psutil.Process(next(iter(two._helpers)).pid).kill()  # another process responds
     (hit,) = two.run(search_memory, workspace, settings, within, "parser", top_k=1)
     assert (hit.record.key, hit.record.value) == ("plan", {"text": "parser plan"})
     assert two.run(search_memory, workspace, settings, beyond, "parser", top_k=1) == []
@@ -162,7 +162,7 @@ MEETING = threading.Barrier(4)
 
 
 def meet(_: Workspace) -> int:
-    """Return once four calls run at the same time in one process."""
+    """Return once four calls run at the same time in the same process."""
     return MEETING.wait(PATIENCE_SECONDS)
 
 
@@ -186,7 +186,7 @@ def test_a_process_that_searches_for_too_long_is_ended(
 
 
 def second_time(workspace: Workspace, seen: Path) -> int:
-    """Sleep the first time, and return the second time."""
+    """Sleep on the first call; return on the second."""
     if not seen.exists():
         seen.touch()
         time.sleep(2 * PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""Credentials never appear in the run history, reports, logs, errors or answers."""
+"""Credentials never appear in the run history, reports, logs, errors or responses."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ Search = Callable[..., dict[str, Any]]
 
 
 class Program:
-    """The stand-in, first on the PATH."""
+    """The stand-in, which is first on the PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""``driftline serve``: one machine with its own Prefect server, without a worker or a pool."""
+"""``driftline serve``: a single machine with its own Prefect server, without a worker or pool."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_tw
     with started(command, log, environment, tmp_path) as process:
         until(in_step, "the first run", unless=lambda: ended(process, log), poll=0.3)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/ui-settings", timeout=PATIENCE_SECONDS) as answer:
-            assert json.load(answer)["api_url"] == url  # the request of the web page
+            assert json.load(answer)["api_url"] == url  # the web page's request
         again = subprocess.run(
             command,
             env=environment,
@@ -76,4 +76,4 @@ def test_serving_starts_a_server_keeps_the_index_in_step_and_is_safe_to_start_tw
         assert len(post(f"{url}/automations/filter", {})) == 2
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=PATIENCE_SECONDS) == 0
-    assert not answers(f"{url}/health")  # its server has stopped, too
+    assert not answers(f"{url}/health")  # its server has also stopped

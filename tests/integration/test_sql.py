@@ -1,4 +1,4 @@
-"""SQL over a workspace: the rows of each view, forbidden queries, and the output."""
+"""SQL over a workspace: the rows in each view, forbidden queries, and the output."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Workspace:
-    """Sources of two teams of a tenant, and one of another tenant; the first was indexed twice and has a branch."""
+    """Sources of two teams of one tenant, and one source of another tenant; the first was indexed twice and has a
+    branch.
+    """
     location = tmp_path_factory.mktemp("sql")
     ws = str(location / "ws")
     for entity, files in FILES.items():

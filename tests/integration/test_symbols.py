@@ -1,4 +1,4 @@
-"""Definitions in a search: where hits are, filters by kind, language and tests, and workspaces without definitions."""
+"""Definitions in search: locations of hits, filters by kind, language and tests, and workspaces without definitions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 @pytest.fixture
 def shop(tmp_path: Path, driftline: Driftline) -> Path:
-    """An indexed tree, at ``tree``, and its workspace."""
+    """An indexed tree (at ``tree``) and its workspace."""
     write(tmp_path / "tree", FILES)
     assert driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws").code == 0
     return tmp_path / "ws"

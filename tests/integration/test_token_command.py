@@ -1,4 +1,4 @@
-"""``driftline token`` and the options of ``driftline web`` that need tokens."""
+"""``driftline token``, and the ``driftline web`` options that need tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program of a user in a separate folder runs, and strict type checkers accept it."""
+"""A user's program in a separate folder runs, and strict type checkers accept it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ driftline.grep("query", "file").results[0].line.upper()
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that holds the program and nothing else."""
+    """A folder that contains only the program."""
     location = tmp_path / "program"
     location.mkdir()
     shutil.copy(PROGRAM, location)
@@ -56,7 +56,7 @@ def test_a_strict_type_checker_accepts_the_program_and_refuses_mistakes(
     checker: Callable[..., str], folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     (folder / "mistakes.py").write_text(MISTAKES)
-    # mypy's cache of the packages is shared, because reading them takes most of its time.
+    # mypy's cache for the packages is shared: reading the packages takes most of its time.
     cache = [tmp_path_factory.getbasetemp() / "mypy-cache"] if checker is mypy else []
     printed = checker(folder, *cache)
     for number in (4, 5, 6, 7):

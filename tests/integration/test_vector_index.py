@@ -1,4 +1,4 @@
-"""Searches by the vector index agree with exact searches, with the same distances."""
+"""Searches of the vector index agree with exact searches and return the same distances."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_indexed_search_is_nearly_exact(
         )
         rows = [int(Path(path).stem) for path in wanted]
         np.testing.assert_allclose(list(wanted.values()), 1 - vectors[rows] @ query, atol=2e-3)
-    assert common >= 85  # of 100: the index rotates vectors at random, then quantizes them to a bit per dimension
+    assert common >= 85  # of 100: the index rotates vectors randomly, then quantizes them to one bit per dimension
 
 
 def test_lines_not_yet_in_the_index_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:

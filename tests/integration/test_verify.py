@@ -1,4 +1,4 @@
-"""A verification detects each kind of damage, and a repair fixes what can be repaired."""
+"""Verification detects each kind of damage; a repair fixes whatever can be repaired."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def original(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corn
 
 @pytest.fixture
 def corner(store_uri: str, original: Corner) -> Corner:
-    """A copy of a workspace in a store of each kind; its tree is shared."""
+    """A copy of a workspace in each kind of store; its tree is shared."""
     return original.copied(store_uri)
 
 
 @pytest.fixture
 def local(tmp_path: Path, original: Corner) -> Corner:
-    """A copy of a workspace on the local disk; its tree is shared."""
+    """A copy of a workspace on local disk; its tree is shared."""
     return original.copied(str(tmp_path / "workspace"))
 
 
 @pytest.fixture
 def own(tmp_path: Path, tiny_model: Path) -> Corner:
-    """A workspace and a tree, which a test may change."""
+    """A workspace and a tree; tests may change both."""
     return make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
 
 
@@ -246,11 +246,11 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(own: Corner, monkeyp
     names = {index.name for index in dataset.describe_indices()}
     assert names == {"path_idx", "parent_dirs_idx", "text_idx", "vector_idx"}
     assert check(own).findings == []
-    # An index of the wrong rows, from a table in which every path differs.
+    # An index over the wrong rows, taken from a table in which every path differs.
     with monkeypatch.context() as patch:
         from driftline.storage.lines import line_counts
 
-        # In this process, which is patched:
+        # Runs in this process, which is patched:
         patch.setattr("driftline.tasks.maintenance.verify_and_repair.survived", operator.call)
         original = line_counts._finds
         lost = {own.table.open().version}

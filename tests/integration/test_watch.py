@@ -40,7 +40,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 class Watching:
-    """A watcher in a thread, and its reports and errors."""
+    """A watcher in a thread, with its reports and errors."""
 
     def __init__(self, tree: Path, workspace: Path, model: Path) -> None:
         self.reports: list[IndexReport] = []
@@ -67,7 +67,7 @@ class Watching:
 
 
 def save(path: Path, text: str) -> None:
-    """Write a file atomically: otherwise a watcher may see an empty one."""
+    """Write a file atomically: otherwise a watcher may see an empty file."""
     written = path.parents[1] / f"{path.name}.new"
     written.write_text(text)
     written.rename(path)
@@ -86,7 +86,7 @@ def test_saved_moved_and_deleted_files_are_indexed(watching: Watching, tree: Pat
     until(lambda: "c.md" in watching.paths())
     hits = dl.search(watching.workspace, "zebra", mode="text").results
     assert [(hit.path, hit.text) for hit in hits] == [("c.md", "a zebra crosses")]
-    written = tree / ".c.md.swp"  # editors replace a file by a new one
+    written = tree / ".c.md.swp"  # editors replace a file with a new one
     written.write_text("a giraffe crosses\n")
     written.rename(tree / "c.md")
     until(lambda: bool(dl.search(watching.workspace, "giraffe", mode="text").results))
@@ -105,10 +105,10 @@ def test_a_file_or_folder_of_the_same_name_replaces_another(watching: Watching, 
     (tree / "b.md").unlink()  # a file becomes a folder
     (tmp_path / "other").rename(tree / "b.md")
     until(lambda: watching.paths() == {"sub/a.md", "b.md/c.md"})
-    (tree / "sub").rename(tmp_path / "before")  # a folder another folder
+    (tree / "sub").rename(tmp_path / "before")  # a folder becomes another folder
     (tree / "b.md").rename(tree / "sub")
     until(lambda: watching.paths() == {"sub/c.md"})
-    shutil.rmtree(tree / "sub")  # and a folder a file
+    shutil.rmtree(tree / "sub")  # and a folder becomes a file
     save(tree / "sub", "the fourth line\n")
     until(lambda: watching.paths() == {"sub"})
 
@@ -194,7 +194,7 @@ def test_a_replaced_folder_is_still_watched(
         else:
             tree.rename(tmp_path / f"before{number}")
         if kind != "moved":
-            time.sleep(1.0)  # it is gone for a while
+            time.sleep(1.0)  # it is missing for a while
         following.rename(tree)
         until(lambda expected={f"{number}.md"}: watching.paths() == expected)  # type: ignore[misc]
         (tree / "later.md").write_text("a giraffe crosses\n")
@@ -215,7 +215,7 @@ def test_a_refused_deletion_is_reported_once_with_a_fix(
     until(lambda: bool(watching.errors))
     (tree / "c.md").write_text("a zebra crosses\n")
     until(lambda: "c.md" in watching.paths())
-    monkeypatch.setattr(watch, "COMPARE_SECONDS", 0.1)  # everything is compared again and again
+    monkeypatch.setattr(watch, "COMPARE_SECONDS", 0.1)  # everything is compared repeatedly
     time.sleep(2.0)
     assert [error.kind for error in watching.errors] == ["deletion_refused"] * len(watching.errors)
     assert len({str(error) for error in watching.errors}) == len(watching.errors) <= 2  # one more document than before
@@ -245,7 +245,7 @@ def test_failed_sources_are_retried(watching: Watching, tree: Path, monkeypatch:
 def test_changes_without_an_event_are_found_by_comparison(
     watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch.Watcher, "_paths", lambda *_: ())  # as if the changes were of another file
+    monkeypatch.setattr(watch.Watcher, "_paths", lambda *_: ())  # as if another file had changed
     save(tree / "c.md", "a zebra crosses\n")
     time.sleep(0.5)
     assert "c.md" not in watching.paths()

@@ -1,4 +1,4 @@
-"""``driftline search --server`` and ``driftline.connect``: a server gives the same answers as the workspace."""
+"""``driftline search --server`` and ``driftline.connect``: a server returns the same results as the workspace."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_token_is_sent_and_never_shown(
 
 
 class _Odd(http.server.BaseHTTPRequestHandler):
-    """Is busy at first, then redirects, then sends an invalid answer."""
+    """Is busy at first, then redirects, then sends an invalid response."""
 
     seen: ClassVar[list[str | None]] = []
 
@@ -156,7 +156,7 @@ class _Odd(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def test_a_busy_server_is_retried_and_redirects_are_not_followed() -> None:

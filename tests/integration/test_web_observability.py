@@ -1,4 +1,4 @@
-"""The operator's view of the web server: metrics, the access log, traces, and the files that deploy it."""
+"""The operator's view of the web server: metrics, access log, traces, and deployment files."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_defect_is_reported_as_unexpected(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """A list of the traces that a collector on loopback receives."""
+    """A list of the traces received by a collector on loopback."""
     received: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -179,7 +179,7 @@ def test_without_an_exporter_nothing_is_traced() -> None:
 
 @pytest.fixture
 def names_of_metrics(copy: Workspace) -> set[str]:
-    """The names of the metrics of a server after a request, and of the documented metrics of webhooks."""
+    """Return the names of a server's metrics after a request, and of the documented webhook metrics."""
     with serving(server(copy)) as address:
         ask(address, "/nothing")
         found = ask(address, "/metrics").body

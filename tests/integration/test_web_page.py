@@ -30,7 +30,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&#?%41.py"
 SOURCE = "org:default/project:default/source:tree"
 MAX_BYTES = 60_000
-"""Maximum size of a page with everything that it loads."""
+"""Maximum size of a page, including everything it loads."""
 
 LEASE = '''"""Leases: one writer at a time."""
 
@@ -50,7 +50,7 @@ class Lease:
 
 @dataclass
 class Site:
-    """A running server, its tree, and the console messages and requests of its pages."""
+    """A running server, its tree, and its pages' console messages and requests."""
 
     url: str
     tree: Path
@@ -116,17 +116,17 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def site(served: str, tree: Path, browser: Browser) -> Iterator[Site]:
-    """The server in a fresh window; the tree is as it was when it was indexed."""
+    """The server in a fresh window; the tree is unchanged since it was indexed."""
     (tree / "src/lease.py").write_text(LEASE)
     with browser.fresh() as window:
-        window.page.bring_to_front()  # the clipboard is that of the window in front
+        window.page.bring_to_front()  # the clipboard belongs to the front window
         found = Site(served, tree, window.page, window)
         window.page.on("console", lambda message: found.said.append(message.text))
         window.page.on("pageerror", lambda error: found.said.append(str(error)))
         window.page.on("dialog", lambda dialog: found.said.append(dialog.message))
         window.page.on("request", lambda request: found.requested.add(request.url))
         yield found
-        # Violations of the policy appear on the console.
+        # Policy violations appear on the console.
         assert found.said == []
         assert all(each.startswith(served) for each in found.requested)
 
@@ -210,7 +210,7 @@ def test_terms_are_completed_and_a_file_is_found_by_its_name(site: Site) -> None
     box.press("Enter")
     expect(box).to_have_value("lease lang:")
     page.wait_for_url("**q=lease+la&*")
-    expect(offers.first).to_have_text("lang:python 2 files")  # counted in the results for what was typed before
+    expect(offers.first).to_have_text("lang:python 2 files")  # counted in the results for the previous input
     box.press_sequentially("mark")
     offers.get_by_text("lang:markdown").click()
     expect(box).to_have_value("lease lang:markdown ")
@@ -226,7 +226,7 @@ def test_terms_are_completed_and_a_file_is_found_by_its_name(site: Site) -> None
     expect(offers).to_have_count(1)
     page.wait_for_url("**q=renew+lang&*")
     box.press("ArrowDown")
-    box.press("ArrowDown")  # beyond the last one
+    box.press("ArrowDown")  # after the last result
     expect(results(page).first).to_be_focused()
     expect(offers).to_have_count(0)
     box.fill("def:ren")
@@ -249,7 +249,7 @@ def test_results_stay_while_the_query_is_wrong(site: Site) -> None:
     assert files(page).all_inner_texts() == shown
     page.fill("#q", "/lease/")
     expect(page.locator("#count")).to_contain_text("result")
-    site.said.clear()  # the answer 400
+    site.said.clear()  # a 400 response
     page.goto(f"{site.url}?q=/lease(/")
     expect(page.get_by_role("alert")).to_contain_text("Invalid pattern at character 6")
     expect(page.get_by_role("table", name="What a query can say")).to_be_visible()
@@ -313,13 +313,13 @@ def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) ->
     page.wait_for_url("**#L11")
     (site.tree / "src/lease.py").write_text(LEASE.replace("class Lease", "class Secret"))
     site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py?line=7", "has changed since it was indexed")
-    expect(page.locator("#remote")).to_have_attribute("href", remote)  # the text that the page shows
+    expect(page.locator("#remote")).to_have_attribute("href", remote)  # the text shown on the page
     assert page.locator("#L4").inner_text().endswith("class Lease:")
     assert "Secret" not in page.content()
 
 
 def select(page: Page, line: str, name: str) -> None:
-    """Select a name in a line, as a double click does."""
+    """Select a name in a line, as by a double click."""
     page.evaluate(
         """([line, name]) => {
             const texts = document.createTreeWalker(document.querySelector(`${line} code`), NodeFilter.SHOW_TEXT);
@@ -342,7 +342,7 @@ def test_a_name_leads_to_its_definition_and_its_uses(site: Site) -> None:
     expect(page.locator("#jump").get_by_role("link", name="Uses")).to_have_attribute("href", "/?q=uses%3Auntil")
     select(page, "#L7", "renew")
     page.locator("#jump").get_by_role("link", name="Definition").click()
-    page.wait_for_url("**/d/**#L7")  # the only one
+    page.wait_for_url("**/d/**#L7")  # the only result
 
 
 def test_a_page_shows_more_results_on_request() -> None:
@@ -527,7 +527,7 @@ def test_pictures_of_the_pages_for_the_documentation(site: Site, workspace: Path
             ("web-index", "index", "Growth: lines"),
         ):
             site.browser.open(site.url + target, text)
-            if name == "web-index":  # above are the paths of this machine
+            if name == "web-index":  # the paths above are this machine's
                 page.evaluate("document.querySelector('.plots').scrollIntoView()")
             site.browser.keep(name, height=600)
     finally:

@@ -1,4 +1,6 @@
-"""The HTTP API against its own OpenAPI document: schemathesis sends requests that the document allows, and others."""
+"""The HTTP API against its own OpenAPI document: schemathesis sends requests that the document allows, and invalid
+ones.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.support.effort import examples
 from tests.support.web import serving
 
 EXAMPLES = examples(15)
-"""Requests for each route; hundreds of times as many found nothing more."""
+"""Requests per route; hundreds of times as many found nothing more."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ schema = schemathesis.pytest.from_fixture("document")
     suppress_health_check=list(HealthCheck),
 )
 def test_the_api_keeps_what_its_document_promises(case: Any) -> None:
-    # A query has a language, and some options need exact terms: no schema can tell which queries are refused.
+    # Queries have a syntax, and some options require exact terms: no schema can tell which queries are rejected.
     requested = case.query or {}
     exact = {"fixed", "regex", "count", "files"} & requested.keys()
     is_language = case.path == "/api/v1/search" and (exact or re.search(r'["/:]', str(requested.get("q", ""))))

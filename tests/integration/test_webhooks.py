@@ -1,4 +1,4 @@
-"""Webhooks: a push to a repository is found without a poll, on the main index and on branches."""
+"""Webhooks: a push to a repository is found without polling, in the main index and on branches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALL = dict.fromkeys(webhooks.HOSTS, "${HOOK_SECRET}")
 
 @dataclass
 class Site:
-    """A web server that takes webhooks of ``url``, and the runs that have ended."""
+    """A web server that accepts webhooks for ``url``, and the runs that have ended."""
 
     address: str
     url: str
@@ -138,7 +138,7 @@ def test_branches_are_indexed_by_pattern_and_deleted_with_the_branch(
     gone = push("github", site.url, "release/1", is_gone=True)
     assert site.send("github", gone) == 202
     until(lambda: len(site.ended) == 2)
-    assert branches(site) == ["release/1"]  # the delivery says so, but the repository has it
+    assert branches(site) == ["release/1"]  # the delivery says it was deleted, but the repository has it
     git(git_server.root / "team/app.git", "update-ref", "-d", "refs/heads/release/1")
     assert site.send("github", gone) == 202
     until(lambda: len(site.ended) == 3)
@@ -162,7 +162,7 @@ SOURCE = SourceRequest("git+https://code.example/team/app.git", "org:a/project:b
 
 @contextmanager
 def counting(tmp_path: Path, run: Callable[[Work], None], **options: Any) -> Iterator[tuple[str, Hooks]]:
-    """A server whose webhooks call ``run``."""
+    """Run a server whose webhooks call ``run``."""
     Workspace.open_for_writing(str(tmp_path / "ws"))
     settings = HookSettings(ALL, ("*",), pull_requests=True)
     hooks = Hooks(settings, dict.fromkeys(ALL, SECRET), (SOURCE,), run, **{"debounce_seconds": 0.0, **options})

@@ -1,4 +1,4 @@
-"""Blocks of lines and windows of hits against models in plain Python."""
+"""Line blocks and hit windows, compared with models in plain Python."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ definitions = st.lists(
 
 
 def as_rows(given_documents: Documents) -> tuple[list[str], list[tuple[int, int, str]]]:
-    """Unordered paths, and rows (index of the path, line, text) in the order of documents and lines."""
+    """Return unordered paths, and rows (path index, line, text) in document and line order."""
     paths = list(given_documents)
     return paths, [
         (at, number, text) for at, path in enumerate(paths) for number, text in sorted(given_documents[path].items())
@@ -53,12 +53,12 @@ def numbers_of(rows: list[tuple[int, int, str]]) -> Numbers:
 
 
 def head_of(block: str) -> str:
-    """A block without the words that are added for the index."""
+    """Return a block without the words added for the index."""
     return re.sub(f"{SPELLED}[^\n]*", "", block, count=1)
 
 
 def blocks_by_hand(given_documents: Documents) -> dict[tuple[str, int], str]:
-    """The expected text of each block, by its path and the first of its lines that has a row."""
+    """Return the expected text of each block, by its path and its first line that has a row."""
     found: dict[tuple[str, int], str] = {}
     for path, lines in given_documents.items():
         for first in range(0, 6 * LINES_PER_BLOCK, LINES_PER_BLOCK):
@@ -206,7 +206,7 @@ def test_windows_hold_what_is_near_and_never_touch(rows: list[FoundLine], reach:
         assert window.text == f"{window.path} {window.best}"
         for other in windows[:at]:
             assert other.path != window.path or other.last + reach < window.first or window.last + reach < other.first
-    if len(windows) < top_k:  # all hits were read: each is in a window, or would make a window too long
+    if len(windows) < top_k:  # all hits were read: each is in a window or would make one too long
         for row in rows:
             of_file = [w for w in windows if w.path == row.document[1]]
             assert any(w.first - reach <= row.number <= w.last + reach for w in of_file), row

@@ -1,4 +1,4 @@
-"""Branches compared with a dictionary of dictionaries, through runs, merges, force-pushes, crashes and maintenance."""
+"""Branches, compared with a dictionary of dictionaries through runs, merges, force-pushes, crashes and maintenance."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ faults = st.builds(Faults, st.sampled_from(list(Mode)), st.integers(0, 25))
 
 
 class BranchMachine(RuleBasedStateMachine):
-    """``trees`` holds the files of each branch, ``indexed`` the expected content of its index; main is "". A branch
+    """``trees`` holds each branch's files; ``indexed`` holds the expected content of its index. main is "". A branch
     whose run was interrupted is ``unsure`` until its next run.
     """
 

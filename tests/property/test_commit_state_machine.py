@@ -1,5 +1,6 @@
-"""A repository that is edited, committed, reset and switched at random: indexing only the paths that git reports
-gives the same index as a full scan."""
+"""A repository that is randomly edited, committed, reset and switched: indexing only the paths reported by git gives
+the same index as a full scan.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, f
 
 ENTITY = Entity.parse("source:tree")
 KEPT = "kept.txt"
-"""Keeps the folder of the source: git removes a folder with its last file, and a missing source is an error."""
+"""Keeps the source folder in place: git removes a folder along with its last file, and a missing source is an error."""
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgSign=false")
 
 paths = st.sampled_from(["a.txt", "b.txt", "x.log", "sub/a.txt", "sub/d d.txt", "sub/deep/%_'é.txt"])
@@ -38,7 +39,7 @@ class CommitMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="driftline-commits-"))
         self.top = self.folder / "repository"
-        self.tree = self.top / "tree"  # the source is a folder of its repository
+        self.tree = self.top / "tree"  # the source is a folder in its repository
         self.tree.mkdir(parents=True)
         self.workspace = str(self.folder / "workspace")
         self.git("init", "-q", "-b", "main")

@@ -1,4 +1,4 @@
-"""The delta index against a dict that keeps the whole history of each key."""
+"""The delta index, compared with a dict that keeps the full history of each key."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 class DeltaIndexMachine(RuleBasedStateMachine):
-    """Two indexes of the same history. ``written`` deltas may be published late, twice, or after newer ones."""
+    """Two indexes over the same history. ``written`` deltas may be published late, twice, or after newer ones."""
 
     @initialize()
     def begin(self) -> None:

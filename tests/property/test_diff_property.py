@@ -1,4 +1,4 @@
-"""``diff`` compared with a plain loop over dicts."""
+"""``diff``, compared with a plain loop over dicts."""
 
 from __future__ import annotations
 

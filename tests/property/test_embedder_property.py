@@ -1,4 +1,4 @@
-"""Any text gets the vector of StaticModel.encode, with every tokenizer family."""
+"""For every tokenizer family, any text gets the same vector as from StaticModel.encode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The closure table against a plain tree: both agree after any registrations, moves and deletions."""
+"""The closure table, compared with a plain tree: both agree after any registrations, moves and deletions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact search finds the same lines as ripgrep, for any pattern that means the same in both."""
+"""Exact search finds the same lines as ripgrep, for any pattern that both interpret in the same way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RG = Path(sys.executable).with_name("rg")
 ROOT = Path(__file__).parents[2]
 SHARDS = 4
 PATTERNS = 84
-"""Number of patterns in each shard: 336 in all shards, and 10,080 in ``make proofs``."""
+"""Number of patterns per shard: 336 in all shards, or 10,080 under ``make proofs``."""
 OWN_FILES = ("storage/lines", "tasks/search", "flows/web", "docs/guides")
 ODD_FILES: dict[str, tuple[str, str, str]] = {
     "greek.txt": ("Σίσυφος σ ς Ω Ohm\nKelvin K ſmall ß ẞ Straße\nnaïve ÀÉÎ àéî İı\n", "utf-8", "\n"),
@@ -102,7 +102,7 @@ class SearchCase:
 
 
 def in_rust(text: str) -> str:
-    """Translate the RE2 expression ``text`` into Rust's syntax, token by token: ``\\[`` opens no class."""
+    """Translate the RE2 expression ``text`` into Rust's syntax token by token, since ``\\[`` does not open a class."""
     return re.sub(r"(\[\^?)?(\\.)", _token_in_rust, text)
 
 
@@ -121,7 +121,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corpus
 
 
 def piece(chance: Random, lines: list[str], longest: int = 12) -> str:
-    """Part of a line, with at least one character that is not blank."""
+    """Return part of a line, with at least one non-blank character."""
     while True:
         line = chance.choice(lines)
         start = chance.randrange(len(line))
@@ -131,7 +131,7 @@ def piece(chance: Random, lines: list[str], longest: int = 12) -> str:
 
 
 def generalized(chance: Random, text: str) -> str:
-    """An expression that matches ``text`` and more."""
+    """Return an expression that matches ``text`` and more."""
     spelled = ""
     for character in text:
         if chance.random() < 0.6:
@@ -146,7 +146,7 @@ def generalized(chance: Random, text: str) -> str:
 
 
 def expression(chance: Random, lines: list[str], depth: int = 2) -> str:
-    """A regular expression that usually matches something."""
+    """Return a regular expression that usually matches something."""
     match chance.randrange(9 if depth else 4):
         case 0:
             return re.escape(piece(chance, lines))
@@ -194,7 +194,9 @@ def test_the_lines_of_each_pattern_are_those_that_ripgrep_finds(corpus: Corpus, 
 
 
 def across(chance: Random, texts: list[str]) -> SearchCase:
-    """A pattern whose matches contain line breaks: the end of a line, some lines, and the beginning of another."""
+    """Return a pattern whose matches contain line breaks: the end of a line, some full lines, and the start of
+    another.
+    """
     lines = chance.choice(texts).split("\n")
     at = chance.randrange(len(lines) - 1)
     until = min(len(lines) - 1, at + chance.randint(1, 4))

@@ -1,4 +1,4 @@
-"""Filters match the same lines as a model in plain Python, for any names; strategies differ only in cost."""
+"""For any names, filters match the same lines as a model in plain Python; strategies differ only in cost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> LineTable:
-    """A table with three lines of each path in each source, and all indexes."""
+    """A table that has three lines for each path in each source, and all indexes."""
     workspace = Workspace.open_for_writing(str(tmp_path_factory.mktemp("workspace")))
     workspace = workspace.bind_model("none", "0" * 20, DIM)
     rng = np.random.default_rng(1)
@@ -100,7 +100,7 @@ def through_the_index() -> Iterator[None]:
 
 
 def glob_matches(glob: str, path: str) -> bool:
-    """Match a glob name by name, as documented for LineFilter."""
+    """Match a glob segment by segment, as documented for LineFilter."""
     names = [name.replace("[^", "[!") for name in glob.split("/") if name not in ("", ".")]
     if glob.endswith("/"):
         names.append("**")
@@ -146,7 +146,7 @@ def allowed(where: LineFilter, row: Row) -> bool:
 
 
 def spelled(names: tuple[str, ...]) -> st.SearchStrategy[str]:
-    """One of ``names``, in one of its spellings."""
+    """Return one of ``names``, in one of its spellings."""
     spellings = ("{}", "{}/", "./{}", "./{}//", "x/../{}", "{}/.", "nowhere/{}")
     return st.builds(
         lambda name, spelling: spelling.replace("{}", name), st.sampled_from(names), st.sampled_from(spellings)
@@ -171,7 +171,7 @@ names = names.filter(lambda name: "**" not in name)
 
 @st.composite
 def loosened(draw: st.DrawFn) -> str:
-    """The path of a document with some characters and names replaced by wildcards."""
+    """Return the path of a document, with some characters and names replaced by wildcards."""
     parts = draw(st.sampled_from(PATHS)).split("/")
     for at, part in enumerate(parts):
         match draw(st.integers(0, 5)):
@@ -239,7 +239,7 @@ def test_a_name_without_wildcards_is_a_glob_of_itself(table: LineTable, path: st
 
 
 def nearest_ids(rows: list[Row], vector: NDArray[np.float32], where: LineFilter) -> list[int]:
-    """The distances by brute force."""
+    """Return the distances, computed by brute force."""
     found = [row for row in rows if allowed(where, row)]
     if not found:
         return []

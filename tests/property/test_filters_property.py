@@ -1,4 +1,4 @@
-"""Searches with random filters return the same lines as brute force, with and without an index."""
+"""Searches with random filters return the same lines as a brute-force search, with and without an index."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_lines(rng: np.random.Generator) -> dict[str, list[LineEmbedding]]:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> LineTable:
-    """About 800 lines of three sources, one of which was written twice, and their commit markers."""
+    """About 800 lines from three sources (one was written twice), and their commit markers."""
     workspace = Workspace.open_for_writing(str(tmp_path_factory.mktemp("workspace")))
     workspace = workspace.bind_model("none", "0" * 20, DIM)
     for source, lines in make_lines(np.random.default_rng(1)).items():
@@ -62,7 +62,7 @@ def rows(table: LineTable) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def indexed(table: LineTable, rows: list[Row]) -> Iterator[LineTable]:
-    """The same table with all indexes, which are used even if few lines match."""
+    """The same table with all indexes; they are used even if few lines match."""
     assert "vector_idx" in maintain(table)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(line_queries, "EXACT_SEARCH_ROWS", 0)
@@ -109,7 +109,7 @@ def allowed(where: LineFilter, row: Row) -> bool:
 
 
 def brute_force(rows: list[Row], query: NDArray[np.float32], where: LineFilter) -> list[tuple[float, int]]:
-    """All allowed rows as ``(1 - cosine, id)``, nearest first."""
+    """Return all allowed rows as ``(1 - cosine, id)``, nearest first."""
     found = [row for row in rows if allowed(where, row)]
     if not found:
         return []
@@ -119,13 +119,13 @@ def brute_force(rows: list[Row], query: NDArray[np.float32], where: LineFilter) 
 
 
 def check(table: LineTable, rows: list[Row], query: NDArray[np.float32], where: LineFilter, top_k: int) -> float:
-    """Compare with brute force; returns the recall."""
+    """Compare with a brute-force search and return the recall."""
     expected = brute_force(rows, query, where)
     found = nearest_lines(table, query, top_k, where, columns=("id", "path", "line_number"))
     distance_of = {row_id: distance for distance, row_id in expected}
     ids = found["id"].to_pylist()
     assert len(ids) == len(set(ids)) == min(top_k, len(expected))
-    assert set(ids) <= set(distance_of)  # no filtered line and no commit marker
+    assert set(ids) <= set(distance_of)  # neither a filtered line nor a commit marker
     assert np.allclose(found["distance"], [distance_of[row_id] for row_id in ids], atol=2e-3)
     if not ids:
         return 1.0

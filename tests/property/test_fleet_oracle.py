@@ -1,4 +1,4 @@
-"""The index of a fleet finally matches its host, whatever the host answers meanwhile, and wherever a sync dies."""
+"""A fleet's index eventually matches its host, whatever the host's responses and wherever a sync dies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Files = dict[str, bytes]
 
 @dataclass
 class Project:
-    """A repository of the host: the files of each of its branches, and those of every commit that it ever had."""
+    """A repository on the host: the files of each branch, and of every commit it ever had."""
 
     hosted: Hosted
     folder: Path
@@ -49,11 +49,11 @@ class Project:
 
     @property
     def files(self) -> Files | None:
-        """The files of the default branch; None if it has no commit."""
+        """The files on the default branch; None if it has no commit."""
         return self.branches.get(self.hosted.branch)
 
     def commit(self, branch: str, files: Files, *, is_new_history: bool) -> None:
-        """Replace the content of a branch, as a child of its last commit or without one."""
+        """Replace a branch's content with a new commit, either on top of the last one or as a new root."""
         known = branch in self.branches and not is_new_history
         lines = [f"commit refs/heads/{branch}", f"committer t <t@localhost> {len(self.past)} +0000", "data 1", "."]
         lines += [f"from refs/heads/{branch}^0"] if known else []
@@ -76,7 +76,7 @@ class Project:
 
 
 class World:
-    """A host with its repositories, and the fleet that follows it. Both use the clock of the fleet."""
+    """A host, its repositories, and the fleet that follows it. Host and fleet share the fleet's clock."""
 
     def __init__(self, seed: int, server: GitServer, fleet: Fleet) -> None:
         self.chance, self.server, self.fleet = random.Random(seed), server, fleet
@@ -140,7 +140,7 @@ class World:
         project.commit(branch, files | self.files(), is_new_history=self.chance.random() < 0.3)
         now = self.fleet.now
         last = datetime.fromisoformat(project.hosted.pushed)
-        if self.provider != "gitlab" or now - last >= timedelta(hours=1):  # it raises the time once an hour
+        if self.provider != "gitlab" or now - last >= timedelta(hours=1):  # it updates the time once an hour
             project.hosted.pushed = now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def delete(self, project: Project) -> str:
@@ -150,7 +150,7 @@ class World:
         return project.hosted.path
 
     def happen(self) -> None:
-        """Let one thing happen at the host."""
+        """Let one event happen on the host."""
         chance = self.chance
         project = chance.choice(list(self.projects.values()))
         event = chance.choice(
@@ -185,7 +185,7 @@ class World:
     # -- what the host says ------------------------------------------------------------------
 
     def disturb(self) -> None:
-        """Let the next answers of the host be errors, limits, or false."""
+        """Make the host's next responses errors, rate limits or wrong."""
         chance, api = self.chance, self.api
         before: list[Callable[[str], Reply | None]] = [lambda _: None] * chance.randrange(3)
         event = chance.choice(("fails", "limits", "partial", "total", "twice", "stale", "garbled", "broken"))
@@ -204,7 +204,7 @@ class World:
             self.lied = True
 
     def _partial(self, answer: Reply) -> Reply:
-        """A page that claims to be the last one, but lacks repositories."""
+        """A page that claims to be the last but lacks repositories."""
         content = json.loads(answer[2])
         if self.provider == "server":
             return 200, {}, json.dumps({"values": content["values"][:1], "isLastPage": True}).encode()
@@ -234,9 +234,7 @@ class World:
     # -- what the index must be --------------------------------------------------------------
 
     def sources(self) -> dict[str, Entity]:
-        """The sources of the workspace, by the id of their repository; asserts that each source belongs to a
-        repository.
-        """
+        """Return the workspace's sources by repository id; assert that each source belongs to a repository."""
         (record,) = read_fleets(self.fleet.workspace.objects).values()
         known = {each.entity: identifier for identifier, each in record.repositories.items() if each.entity}
         return {known[str(entity)]: entity for entity, _ in self.fleet.workspace.sources()}
@@ -245,9 +243,7 @@ class World:
         return self.takes_archived or not project.hosted.archived
 
     def check_kept(self, before: set[str]) -> None:
-        """Assert that repositories that were indexed and still exist are in the index, with their current or an earlier
-        content.
-        """
+        """Assert that indexed repositories that still exist are in the index, with their current or earlier content."""
         sources = self.sources()
         for identifier in before & self.projects.keys():
             project = self.projects[identifier]
@@ -264,7 +260,7 @@ class World:
         raise AssertionError(f"{entity} holds what its repository never had")
 
     def check_in_step(self) -> None:
-        """Assert that the index has the current content of each repository of the host."""
+        """Assert that the index holds the current content of each repository on the host."""
         sources = self.sources()
         for identifier, project in self.projects.items():
             if self.is_selected(project) and project.files is not None:
@@ -273,7 +269,7 @@ class World:
                 self._check_branches(sources[identifier], project)
 
     def _check_branches(self, entity: Entity, project: Project) -> None:
-        """Assert that the branches of the index are the followed branches without the default one."""
+        """Assert that the index's branches are the followed branches except the default one."""
         records = {record.name: record for record in branch_records(self.fleet.workspace, entity)}
         names = {name for name in project.branches if any(fnmatchcase(name, glob) for glob in FOLLOWED)}
         assert records.keys() == names - {project.hosted.branch}, project.hosted.path
@@ -286,7 +282,7 @@ class World:
         return self.fleet.sync(retry=True, max_delete_fraction=1.0, how={"indexes": "none", "workers": 1}, **options)
 
     def sync_and_die(self) -> None:
-        """Run a sync that fails at, or dies after, one of its writes or commands of git."""
+        """Run a sync that fails at, or dies after, one of its writes or git commands."""
         faults = Faults(self.chance.choice(list(Mode)), self.chance.randrange(40))
         print(f"{faults.mode} {faults.at}")
         with injected(faults), pytest.MonkeyPatch.context() as patch:
@@ -326,7 +322,7 @@ def test_the_index_of_a_fleet_follows_its_host(
             world.check_kept(before)
         elif event == "death":
             world.sync_and_die()
-        if world.lied:  # a false answer about changes has an effect for a day
+        if world.lied:  # a wrong response about changes has an effect for a day
             fleet.now += timedelta(days=1)
             world.lied = False
         world.sync()

@@ -1,4 +1,4 @@
-"""The index of a repository given by URL equals that of its checked-out tree, for random histories."""
+"""For random histories, the index of a repository given by URL equals the index of its checked-out tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tracked(project: Checkout) -> dict[str, bytes]:
 
 
 def change(chance: random.Random, project: Checkout) -> None:
-    """Write, move and delete some files, or switch to an older or an unrelated commit."""
+    """Write, move and delete some files, or switch to an older or unrelated commit."""
     commits = git(project.folder, "rev-list", "--all").split()
     event = chance.random()
     if event < 0.2 and commits:

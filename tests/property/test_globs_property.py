@@ -1,4 +1,4 @@
-"""Braces match each of their alternatives, and accents match in each Unicode form that a disk may store."""
+"""Braces match each of their alternatives, and accents match in every Unicode form that a disk may store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from driftline.storage.globs import alternatives, check_glob, glob_pattern, lite
 from driftline.tasks.search.filters import _note_on
 
 Built = tuple[str, tuple[str, ...]]
-"""A pattern, and the patterns without braces that it stands for."""
+"""A pattern and the brace-free patterns it expands to."""
 
 plain = st.text(st.sampled_from("ab.*?/-"), max_size=3).map(lambda text: (text, (text,)))
 literal_braces = st.sampled_from(("{}", "{x}", "{{y}}", "[{,]")).map(lambda text: (text, (text,)))

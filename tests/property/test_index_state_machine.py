@@ -1,4 +1,4 @@
-"""A tree that changes in every possible way between runs; the index is compared with a plain dictionary."""
+"""A tree that changes in every possible way between runs; its index is compared with a plain dictionary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ texts = st.lists(st.one_of(lines, st.just("--"), st.just("")), max_size=5).map("
 
 @dataclass(frozen=True)
 class Known:
-    """The state of a file in the last index run: its content, and whether it was indexed."""
+    """The state of a file at the last index run: its content, and whether it was indexed."""
 
     data: bytes
     times_ns: tuple[int, int]
@@ -44,7 +44,7 @@ class Known:
 
 
 def is_ignored(path: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether git ignores a path by PATTERNS; the last match decides."""
+    """Return whether git ignores a path under PATTERNS; the last match decides."""
     name = path.rpartition("/")[2]
     if "sub/" in patterns and path.startswith("sub/"):
         return True
@@ -87,7 +87,7 @@ class IndexMachine(RuleBasedStateMachine):
     # -- the tree ----------------------------------------------------------------------------
 
     def put(self, path: str, data: bytes, *, fresh: bool = False) -> None:
-        """Write a file with a unique mtime in the past or, if ``fresh``, the current one."""
+        """Write a file with a unique past mtime or, if ``fresh``, the current time."""
         target = self.tree / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
@@ -117,7 +117,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(data=st.data(), line=lines)
     @precondition(lambda self: self.files)
     def rewrite_within_the_same_tick_and_size(self, data: st.DataObject, line: str) -> None:
-        """Write other content of the same size and the same recent mtime, which only a read detects."""
+        """Write different content with the same size and the same recent mtime, so only reading detects the change."""
         path = self.pick(data)
         target = self.tree / path
         if len(self.files[path]) == len(line):
@@ -245,7 +245,7 @@ class IndexMachine(RuleBasedStateMachine):
         }
 
     def assert_found(self, workspace: Workspace, texts: dict[str, bytes]) -> None:
-        """A search finds an existing line at its place, and no line that does not exist."""
+        """Assert that a search finds an existing line at its location, and no line that does not exist."""
         where: dict[str, set[tuple[str, int]]] = {}
         for path, data in texts.items():
             for _, number, line in rows_of_file(path, data):

@@ -1,4 +1,4 @@
-"""A tree and its index through maintenance and stale writers: compaction, cleanup, crashes in both, wrong clocks,
+"""A tree and its index through maintenance and stale writers: compaction, cleanup, crashes in either, wrong clocks,
 expiring leases, and holders that wake up and commit.
 """
 
@@ -35,7 +35,7 @@ faults = st.builds(Faults, st.sampled_from(list(Mode)), st.integers(0, 20))
 
 
 class Clock:
-    """A clock that may advance by an hour during the wait for a lease."""
+    """A clock that may advance by an hour while a run waits for a lease."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -48,7 +48,7 @@ class Clock:
 
 
 class KeptIndexMachine(IndexMachine):
-    """``sleeper`` is a run that pauses under the lease of ``token``, before or after a transaction."""
+    """``sleeper`` is a run that pauses before or after a transaction while it holds the lease of ``token``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ranges of keys against plain Python: they contain all requested keys and no others."""
+"""Key ranges, compared with plain Python: they contain all requested keys and no others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from driftline.storage.deltas.parquet_files import Keys, after_prefix
 
-# Few letters, so that prefixes collide, and the characters around the surrogates and the last code point.
+# Few letters, so prefixes collide; and the characters around the surrogates and the last code point.
 LETTERS = st.sampled_from("\x00a/b~\x7fé\ud7ff\ue000\U0010ffff")
 WORDS = st.text(LETTERS, max_size=5)
 TABLES = st.lists(WORDS, max_size=30).map(sorted)
@@ -40,7 +40,7 @@ def test_a_row_group_with_a_requested_key_is_always_read(
     words: list[str], prefixes: list[str], kept: int, low_kept: int
 ) -> None:
     first, last = words[0], words[-1]
-    # Truncated statistics are wider than the data: the minimum is cut, the maximum is cut and incremented.
+    # Truncated statistics are wider than the data: the minimum is cut; the maximum is cut and incremented.
     wider_last = after_prefix(last[:kept]) or last
     for keys in (Keys.starting_with(prefixes), Keys.exactly(prefixes)):
         if select(keys, words):

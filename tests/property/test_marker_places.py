@@ -1,4 +1,4 @@
-"""A table finds the same commit markers as a scan of all fragments, whatever happens to the fragments."""
+"""A table finds the same commit markers as a full fragment scan, whatever happens to the fragments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write(table: LineTable, entity: Entity, path: str) -> list[str]:
 
 
 def take_back(table: LineTable, folder: Path) -> None:
-    """Drop the newest version, as a repair does with an unreadable one."""
+    """Drop the newest version, as a repair does if it is unreadable."""
     manifests = sorted(folder.rglob("_versions/*.manifest"))
     if len(manifests) > 1:
         manifests[0].unlink()

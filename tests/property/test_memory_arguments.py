@@ -1,4 +1,4 @@
-"""The dictionary adapter of the memory store returns dictionaries for all arguments."""
+"""The memory store's dictionary adapter returns a dictionary for any arguments."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
 
 
 def check(method: str, answer: Any) -> None:
-    """Assert that ``answer`` is JSON of bounded size: a success, or a failure of a known kind with a short message."""
+    """Assert that ``answer`` is JSON of bounded size: a success, or a failure with a known kind and a short message."""
     json.dumps(answer, allow_nan=False)
     if method == "register_entity_with_defaults" and isinstance(answer, str):
         return

@@ -1,4 +1,4 @@
-"""Three tenants with the same keys, users and sessions: no call of a tenant sees, counts or changes another's data."""
+"""Three tenants with the same keys, users and sessions: no tenant's call sees, counts or changes another's data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ tenants, keys, owners = st.sampled_from(TENANTS), st.sampled_from(KEYS), st.samp
 
 @dataclass
 class Held:
-    """The expected entries of a tenant: the owner, relative to the tenant, and the value of each key."""
+    """A tenant's expected entries: each key's owner (relative to the tenant) and value."""
 
     entries: dict[str, tuple[str, Any]] = field(default_factory=dict)
     entities: set[str] = field(default_factory=set)
@@ -122,7 +122,7 @@ class IsolationMachine(RuleBasedStateMachine):
         above = [str(record.entity) for record in self.store.ancestors(location)]
         assert all(location.startswith(f"{name}/") for name in above)
         if foreign != tenant:
-            # A scope limits what a call sees, whatever its other arguments are.
+            # A scope limits what a call sees, whatever its other arguments.
             found = [str(record.entity) for record in self.store.list_entities(location, after=foreign)]
             assert all(name.startswith(f"{tenant}/") for name in found)
             with pytest.raises(AccessDenied):
@@ -154,7 +154,7 @@ class IsolationMachine(RuleBasedStateMachine):
             self.store.retrieve_by_entity("user", "alice", within=tenant, allowed_ancestors=[foreign])
         with pytest.raises(AccessDenied):
             self.store.search("", None, tenant, allowed_ancestors=[foreign + owner])
-        # A cursor of another tenant does not leave the scope.
+        # Another tenant's cursor does not leave the scope.
         cursor = self.store.retrieve_by_entity("org", name, within=foreign, limit=1).cursor
         seen = self.store.retrieve_by_entity("org", tenant.partition(":")[2], within=tenant, cursor=cursor)
         assert all(e.value["owner"] == tenant for e in seen.entries)

@@ -1,6 +1,4 @@
-"""Every word of every document is found by a search for words, on its line, whatever the length, line ending and script
-are.
-"""
+"""A word search finds every word of every document on its line, whatever the line's length, ending and script."""
 
 from __future__ import annotations
 

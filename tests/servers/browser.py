@@ -1,4 +1,4 @@
-"""Headless Chromium for tests: opens pages, waits for texts, and saves screenshots for the documentation on request."""
+"""Headless Chromium for tests: opens pages, waits for text, and saves documentation screenshots on request."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.support.waiting import PATIENCE_SECONDS
 
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "docs" / "images"
 SCREENSHOT_VARIABLE = "DRIFTLINE_SCREENSHOTS"
-"""Set it to 1 to update the pictures of the README."""
+"""Set to 1 to update the pictures in the README."""
 WAIT_MILLISECONDS = 1000 * PATIENCE_SECONDS
 PACKAGED = Path(sys.prefix) / "browser"
-"""The folder into which ``make browser`` unpacks Chromium with its libraries, and a proportional font."""
+"""The folder into which ``make browser`` unpacks Chromium, its libraries, and a proportional font."""
 _PACKAGED_PROGRAM = shutil.which("chromium", path=str(PACKAGED))
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or _PACKAGED_PROGRAM
@@ -35,14 +35,14 @@ class Browser:
     page: Page
 
     def open(self, url: str, *texts: str) -> None:
-        """Open ``url`` and wait until each of ``texts`` can be seen."""
+        """Open ``url`` and wait until each of ``texts`` is visible."""
         self.page.goto(url, wait_until="domcontentloaded")
         for text in texts:
             expect(self.page.get_by_text(text).first).to_be_visible()
 
     @contextmanager
     def fresh(self) -> Iterator[Browser]:
-        """A window of the same browser that shares nothing with this one, until the end of the block."""
+        """Yield a window of the same browser that shares nothing with this one; close it at the end of the block."""
         assert self.page.context.browser is not None
         context = self.page.context.browser.new_context(viewport={"width": 1200, "height": 800})
         context.set_default_timeout(WAIT_MILLISECONDS)
@@ -60,7 +60,7 @@ class Browser:
         return float(found)
 
     def waited_milliseconds(self) -> float:
-        """From the request for the page to the first byte of the answer."""
+        """Return the time from the request for the page to the first byte of the response."""
         (sent,) = self.page.evaluate("() => performance.getEntriesByType('navigation').map((each) => each.toJSON())")
         return float(sent["responseStart"] - sent["requestStart"])
 
@@ -74,7 +74,7 @@ class Browser:
 
 
 def _fonts(folder: Path) -> Path:
-    """Write the font settings: the fonts of ``make browser``, and Prefect's monospaced font for code."""
+    """Write the font settings: the fonts from ``make browser``, and Prefect's monospaced font for code."""
     found = find_spec("prefect")
     assert found is not None
     assert found.origin is not None
@@ -91,7 +91,7 @@ def _fonts(folder: Path) -> Path:
 
 @contextmanager
 def open_browser() -> Iterator[Browser]:
-    """A window that closes with the block, in the Chromium on PATH, else in the one of ``make browser``."""
+    """Open a window until the block ends, in the Chromium on the PATH or else the one from ``make browser``."""
     assert CHROMIUM, "Chromium is not installed (Debian: apt-get install chromium; any Linux with npm: make browser)"
     variables: dict[str, str | float | bool] = {**os.environ}
     if CHROMIUM == _PACKAGED_PROGRAM:
@@ -99,7 +99,7 @@ def open_browser() -> Iterator[Browser]:
     with TemporaryDirectory() as folder, sync_playwright() as driver:
         if CHROMIUM == _PACKAGED_PROGRAM:
             variables["FONTCONFIG_FILE"] = str(_fonts(Path(folder)))
-        # The sandbox needs rights that containers and root lack; the tests open their own pages only.
+        # The sandbox needs rights that containers and root lack; tests only open their own pages.
         browser = driver.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox"], env=variables, timeout=WAIT_MILLISECONDS
         )

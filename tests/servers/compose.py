@@ -1,4 +1,4 @@
-"""The commands of deployments/compose.yaml, so that tests run the same commands as the containers."""
+"""The commands in deployments/compose.yaml, so tests run the same commands as the containers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def services() -> dict[str, Any]:
 
 
 def compose_command(service: str, replaced: Mapping[str, str], program: str = "") -> list[str]:
-    """The command of a service that runs ``program`` of the virtual environment; some words are ``replaced``, and each
-    of them must occur.
+    """Return the command of a service that runs ``program`` from the virtual environment. Words in ``replaced`` are
+    replaced; each must occur.
     """
     words = [program] if program else []
     words += services()[service]["command"]

@@ -1,5 +1,5 @@
-"""A proxy in front of the S3 server that simulates the latency of a bucket, and records requests in order. It forwards
-bytes unchanged, so that signatures stay valid, and adds little time to the delay and the server.
+"""A proxy in front of the S3 server that simulates the latency of a bucket and records requests in order. It forwards
+bytes unchanged, so signatures stay valid, and adds little time of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 LINE_LIMIT = 2**26
-"""Maximum number of bytes in the head or a line of a message, which asyncio reads at once."""
+"""Maximum number of bytes in a message's head or line, which asyncio reads at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request and its answer; times in seconds of a monotonic clock."""
+    """A request and its response; times are in seconds on a monotonic clock."""
 
     method: str
     path: str
@@ -30,7 +30,7 @@ class Exchange:
 
 
 def rounds(exchanges: Sequence[Exchange]) -> int:
-    """The length of the longest chain of exchanges in which each began after the previous one had ended."""
+    """Return the length of the longest chain of exchanges in which each started after the previous one ended."""
     count, ended = 0, 0.0
     for exchange in sorted(exchanges, key=lambda each: each.ended):
         if exchange.started >= ended:
@@ -40,7 +40,7 @@ def rounds(exchanges: Sequence[Exchange]) -> int:
 
 @dataclass(slots=True)
 class DelayingProxy:
-    """Answers of the server at ``upstream`` take ``delay_seconds`` longer; ``exchanges`` records them."""
+    """Delays responses from the server at ``upstream`` by ``delay_seconds``; ``exchanges`` records them."""
 
     upstream: str
     delay_seconds: float
@@ -48,7 +48,7 @@ class DelayingProxy:
     endpoint: str = ""
 
     def take(self) -> list[Exchange]:
-        """The exchanges since the last call, sorted by start."""
+        """Return the exchanges since the last call, sorted by start."""
         taken, self.exchanges = self.exchanges, []
         return sorted(taken, key=lambda each: each.started)
 
@@ -86,7 +86,7 @@ class DelayingProxy:
 
 
 async def _answer(reader: asyncio.StreamReader, method: bytes) -> bytes:
-    """A whole message: head and body."""
+    """Return a full message: head and body."""
     head = await reader.readuntil(b"\r\n\r\n")
     status = head.split(b" ", 2)[1]
     if method == b"HEAD" or status in (b"204", b"304"):
@@ -111,7 +111,7 @@ def _fields(head: bytes) -> dict[bytes, bytes]:
 
 @contextmanager
 def delaying(upstream: str, delay_seconds: float) -> Iterator[DelayingProxy]:
-    """A running proxy in front of the server at the URL ``upstream``."""
+    """Run a proxy in front of the server at the URL ``upstream``."""
     proxy = DelayingProxy(upstream, delay_seconds, [])
     loop, ready, ended = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(proxy.serve(ready, ended),), daemon=True)

@@ -1,4 +1,4 @@
-"""Fixtures of Google Cloud Storage and Azure on loopback: a proxy in front of the S3 server, and Azurite from npm."""
+"""Fixtures for Google Cloud Storage and Azure on loopback: a proxy in front of the S3 server, and Azurite from npm."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AZURE_KEY = "ZHJpZnRsaW5lLXRlc3RzLWFjY291bnQta2V5LTAwMDE="
 
 @pytest.fixture(scope="session")
 def google_server(s3_server: Any) -> Iterator[GoogleProxy]:
-    """The S3 server behind the API of Google Cloud Storage."""
+    """The S3 server behind the Google Cloud Storage API."""
     server = GoogleProxy(s3_server)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
@@ -44,7 +44,7 @@ def google_server(s3_server: Any) -> Iterator[GoogleProxy]:
 
 @pytest.fixture
 def google_bucket(google_server: GoogleProxy, s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URI of a fresh, empty prefix, with the environment variables that an emulator needs."""
+    """The URI of a fresh, empty prefix; sets the environment variables that an emulator needs."""
     account = {"gcs_base_url": google_server.endpoint, "disable_oauth": True}
     account |= {"client_email": "", "private_key": "", "private_key_id": ""}
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
@@ -56,14 +56,14 @@ def google_bucket(google_server: GoogleProxy, s3_server: Any, monkeypatch: pytes
 
 @pytest.fixture(scope="session")
 def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Azurite with an empty container, in memory, ready in 2 s. Skips the test if it is not installed."""
+    """Azurite with an empty container, in memory; it starts in 2 s. Skips the test if Azurite is not installed."""
     node = shutil.which("node")
     if node is None or not AZURITE.exists():
         pytest.skip("Azurite is not installed: make azurite (needs npm)")
     directory = tmp_path_factory.mktemp("azurite")
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
-    # On Linux the server dies with a killed test run.
+    # On Linux, the server dies if the test run is killed.
     command = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     command += [node, str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     command += ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableProductStyleUrl"]
@@ -86,7 +86,7 @@ def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def azure_container(azure_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URI of a fresh, empty prefix, with the environment variables that a user would set."""
+    """The URI of a fresh, empty prefix; sets the environment variables that a user would set."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", AZURE_ACCOUNT)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", AZURE_KEY)
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azure_endpoint)

@@ -1,4 +1,4 @@
-"""A proxy in front of the S3 server that injects faults of networks and stores, with a rate and a seed."""
+"""A proxy in front of the S3 server that injects network and store faults at a given rate and seed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REFUSALS = {Fault.REFUSED_500: (500, "InternalError"), Fault.REFUSED_503: (503,
 
 
 class FlakyProxy(Proxy):
-    """A ``Proxy`` that injects one of ``faults`` into a share ``rate`` of all requests; ``met`` counts them."""
+    """A ``Proxy`` that injects ``faults`` into a share ``rate`` of all requests; ``met`` counts them."""
 
     def __init__(self, upstream: Upstream, *, rate: float, seed: int, faults: tuple[Fault, ...] = tuple(Fault)) -> None:
         super().__init__(upstream)
@@ -55,7 +55,7 @@ class FlakyProxy(Proxy):
             return fault
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients hang up on broken answers; that is no error of the proxy."""
+        """Clients hang up on broken responses: that is not a proxy error."""
 
 
 class _FlakyHandler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A smart-HTTP git server on loopback: ``git http-backend`` behind an HTTP server of this process."""
+"""A smart-HTTP git server on loopback: ``git http-backend`` behind an HTTP server in this process."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@localhost")
 
 
 def git(folder: Path, *arguments: str, text: bytes | None = None) -> str:
-    """Run git in ``folder`` as a user who has an identity; returns what it prints."""
+    """Run git in ``folder`` as a user with an identity; return its output."""
     command = ["git", *IDENTITY, "-c", "protocol.file.allow=always", *arguments]
     return subprocess.run(command, cwd=folder, input=text, check=True, capture_output=True).stdout.decode().strip()
 
 
 @dataclass(frozen=True, slots=True)
 class SearchCase:
-    """A request: its path with the query, and its ``Authorization``."""
+    """A request: its path with query, and its ``Authorization``."""
 
     path: str
     authorization: str
 
 
 Reply = tuple[int, dict[str, str], bytes]
-"""Status, headers and body of an answer."""
+"""The status, headers and body of a response."""
 
 
 class GitServer(ThreadingHTTPServer):
-    """Serves the repositories below ``root``; if ``authorization`` is set, requests must send it.
+    """Serves the repositories under ``root``; if ``authorization`` is set, requests must send it.
 
-    ``redirects`` are prefixes of paths, with the URL to which each leads. Paths that begin as in ``dumb`` are files.
-    ``api`` answers first, if it is set and returns something. ``clock`` gives the time of the header ``Date``.
+    ``redirects`` maps path prefixes to target URLs. Paths with a prefix in ``dumb`` are served as files. ``api`` takes
+    precedence if it is set and returns something. ``clock`` determines the ``Date`` header.
     """
 
     daemon_threads = True
@@ -59,11 +59,11 @@ class GitServer(ThreadingHTTPServer):
         return f"127.0.0.1:{self.server_address[1]}"
 
     def url(self, name: str) -> str:
-        """The URL of a repository, as a source."""
+        """Return the URL of a repository, as a source."""
         return f"git+http://{self.host}/{name}"
 
     def create(self, name: str) -> Path:
-        """Make an empty bare repository, whose default branch is ``main``."""
+        """Create an empty bare repository whose default branch is ``main``."""
         folder = self.root / name
         git(self.root, "init", "--quiet", "--bare", "--initial-branch=main", str(folder))
         return folder
@@ -89,7 +89,7 @@ class Checkout:
         location.write_text(text)
 
     def push(self, branch: str = "main") -> str:
-        """Commit everything and publish it, by force; returns the commit."""
+        """Commit everything, force-push it, and return the commit."""
         self.count += 1
         git(self.folder, "add", "--all", "--force")
         git(self.folder, "commit", "--quiet", "--allow-empty", "-m", f"change {self.count}")
@@ -164,6 +164,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def running_git_server(root: Path) -> Iterator[GitServer]:
-    """A server of the repositories below ``root``."""
+    """Run a server for the repositories under ``root``."""
     with serving(GitServer(root)) as server:
         yield server

@@ -1,4 +1,4 @@
-"""A git server with the listings of GitHub, GitLab, Gitea and Bitbucket, as in their public API descriptions."""
+"""A git server with the listings of GitHub, GitLab, Gitea and Bitbucket, as described in their public APIs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.servers.git_server import GitServer, Reply
 
 @dataclass
 class Hosted:
-    """A repository of the host; ``pushed`` is the time of its last push.
+    """A repository on the host; ``pushed`` is the time of its last push.
 
-    ``pulls`` are the commits of its pull requests by number, ``closed`` the numbers of closed ones. ``readers`` may
-    read its code, ``members`` belong to it, but may not. Each of the ``teams`` of a Gitea has members.
+    ``pulls`` holds the commits of its pull requests by number; ``closed`` holds the numbers of closed ones. ``readers``
+    may read its code; ``members`` belong to it but may not. On Gitea, each of the ``teams`` has members.
     """
 
     id: int
@@ -37,7 +37,7 @@ class Hosted:
     teams: dict[int, list[str]] = field(default_factory=dict)
 
     def people(self, provider: str) -> list[dict[str, Any]]:
-        """The entries of its collaborators or members."""
+        """Return the entries of its collaborators or members."""
         reads = dict.fromkeys(self.members, False) | dict.fromkeys(self.readers, True)
         match provider:
             case "github":
@@ -49,14 +49,14 @@ class Hosted:
                 return [{"login": name} for name, may in reads.items() if may]
 
     def pull(self, number: int, provider: str) -> dict[str, Any]:
-        """The entry of a pull request."""
+        """Return the entry for a pull request."""
         state = "closed" if number in self.closed else "opened" if provider == "gitlab" else "open"
         if provider == "gitlab":
             return {"id": 1000 + number, "iid": number, "sha": self.pulls[number], "state": state}
         return {"id": 1000 + number, "number": number, "head": {"sha": self.pulls[number]}, "state": state}
 
     def item(self, provider: str) -> dict[str, Any]:
-        """The entry of a listing."""
+        """Return the entry in a listing."""
         owner, _, name = self.path.rpartition("/")
         common = {"id": self.id, "default_branch": self.branch, "archived": self.archived, "topics": [*self.topics]}
         is_private = self.visibility == "private"
@@ -100,10 +100,10 @@ _PULLS = re.compile(r"/api/v\d/(?:repos|projects)/(?P<path>.+)/(?:pulls|merge_re
 
 @dataclass
 class HostApi:
-    """Answers listings of ``repositories`` in pages of ``per_page``.
+    """Serves listings of ``repositories`` in pages of ``per_page``.
 
-    ``faults`` answer the next requests in place of the host, in turn; one that returns None lets the host answer.
-    ``total`` is the number of entries that the host claims to have.
+    ``faults`` handle the next requests, in turn, instead of the host; if one returns None, the host responds. ``total``
+    is the number of entries that the host claims to have.
     """
 
     server: GitServer
@@ -156,7 +156,7 @@ class HostApi:
         return 200, more | ({"ETag": etag} if self.etags else {}), body
 
     def _named(self, path: str) -> Hosted:
-        """The repository of this path or id."""
+        """Return the repository with this path or id."""
         named = path.replace("%2F", "/")
         return next(each for each in self.repositories if named in (each.path, str(each.id)))
 
@@ -174,17 +174,17 @@ class HostApi:
 
 
 def throttled(status: int, **headers: str) -> Callable[[str], Reply | None]:
-    """A fault: the rate limit of the host."""
+    """A fault: the host's rate limit."""
     return lambda _: (status, {name.replace("_", "-"): value for name, value in headers.items()}, b"{}")
 
 
 def failing(status: int = 502) -> Callable[[str], Reply | None]:
-    """A fault: an error of the host."""
+    """A fault: a host error."""
     return lambda _: (status, {}, b"<html>bad gateway</html>")
 
 
 def answering(body: bytes) -> Callable[[str], Reply | None]:
-    """A fault: another answer."""
+    """A fault: a different response."""
     return lambda _: (200, {}, body)
 
 
@@ -194,7 +194,7 @@ def moved(address: str) -> Callable[[str], Reply | None]:
 
 
 def altered(api: HostApi, change: Callable[[Reply], Reply]) -> Callable[[str], Reply | None]:
-    """A fault: the answer of the host with a change."""
+    """A fault: the host's response with a change."""
 
     def fault(target: str) -> Reply | None:
         later, api.faults = api.faults, []

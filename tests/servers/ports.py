@@ -1,4 +1,4 @@
-"""Ports for servers that cannot choose one themselves."""
+"""Ports for servers that cannot choose one by themselves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import socket
 from contextlib import ExitStack, suppress
 
 LOWEST, HIGHEST = 11_000, 32_000
-"""Below the ephemeral ports: a connection may take one of those before a slow server opens it."""
+"""Below the ephemeral ports: a connection could take one of them before a slow server opens it."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports that nobody listens on."""
+    """Return distinct ports on which nobody listens."""
     chance, found = random.SystemRandom(), list[int]()
     with ExitStack() as stack:
         while len(found) < count:
@@ -22,5 +22,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port on which nobody listens."""
     return free_ports(1)[0]

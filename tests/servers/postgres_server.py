@@ -1,4 +1,4 @@
-"""A real PostgreSQL server on loopback, from the binaries on PATH, and catalogs of both databases."""
+"""A real PostgreSQL server on loopback, from the binaries on the PATH, and catalogs in both databases."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PostgresServer:
         return f"postgresql://driftline@127.0.0.1:{self.port}/{database}"
 
     def drop_connections(self) -> int:
-        """Close every other connection, as a restart does; returns their number."""
+        """Close every other connection, as a restart does, and return their number."""
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             cut = connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname <> ''"
@@ -51,7 +51,7 @@ class PostgresServer:
 
 @contextmanager
 def postgres(*, fsync: bool = False) -> Iterator[PostgresServer]:
-    """Start a server, by default without ``fsync``; skips the test if PostgreSQL is not installed."""
+    """Start a server, by default without ``fsync``. Skips the test if PostgreSQL is not installed."""
     if not shutil.which("initdb") or not shutil.which("postgres"):
         pytest.skip(HINT)
     # Only root can enter the TMPDIR of a pytest that runs as root.
@@ -92,14 +92,14 @@ def postgres(*, fsync: bool = False) -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """The server, ready in about 2 s."""
+    """The server; it starts in about 2 s."""
     with postgres() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def catalog_database(postgres_server: PostgresServer) -> str:
-    """The name of a template database with the tables of a catalog."""
+    """The name of a template database that contains a catalog's tables."""
     url = postgres_server.database()
     _create_catalog(url)
     return url.rpartition("/")[2]
@@ -113,7 +113,7 @@ def postgres_catalog(postgres_server: PostgresServer, catalog_database: str) -> 
 
 @pytest.fixture(scope="session")
 def catalog_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A template SQLite file with the tables of a catalog."""
+    """A template SQLite file that contains a catalog's tables."""
     path = tmp_path_factory.mktemp("catalog") / "catalog.sqlite"
     _create_catalog(f"sqlite:///{path}")
     return path

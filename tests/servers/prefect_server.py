@@ -1,4 +1,4 @@
-"""A real Prefect server on loopback without telemetry, on PostgreSQL if it is installed, else on SQLite."""
+"""A real Prefect server on loopback, without telemetry, on PostgreSQL if installed, otherwise on SQLite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.servers.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS, ended, until
 
 ATTEMPTS = 10
-"""Maximum number of attempts for a request that the server asks to repeat."""
+"""Maximum number of attempts for a request that the server asks to retry."""
 PATIENT = dict.fromkeys(
     (
         "PREFECT_API_REQUEST_TIMEOUT",
@@ -36,10 +36,10 @@ PATIENT = dict.fromkeys(
     ),
     str(int(PATIENCE_SECONDS)),
 )
-"""Prefect's limits of the server and the clients, 5 s to 5 min by default."""
+"""Prefect's server and client limits, 5 s to 5 min by default."""
 os.environ |= PATIENT  # before Prefect is imported
 os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
-"""Without this, an event outside of a server would start a server that all users of the home folder share."""
+"""Without this, an event outside a server would start a server shared by all users of the home folder."""
 UNPRIVILEGED = 65534  # nobody: PostgreSQL refuses to run as root
 
 
@@ -51,7 +51,7 @@ class PrefectServer:
     environment: dict[str, str]
 
     def call(self, method: str, path: str, body: Any = None, attempts: int = ATTEMPTS) -> Any:
-        """Return the JSON answer to a request, which is repeated as Prefect's clients repeat theirs."""
+        """Return the JSON response to a request, which is retried as by Prefect's clients."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             f"{self.url}/{path}", data, {"Content-Type": "application/json"}, method=method
@@ -73,7 +73,7 @@ class PrefectServer:
 
 
 GROUP = "@prefect"
-"""The suffix of the names of tests that pytest-xdist runs one after another."""
+"""The name suffix of tests that pytest-xdist runs one after another."""
 _RUNNING = ExitStack()
 
 
@@ -86,7 +86,7 @@ def prefect_server() -> Iterator[PrefectServer]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """End the server with the last test of its group: idle, it takes a twentieth of a core."""
+    """Stop the server after the last test of its group: even idle, it uses a twentieth of a core."""
     yield
     if item.nodeid.endswith(GROUP) and nextitem is not None and not nextitem.nodeid.endswith(GROUP):
         _RUNNING.close()
@@ -94,7 +94,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @contextmanager
 def running_server() -> Iterator[PrefectServer]:
-    """A server that is ready in 6 to 13 s, later on a busy machine, and ends with the block."""
+    """Run a server until the block ends; it starts in 6 to 13 s, later on a busy machine."""
     with tempfile.TemporaryDirectory(prefix="driftline-prefect-") as name:
         home = Path(name)
         home.chmod(0o711)
@@ -106,12 +106,12 @@ def running_server() -> Iterator[PrefectServer]:
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.2",
             "DO_NOT_TRACK": "1",
-            # Shorter intervals than in production, so that tests need not wait.
+            # Shorter intervals than in production, so tests need not wait.
             "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
             "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
             "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT1S",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
-            # Longer limits than in production, so that a busy machine fails nothing.
+            # Longer limits than in production, so nothing fails on a busy machine.
             **PATIENT,
         }
         with _postgresql(home) as database:
@@ -124,7 +124,9 @@ def running_server() -> Iterator[PrefectServer]:
 
 @contextmanager
 def _postgresql(home: Path) -> Iterator[Mapping[str, str]]:
-    """The environment that gives Prefect its own PostgreSQL database; empty if PostgreSQL is not installed."""
+    """Yield the environment variables that give Prefect its own PostgreSQL database; none if PostgreSQL is not
+    installed.
+    """
     if not shutil.which("initdb") or not shutil.which("postgres"):
         yield {}
         return
@@ -149,7 +151,7 @@ def _postgresql(home: Path) -> Iterator[Mapping[str, str]]:
 def started(
     command: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the block and, on Linux, with a killed test run."""
+    """Run a process until the block ends or, on Linux, the test run is killed."""
     guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") and command[0] != "setpriv" else []
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -167,7 +169,7 @@ def started(
 
 
 def wait_until(is_ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until a server that writes ``log`` is ready; fails as soon as it ends."""
+    """Wait until a server that writes ``log`` is ready; fail as soon as it exits."""
     until(is_ready, f"the start of {process.args!r}", unless=lambda: ended(process, log), poll=0.1)
 
 
@@ -180,7 +182,7 @@ def answers(url: str) -> bool:
 
 
 def _accepts(port: int) -> bool:
-    """Return whether the database serves requests, by ``pg_isready``: it accepts connections earlier."""
+    """Return whether the database serves requests, according to ``pg_isready``: it accepts connections earlier."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=60).close()
     except OSError:

@@ -1,4 +1,4 @@
-"""Proxies in front of the S3 server: lost headers and answers, Google Cloud Storage, Ceph, skewed clocks."""
+"""Proxies in front of the S3 server: lost headers and responses, Google Cloud Storage, Ceph, skewed clocks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Upstream(Protocol):
 
 
 class Proxy(ThreadingHTTPServer):
-    """Forwards requests, signed again, without the header ``strip``; drops some answers; records requests."""
+    """Signs requests again and forwards them without the header ``strip``; drops some responses; records requests."""
 
     daemon_threads = True
 
@@ -67,17 +67,17 @@ class Proxy(ThreadingHTTPServer):
         return {name: value for name, value in answer.getheaders() if name.lower() not in _OF_A_TRANSFER}
 
     def refusal(self, method: str, headers: Message) -> tuple[int, str] | None:
-        """The status and body of an answer that the proxy gives itself, else None."""
+        """Return the status and body of a response that the proxy itself sends; otherwise None."""
         return None
 
     def own_answer(self, method: str, path: str) -> tuple[int, bytes, str] | None:
-        """The status, body and type of an answer for which the proxy sends several requests, else None."""
+        """Return the status, body and type of a response for which the proxy sends several requests; otherwise None."""
         return None
 
     def ask(
         self, method: str, path: str, headers: dict[str, str], body: bytes
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """The server's answer."""
+        """Return the server's response."""
         request = AWSRequest(method, f"http://{self.upstream}{path}", headers, body)
         self.signer.add_auth(request)
         connection = http.client.HTTPConnection(self.upstream)
@@ -89,9 +89,9 @@ class Proxy(ThreadingHTTPServer):
 
 
 class GoogleProxy(Proxy):
-    """The XML API of Google Cloud Storage for objects: generations and preconditions on them.
+    """The object XML API of Google Cloud Storage: generations and preconditions on them.
 
-    A generation is the etag read as a number, so it changes with the content and maps back to the etag.
+    A generation is the etag as a number, so it changes with the content and maps back to the etag.
     """
 
     def path_upstream(self, path: str) -> str:
@@ -122,16 +122,16 @@ class GoogleProxy(Proxy):
         if method != "DELETE":
             return super().ask(method, path, headers, body)
         found = super().ask("GET", path, {}, b"")
-        # A single deletion leaves an empty directory on this S3 server; Google has no directories.
+        # A single deletion leaves an empty directory on this S3 server, but Google has no directories.
         bucket, _, key = unquote(path).removeprefix("/").partition("/")
         body = f"<Delete><Object><Key>{escape(key)}</Key></Object></Delete>".encode()
         digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
         done = super().ask("POST", f"/{bucket}?delete=", {"Content-MD5": digest}, body)
-        # S3 ignores a missing object, Google does not.
+        # S3 ignores a missing object; Google does not.
         return found if found[0].status == http.client.NOT_FOUND else done
 
     def own_answer(self, method: str, path: str) -> tuple[int, bytes, str] | None:
-        """Answers the reads of Google's JSON API, which gcsfs uses: listings, metadata and contents of objects."""
+        """Respond to reads of Google's JSON API, which gcsfs uses: listings, metadata and object contents."""
         url = urlsplit(path)
         parts = [unquote(part) for part in url.path.split("/")]
         if method != "GET" or "b" not in parts or "o" not in parts:
@@ -201,8 +201,8 @@ class CephProxy(Proxy):
 
 
 class SkewedProxy(Proxy):
-    """A store whose clock differs from the caller's by ``seconds``. If it ``tells``, errors contain its time, as on
-    AWS; otherwise only the headers of answers do.
+    """A store whose clock differs from the caller's by ``seconds``. If ``tells`` is set, errors contain its time, as on
+    AWS; otherwise only response headers do.
     """
 
     def __init__(self, upstream: Upstream, *, seconds: float, tells: bool) -> None:

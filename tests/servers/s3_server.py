@@ -45,7 +45,7 @@ class S3Server:
 
 @contextmanager
 def running_s3(directory: Path) -> Iterator[S3Server]:
-    """SeaweedFS with one administrator and its data in ``directory``, ready in about 4 s on a quiet machine."""
+    """Run SeaweedFS with one administrator and its data in ``directory``; it starts in about 4 s on a quiet machine."""
     access_key, secret_key = "test-access-key", f"test-secret-{uuid.uuid4().hex}"
     identity = {
         "name": "tests",
@@ -55,7 +55,7 @@ def running_s3(directory: Path) -> Iterator[S3Server]:
     (directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
     names = ("master", "volume", "filer", "s3")
     ports = free_ports(2 * len(names))
-    # On Linux the server dies with a killed test run.
+    # On Linux, the server dies if the test run is killed.
     command = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     command += [str(Path(sys.executable).parent / "weed"), "server", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
     for name, port, grpc_port in zip(names, ports[::2], ports[1::2], strict=True):

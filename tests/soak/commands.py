@@ -1,4 +1,4 @@
-"""Runs commands of Driftline on two hosts, and kills or stops some of them."""
+"""Runs Driftline commands on two hosts, and kills or stops some of them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ TTL_SECONDS = 6.0
 COMMAND_SECONDS = PATIENCE_SECONDS
 """No command may take longer, whatever the store does."""
 KILLED, STOPPED = 0.2, 0.1
-"""The shares of commands that are killed, and that are stopped for longer than a lease lasts."""
+"""The share of commands that are killed, and the share that are stopped for longer than a lease lasts."""
 CACHE_BYTES = 200_000
-"""Fewer bytes than a few searches read, so that blocks are evicted."""
+"""Fewer bytes than a few searches read, so blocks are evicted."""
 EXPECTED = {"lease_held", "lease_lost", "commit_conflict", "interrupted"}
-"""Errors that contention may cause; each leaves the work to the next command."""
+"""Errors that contention may cause; each of them leaves the work to the next command."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine: its clock differs from the true one by ``skew_seconds``; its searches cache blocks, if it caches."""
+    """A machine whose clock differs from the true time by ``skew_seconds``; its searches may cache blocks."""
 
     name: str
     skew_seconds: float
@@ -45,7 +45,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Done:
-    """The outcome of a command: ``code`` is None if it was killed, ``answer`` is its JSON."""
+    """The outcome of a command. ``code`` is None if it was killed; ``answer`` is its JSON."""
 
     code: int | None
     answer: Any = None
@@ -57,7 +57,7 @@ class Done:
 
 @dataclass
 class Commands:
-    """Starts commands for several threads; ``problems`` must stay empty, ``counts`` counts outcomes."""
+    """Starts commands for several threads. ``problems`` must stay empty; ``counts`` counts outcomes."""
 
     workspace: str
     environment: Mapping[str, str]
@@ -67,7 +67,7 @@ class Commands:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, host: Host, *arguments: object, gently: bool = False) -> Done:
-        """Run one command with ``--json``; unless ``gently``, it may be killed or stopped."""
+        """Run a command with ``--json``. Unless ``gently`` is set, it may be killed or stopped."""
         words = [str(argument) for argument in arguments]
         with self._lock:
             fate, moment = self.chance.random(), self.chance.uniform(0.5, 5)

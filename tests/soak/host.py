@@ -1,4 +1,4 @@
-"""Runs one command of Driftline as on another machine: with its own host name, boot id and clock.
+"""Runs one Driftline command as on another machine: with its own host name, boot id and clock.
 
 ``host.py NAME SKEW_SECONDS TTL_SECONDS ARGUMENT...``. The temporary folder of the machine is ``TMPDIR``.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def skew(seconds: float) -> None:
-    """Shift the wall clock of this process; must come before other imports. The monotonic clock stays."""
+    """Shift this process's wall clock; call before other imports. The monotonic clock is unchanged."""
     true, true_time, true_time_ns = datetime.datetime, time.time, time.time_ns
     offset = datetime.timedelta(seconds=seconds)
 
@@ -32,7 +32,7 @@ def skew(seconds: float) -> None:
         def utcnow(cls) -> Any:
             return true.now(datetime.UTC).replace(tzinfo=None) + offset
 
-    # Arguments of other processes are pickled under the names of their classes.
+    # Other processes' arguments are pickled under their class names.
     Skewed.__module__, Skewed.__name__, Skewed.__qualname__ = "datetime", "datetime", "datetime"
     copyreg.pickle(true, lambda moment: (Skewed.fromisoformat, (moment.isoformat(),)))
     datetime.datetime = Skewed  # type: ignore[misc]
@@ -41,7 +41,7 @@ def skew(seconds: float) -> None:
 
 
 def become(name: str, ttl_seconds: float) -> None:
-    """Take on the identity of another machine, whose leases expire soon."""
+    """Take on the identity of another machine whose leases expire soon."""
     platform.node = lambda: name
     from driftline.storage.leases import lease, liveness
 

@@ -1,4 +1,4 @@
-"""A model of memory after commands, some of which were killed: memory has all acknowledged changes, and perhaps
+"""A model of memory after commands, some of which were killed: memory has all acknowledged changes and may have
 unfinished ones.
 """
 
@@ -17,7 +17,9 @@ GONE = None
 
 
 class MemoryModel:
-    """The entries of one host, which alone writes them; after an unknown outcome, either value may be there."""
+    """The entries of one host, their only writer. After an unknown outcome, an entry may have its old or its new
+    value.
+    """
 
     def __init__(self, commands: Commands, host: Host, chance: random.Random) -> None:
         self._commands, self._host, self._chance = commands, host, chance
@@ -40,7 +42,7 @@ class MemoryModel:
                 self._search()
 
     def check(self) -> None:
-        """Compare every entry, and the results of listings and searches, with the model."""
+        """Compare every entry, and all listing and search results, with the model."""
         for key in self._may_be:
             self._get(key, gently=True)
         self._list(gently=True)

@@ -1,9 +1,9 @@
 """The fault soak: two hosts with skewed clocks use one workspace in a store that fails one request in ten.
 
 ``soak.py FOLDER SECONDS SEED`` prints one JSON object: counts, and the list ``problems``, which must be empty. Commands
-that index (branches, too), compact, clean up, verify, search and remember run at once; some are killed, some stopped
-for longer than their leases last, and blocks of the hosts' caches are damaged. At the end, the workspace must match a
-naive reading of the sources, and memory the acknowledged changes.
+that index (including branches), compact, clean up, verify, search and remember run concurrently. Some are killed, some
+are stopped for longer than their leases last, and blocks in the hosts' caches are damaged. At the end, the workspace
+must match a naive reading of the sources, and memory must match the acknowledged changes.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ BRANCHED = 0.4
 SETTLING_ATTEMPTS = 5
 DAMAGE_SECONDS = 0.2
 SEARCHED = 3
-"""Number of words to search at the end, with and without cached blocks."""
+"""Number of words to search for at the end, with and without cached blocks."""
 WAIT = ("--wait", 2.5 * TTL_SECONDS)
-"""A command must wait longer than the TTL of a lease to take over from a host that it cannot check."""
+"""A command must wait longer than a lease's TTL to take over from a host that it cannot check."""
 
 
 class Tree:
-    """A source that changes while it is indexed; ``written`` holds every line that a file has ever had."""
+    """A source that changes while it is indexed; ``written`` holds every line that any file has ever had."""
 
     def __init__(self, folder: Path, entity: str, chance: random.Random) -> None:
         self.folder, self.entity = folder, entity
@@ -69,14 +69,14 @@ class Tree:
             return
         lines = [" ".join(self._chance.choices(WORDS, k=3)) for _ in range(self._chance.randint(1, LINES))]
         temporary = self.folder.with_name(f"{self.folder.name}.new")
-        with self._lock:  # both hosts change one of the trees
+        with self._lock:  # both hosts change one tree
             self.written = self.written | {(name, line) for line in lines}  # a new set, since a search may be reading
             temporary.write_text("".join(f"{line}\n" for line in lines))
             temporary.replace(self.folder / name)
 
 
 class Soak:
-    """The roles that work at once until ``deadline``."""
+    """The roles that work concurrently until ``deadline``."""
 
     def __init__(self, commands: Commands, hosts: list[Host], trees: list[Tree], chance: random.Random) -> None:
         self.commands, self.hosts, self.trees = commands, hosts, trees
@@ -103,7 +103,7 @@ class Soak:
                 self.commands.problem(traceback.format_exc())
 
     def _index(self, host: Host, number: int) -> None:
-        """Index the tree of the host, or the tree that both hosts index."""
+        """Index the host's tree, or the tree that both hosts index."""
         tree = self.trees[self._chance.choice((number, 2))]
         for _ in range(self._chance.randint(0, 4)):
             tree.change()
@@ -136,7 +136,7 @@ class Soak:
                 self.commands.problem(f"search found what never was: {hit}")
 
     def _damage_blocks(self) -> None:
-        """Damage or exchange blocks of a cache during searches."""
+        """Damage or swap cached blocks during searches."""
         time.sleep(DAMAGE_SECONDS)
         blocks = [path for path in self._chance.choice(self.hosts).blocks.rglob("*-*") if path.is_file()]
         if len(blocks) > 1:
@@ -148,7 +148,7 @@ class Soak:
     # -- the end -----------------------------------------------------------------------------
 
     def settle(self, model: Path | None = None) -> None:
-        """Bring everything up to date, on a store that still fails; the first run names the model."""
+        """Bring everything up to date on a store that still fails; the first run specifies the model."""
         named = ["--model", model] if model else []
         for number, tree in enumerate(self.trees):
             index = partial(self._until_done, "index", tree.folder, "--entity", tree.entity, *WAIT)
@@ -159,13 +159,13 @@ class Soak:
             named = []
 
     def finish(self) -> None:
-        """Run once more, clean up, and verify, without a repair."""
+        """Run once more, clean up, and verify without a repair."""
         self.settle()
         self._until_done("compact", "--max-deltas", 0, *WAIT)
         for memory in self.memories:
             memory.check()
         self._until_done("cleanup", "--delete", "--max-age-seconds", 0)
-        for _ in range(2):  # what the cleanup left must be whole, too
+        for _ in range(2):  # what the cleanup left must be intact, too
             found = self._until_done("verify")
             if found.get("findings") or found.get("skipped"):
                 self.commands.problem(f"at the end, verify found {found['findings']}, and skipped {found['skipped']}")
@@ -177,7 +177,7 @@ class Soak:
                 self.commands.problem(f"a search finds other lines through the cache of blocks: {answers}")
 
     def _until_done(self, *arguments: object, host: Host | None = None) -> dict[str, object]:
-        """Repeat a command until it succeeds: leases of killed processes may have to expire; nothing else may fail."""
+        """Repeat a command until it succeeds. Leases of killed processes may have to expire; nothing else may fail."""
         for _ in range(SETTLING_ATTEMPTS):
             done = self.commands.run(host or self.hosts[0], *arguments, gently=True)
             if done.code == 0 and not (isinstance(done.answer, dict) and done.answer.get("skipped")):
@@ -188,7 +188,7 @@ class Soak:
 
 
 def soak(folder: Path, seconds: float, seed: int) -> dict[str, object]:
-    """Run the soak in ``folder``, and compare the result with the oracle."""
+    """Run the soak in ``folder`` and compare the result with the oracle."""
     chance = random.Random(seed)
     hosts = [Host(name, skew, folder / name) for name, skew in (("east", SKEW_SECONDS), ("west", -SKEW_SECONDS))]
     for host in hosts:

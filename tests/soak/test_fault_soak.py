@@ -1,4 +1,4 @@
-"""The fault soak; for ``DRIFTLINE_SOAK_SECONDS`` with ``DRIFTLINE_SOAK_SEED`` (``make soak``)."""
+"""The fault soak: runs for ``DRIFTLINE_SOAK_SECONDS`` with ``DRIFTLINE_SOAK_SEED`` (``make soak``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 SECONDS = float(os.environ.get("DRIFTLINE_SOAK_SECONDS", "20"))
 SEED = int(os.environ.get("DRIFTLINE_SOAK_SEED", "0")) or random.randrange(1, 10**6)
 SETTLING_SECONDS = 400
-"""Time for the first runs and for the last ones, which bring everything up to date."""
+"""Time for the first runs and for the last runs, which bring everything up to date."""
 
 
 @pytest.mark.timeout(SECONDS + SETTLING_SECONDS + 1800)

@@ -27,7 +27,7 @@ FILES = 40
 RUN_SECONDS = 3.0
 COMPACT_EVERY = 10
 MAX_GROWTH = 1.35
-"""Maximum growth of resident memory from the first third of the time to the end."""
+"""Maximum growth of resident memory from the first third of the soak to its end."""
 SOURCE = "org:default/project:default/source:tree"
 
 
@@ -38,14 +38,14 @@ def command(*arguments: object) -> None:
 
 
 def write(tree: Path, version: int) -> None:
-    """Write all files of a version: a complete version has the same number in each."""
+    """Write all files of a version: in a complete version, each file contains the same number."""
     for number in range(FILES):
         text = f"marker of file {number} stands at version {version}\nand the lease of {number} ends\n"
         (tree / f"f{number}.md").write_text(text)
 
 
 class Readers:
-    """Threads that request all routes; ``problems`` lists wrong answers."""
+    """Threads that request all routes; ``problems`` lists wrong responses."""
 
     def __init__(self, address: str) -> None:
         self.problems: list[str] = []

@@ -1,4 +1,4 @@
-"""The jobs of the CI examples: their shell steps without the installation steps, and their variables."""
+"""The jobs in the CI examples: their shell steps (without installation) and their variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "deployments" / "ci"
 
 @dataclass(frozen=True)
 class Job:
-    """A job of an example: ``script`` is a shell program without the lines ``installs``; references to secrets stay
+    """A job in an example. ``script`` is a shell program without the ``installs`` lines; references to secrets are left
     unresolved.
     """
 
@@ -24,7 +24,7 @@ class Job:
 
 
 def github_jobs() -> dict[str, Job]:
-    """The jobs of ``github-actions.yml``."""
+    """Return the jobs in ``github-actions.yml``."""
     file = yaml.safe_load((EXAMPLES / "github-actions.yml").read_text())
     jobs = {}
     for name, job in file["jobs"].items():
@@ -34,7 +34,7 @@ def github_jobs() -> dict[str, Job]:
 
 
 def gitlab_jobs() -> dict[str, Job]:
-    """The jobs of ``gitlab-ci.yml``, with ``extends`` resolved."""
+    """Return the jobs in ``gitlab-ci.yml``, with ``extends`` resolved."""
     file = yaml.safe_load((EXAMPLES / "gitlab-ci.yml").read_text())
     jobs = {}
     for name, job in file.items():

@@ -35,7 +35,7 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class Site:
-    """A folder with trees and a ``driftline.toml``; ``pool`` is where its deployments run."""
+    """A folder that contains trees and a ``driftline.toml``; its deployments run in ``pool``."""
 
     folder: Path
     server: PrefectServer
@@ -48,7 +48,7 @@ class Site:
         return Workspace.open(str(self.folder / ".driftline"))
 
     def driftline(self, *arguments: str) -> Any:
-        """Return the JSON that a command prints. It runs in this process, which imports Prefect only once."""
+        """Run a command and return its JSON. It runs in this process, so Prefect is imported only once."""
         from prefect.settings import PREFECT_API_URL, temporary_settings  # slow to import, so not at collection
 
         printed = io.StringIO()
@@ -62,7 +62,7 @@ class Site:
         return json.loads(printed.getvalue())
 
     def change(self, source: str, files: int, first_word: int) -> None:
-        """Write ``files`` files of three lines into a source, with words of the oracle."""
+        """Write ``files`` three-line files, made of the oracle's words, into a source."""
         for number in range(files):
             path = self.folder / source / f"{number % 3}" / f"file{number}.txt"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class Site:
 
     @contextmanager
     def worker(self) -> Iterator[subprocess.Popen[bytes]]:
-        """A worker of the pool, until the end of the block."""
+        """Run a worker for the pool until the block ends."""
         command = compose_command("worker", {"driftline": self.pool})
         with started(command, self.folder / "worker.log", self.server.environment, self.folder) as process:
             self.workers[:] = [process]
@@ -78,7 +78,7 @@ class Site:
             self.workers.clear()
 
     def fork_engines(self) -> None:
-        """Let the workers of the pool fork the processes of runs, which would otherwise import Prefect twice."""
+        """Let the pool's workers fork run processes, which would otherwise import Prefect twice."""
         path = f"work_pools/{self.pool}"
         template = self.server.get(path)["base_job_template"]
         template["job_configuration"]["command"] = self.forked_engine
@@ -86,7 +86,7 @@ class Site:
 
     @property
     def forked_engine(self) -> str:
-        """The command that forks the process of a run."""
+        """The command that forks a run's process."""
         return str(forked_engine(*sorted(self.server.environment.items())))
 
     def until(self, is_so: Callable[[], object], what: str) -> None:
@@ -108,7 +108,7 @@ class Site:
         return found
 
     def pause_schedules(self, name: str) -> None:
-        """Let a deployment run only when it is triggered."""
+        """Let a deployment run only when triggered."""
         self._set_schedules(name, {"active": False})
 
     def resume_schedules(self, name: str) -> None:
@@ -130,7 +130,7 @@ class Site:
         self.server.call("PUT", path, body)
 
     def heartbeat(self, identifier: str) -> None:
-        """Send the first heartbeat of a run again with the current time."""
+        """Send a run's first heartbeat again, with the current time."""
         of_run = {"event": {"name": [HEARTBEAT]}, "resource": {"id": [f"prefect.flow-run.{identifier}"]}}
         found: list[Run] = []
 
@@ -145,13 +145,13 @@ class Site:
     def trigger(
         self, name: str, job_variables: dict[str, Any] | None = None, key: str | None = None, **parameters: Any
     ) -> str:
-        """Start a run; returns its id."""
+        """Start a run and return its id."""
         body = {"parameters": parameters, "idempotency_key": key, "job_variables": job_variables}
         run: Run = self.server.post(f"deployments/{self.deployment(name)['id']}/create_flow_run", body)
         return str(run["id"])
 
     def begin(self, name: str) -> str:
-        """Start a run that the test controls: no worker runs it, and it lasts until ``set_state``."""
+        """Start a run that the test controls: no worker picks it up, and it lasts until ``set_state``."""
         later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
         state = {"type": "SCHEDULED", "state_details": {"scheduled_time": later}}
         path, begun = f"deployments/{self.deployment(name)['id']}/create_flow_run", list[str]()
@@ -177,7 +177,7 @@ class Site:
         return found
 
     def end_of(self, *identifiers: str) -> list[str]:
-        """The final states of runs, in the order given."""
+        """Return the final states of runs, in the given order."""
         self.until(lambda: all(self.run(one)["state_type"] in FINAL for one in identifiers), "the end of the runs")
         return [self.run(one)["state_type"] for one in identifiers]
 

@@ -1,4 +1,4 @@
-"""Small documents of each format that Driftline reads, made without the libraries that read them."""
+"""Small documents in each format that Driftline reads, created without the libraries that read them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ODF = " ".join(
 
 
 def archive(parts: Mapping[str, str | bytes]) -> bytes:
-    """A zip archive; a part called ``mimetype`` is stored, the others are compressed."""
+    """Return a zip archive. A part called ``mimetype`` is stored; the others are compressed."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, content in parts.items():
@@ -52,7 +52,7 @@ def paragraph(text: str, style: str = "") -> str:
 
 
 def text_box(prefix: str, text: str) -> str:
-    """A text box as Word and PowerPoint save it: once in the current form, once in the older one."""
+    """Return a text box as saved by Word and PowerPoint: once in the current format, once in the older one."""
     shown = f"<{prefix}:p><{prefix}:r><{prefix}:t>{text}</{prefix}:t></{prefix}:r></{prefix}:p>"
     namespace = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
     choice = f'<mc:Choice Requires="wps">{shown}</mc:Choice>'
@@ -66,7 +66,7 @@ def table(*rows: tuple[str, ...]) -> str:
 
 
 def pptx(*slides: str, notes: Mapping[int, str] = {}) -> bytes:
-    """A presentation whose slides are stored in reverse, so that only its index has their order."""
+    """Return a presentation whose slides are stored in reverse: only its index has their order."""
     parts = {"[Content_Types].xml": "<Types/>"}
     ids = relations = ""
     for number, text in enumerate(slides, start=1):
@@ -116,7 +116,7 @@ def epub(**chapters: str) -> bytes:
 
 
 def pdf(*pages: tuple[str, ...], trailer: str = "", bookmarks: tuple[tuple[str, int], ...] = ()) -> bytes:
-    """A PDF of pages of lines, in Helvetica; ``bookmarks`` are titles with the indexes of their pages."""
+    """Return a PDF of pages of lines, in Helvetica; ``bookmarks`` are titles and their page indexes."""
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
     kids = []
     for lines in pages:
@@ -144,7 +144,7 @@ def pdf(*pages: tuple[str, ...], trailer: str = "", bookmarks: tuple[tuple[str, 
 
 
 def form(field: str, shown: str) -> bytes:
-    """A PDF of one page with one ``field``, whose appearance (object 3) shows a text."""
+    """Return a one-page PDF with one ``field``, whose appearance (object 3) shows a text."""
     drawn = f"BT /F1 12 Tf 2 5 Td ({shown}) Tj ET"
     font = "/Resources << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >>"
     return (
@@ -168,7 +168,7 @@ ENCRYPTED_PDF = pdf(
     trailer="/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 "
     f"/O <{'00' * 32}> /U <{'11' * 32}> >> /ID [<{'22' * 16}> <{'22' * 16}>]",
 )
-"""A PDF that cannot be read without its password."""
+"""A PDF that is unreadable without its password."""
 
 MAIL = (
     b"From: Ann <ann@example.org>\r\nTo: Bob <bob@example.org>\r\nSubject: =?utf-8?q?The_gr=C3=A9be?=\r\n"
@@ -278,7 +278,7 @@ DOCUMENTS: dict[str, bytes] = {
     "a.srt": SRT,
     "a.vtt": VTT,
 }
-"""One of each format, by name."""
+"""One document in each format, by name."""
 
 HERONS: dict[str, bytes] = {
     "archive.zip": archive({"ponds/north.pdf": pdf(("No heron today.",))}),
@@ -307,4 +307,4 @@ HERONS: dict[str, bytes] = {
     ),
     "talk.pptx": pptx("Storks", "Nests", notes={2: "Show the heron here."}),
 }
-"""The folder of the guide: each file has one line about herons."""
+"""The guide's folder: each file has one line about herons."""

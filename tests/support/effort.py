@@ -1,4 +1,4 @@
-"""The number of examples in random tests: small by default, many times larger under ``make soak``."""
+"""The number of examples in random tests: small by default, much larger under ``make soak``."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _FACTOR = int(os.environ.get("DRIFTLINE_SOAK_FACTOR", "1"))
 
 
 def examples(number: int) -> int:
-    """``number``, multiplied under ``make soak``."""
+    """Return ``number``, multiplied under ``make soak``."""
     return number * _FACTOR

@@ -1,4 +1,4 @@
-"""Small static models of every tokenizer family, with random vectors, trained on the spot."""
+"""Small static models for every tokenizer family, with random vectors, trained on the fly."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def unigram() -> Tokenizer:
 
 
 def sentencepiece_bpe() -> Tokenizer:
-    """A BPE without a pre-tokenizer, as in Llama: merges may cross any boundary, spaces included."""
+    """Return a BPE without a pre-tokenizer, as in Llama: merges may cross any boundary, including spaces."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.train_from_iterator(
@@ -67,7 +67,7 @@ def sentencepiece_bpe() -> Tokenizer:
 
 
 def word_level(phrase: str | None = None) -> Tokenizer:
-    """A vocabulary with a phrase as a token, which spans words, so that lines cannot be cut."""
+    """Return a vocabulary in which a phrase is a token: it spans words, so lines cannot be cut."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.train_from_iterator(
@@ -85,7 +85,7 @@ def random_model(tokenizer: Tokenizer, dim: int = 24, max_length: int | None = 5
 
 
 def quantized_model(tokenizer: Tokenizer, dim: int = 24) -> StaticModel:
-    """A model in which several tokens share a vector and each has a weight, as after vocabulary quantization."""
+    """Return a model in which several tokens share a vector and each has a weight, as after vocabulary quantization."""
     rng = np.random.default_rng(7)
     size = tokenizer.get_vocab_size()
     return StaticModel(
@@ -111,6 +111,6 @@ FAMILIES: dict[str, Callable[[], StaticModel]] = {
 
 
 def save_family(name: str, folder: Path) -> Path:
-    """The model of a family as a model2vec directory."""
+    """Save a family's model as a model2vec directory."""
     FAMILIES[name]().save_pretrained(folder)
     return folder

@@ -16,7 +16,7 @@ from driftline.storage.workspace.workspace import Workspace
 
 @dataclass
 class Fleet:
-    """A configuration, its workspace, and a clock that tests advance."""
+    """A configuration, its workspace, and a clock advanced by tests."""
 
     folder: Path
     model: Path
@@ -38,7 +38,7 @@ class Fleet:
         return Workspace.open(str(self.folder / "index"))
 
     def documents(self) -> dict[str, set[str]]:
-        """The paths of the documents of each source, by the id of the source."""
+        """Return each source's document paths, by source id."""
         workspace = self.workspace
         return {
             entity.id: set(workspace.manifest(entity).read(columns=["path"])["path"].to_pylist())
@@ -58,7 +58,7 @@ def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def branches(fleet: Fleet) -> dict[str, dict[str, set[str]]]:
-    """The paths of the documents of each branch of each source."""
+    """Return the document paths of each branch of each source."""
     workspace, found = fleet.workspace, dict[str, dict[str, set[str]]]()
     for entity, _ in workspace.sources():
         for record in branch_records(workspace, entity):

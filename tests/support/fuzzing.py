@@ -26,7 +26,7 @@ from driftline.tasks.extraction.process import Refused
 from tests.support.documents import DOCUMENTS
 
 CANARY = "flamingo-7Gq2"
-"""A word that is in no document, but in a file outside, in the environment, and behind a port."""
+"""A word that is in no document, but in a file outside, in the environment and behind a port."""
 _BOUNDARIES = (0, 1, 127, 255, 2**15 - 1, 2**16 - 1, 2**31 - 1, 2**32 - 1)
 
 
@@ -52,7 +52,7 @@ SEEDS: dict[str, bytes] = {**DOCUMENTS, **_archives()}
 
 
 def broken_files(count: int, chance: random.Random, outside: str) -> Iterator[tuple[str, bytes]]:
-    """Yield ``count`` files with the names of real ones; references in some lead to the URL or path ``outside``."""
+    """Yield ``count`` files named like real ones; some contain references to the URL or path ``outside``."""
     names = sorted(SEEDS)
     for number in range(count):
         name = names[number % len(names)]
@@ -69,10 +69,10 @@ def _broken(name: str, data: bytes, chance: random.Random, outside: str) -> byte
             for _ in range(chance.randrange(1, 17)):
                 changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
             return bytes(changed)
-        case 2:  # the beginning of another format
+        case 2:  # the start of another format
             other = SEEDS[chance.choice(sorted(SEEDS))]
             return other[: chance.randrange(1, 512)] + data[at:]
-        case 3:  # a number that is as large as numbers get
+        case 3:  # the largest possible number
             size = chance.choice((2, 4, 8))
             number = chance.choice(_BOUNDARIES) % 2 ** (8 * size)
             order: Literal["little", "big"] = chance.choice(("little", "big"))
@@ -80,7 +80,7 @@ def _broken(name: str, data: bytes, chance: random.Random, outside: str) -> byte
         case 4:
             length = chance.randrange(1, 200)
             return data[:at] + data[at : at + length] * chance.randrange(2, 200) + data[at + length :]
-        case 5:  # decimal lengths, and references in circles
+        case 5:  # decimal lengths and circular references
             digits = [place for place, byte in enumerate(data) if 48 <= byte < 58]
             if not digits:
                 return data[at:] + data[:at]
@@ -93,7 +93,7 @@ def _broken(name: str, data: bytes, chance: random.Random, outside: str) -> byte
 
 
 def _with_entities(data: bytes, chance: random.Random, outside: str) -> bytes:
-    """Put an entity bomb, or references to the outside, into the XML of a document or at the beginning of its text."""
+    """Put an entity bomb, or references to the outside, into a document's XML or at the start of its text."""
     bomb = "".join(f'<!ENTITY e{at} "{f"&e{at - 1};" * 10}">' for at in range(1, 12))
     kinds = (
         f'<!DOCTYPE x [<!ENTITY e0 "ha">{bomb}]>',
@@ -117,7 +117,7 @@ def _with_entities(data: bytes, chance: random.Random, outside: str) -> bytes:
 
 @dataclass(slots=True)
 class Outcome:
-    """The numbers of files with text, with members and with a reason, and the files that were slowest or leaked."""
+    """The number of files with text, with members and with a reason, and the files that were slowest or leaked."""
 
     ends: Counter[str] = field(default_factory=Counter)
     leaks: list[str] = field(default_factory=list)
@@ -125,8 +125,8 @@ class Outcome:
 
 
 def fuzz(count: int, seed: int, folder: Path, seconds: float = float("inf")) -> Outcome:
-    """Read ``count`` broken files, or as many as ``seconds`` allow, like a run with ``archives``. Raises any exception
-    other than Refused, because it would end a run.
+    """Read ``count`` broken files, or as many as ``seconds`` allow, like a run with ``archives``. Propagates any
+    exception except Refused, because it would end a run.
     """
     secret = folder / "outside.txt"
     secret.write_text(CANARY)

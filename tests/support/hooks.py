@@ -1,4 +1,4 @@
-"""Webhooks like those of git hosts, sent to a server on loopback."""
+"""Webhooks as sent by git hosts, delivered to a server on loopback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ZEROS = "0" * 40
 
 
 def signed(host: str, body: str, secret: str = SECRET) -> dict[str, str]:
-    """The header by which a host proves that it knows the secret."""
+    """Return the header that proves that a host knows the secret."""
     digest = hmac.new(secret.encode(), body.encode(), hashlib.sha256).hexdigest()
     return {
         "github": {"X_Hub_Signature_256": f"sha256={digest}"},
@@ -35,7 +35,7 @@ DELIVERIES = {
 
 
 def deliver(address: str, host: str, event: str, payload: Any, *, delivery: str = "", **changed: str) -> Answer:
-    """Deliver ``payload``, with a new id unless one is given; ``changed`` headers replace the right ones."""
+    """Deliver ``payload``, with a new id unless one is given; ``changed`` headers replace the correct ones."""
     number = uuid.uuid4().hex
     body = payload if isinstance(payload, str) else json.dumps({"sent": number, **payload})
     headers = {EVENTS[host]: event, DELIVERIES[host]: delivery or number, **signed(host, body), **changed}
@@ -43,7 +43,9 @@ def deliver(address: str, host: str, event: str, payload: Any, *, delivery: str 
 
 
 def push(host: str, url: str, branch: str = "main", *, is_gone: bool = False) -> tuple[str, dict[str, Any]]:
-    """The event and the payload of a push to a branch of the repository at ``url``, or of its deletion."""
+    """Return the event and payload for a push to a branch of the repository at ``url``, or for the branch's
+    deletion.
+    """
     after = ZEROS if is_gone else "1" * 40
     if host in ("github", "gitea"):
         named = {"clone_url": url, "default_branch": "main", "id": 1}
@@ -58,7 +60,7 @@ def push(host: str, url: str, branch: str = "main", *, is_gone: bool = False) ->
 def request(
     host: str, url: str, number: int, branch: str, *, state: str = "open", fork: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """The event and the payload of a pull request from a branch, of the repository itself or of a fork."""
+    """Return the event and payload for a pull request from a branch of the repository or of a fork."""
     source = 2 if fork else 1
     if host in ("github", "gitea"):
         ends = {

@@ -1,4 +1,4 @@
-"""A workspace with a small indexed tree, and every kind of file that a crashed run can leave in it."""
+"""A workspace over a small tree, and every kind of file that a crashed run can leave in it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Corner:
         return self.workspace.lines(ENTITY)
 
     def copied(self, uri: str) -> Corner:
-        """The same tree with a copy of its workspace, which must be local, at ``uri``."""
+        """Return the same tree with a copy of its workspace at ``uri``; the workspace must be local."""
         if "://" not in uri:
             shutil.copytree(self.uri, uri)
             return Corner(self.tree, self.model, uri)
@@ -62,7 +62,7 @@ class Corner:
         index_sources(request)
 
     def assert_alive(self) -> None:
-        """Assert that the index holds exactly the tree and can be written to."""
+        """Assert that the index holds exactly the tree and is writable."""
         assert_in_step(self.workspace, ENTITY, files_below(self.tree))
         (self.tree / "after.txt").write_text(f"{WORDS[1]}\n")
         self.index()
@@ -75,7 +75,7 @@ class Corner:
         return {info.path for info in self.workspace.objects.list(temporary=True)}
 
     def rows(self, path: str = "extra.txt", count: int = 3) -> pa.Table:
-        """Lines of a document that is not in the tree."""
+        """Return lines of a document that is not in the tree."""
         dim = self.workspace.config.dim
         assert dim is not None
         return line_rows(
@@ -90,7 +90,7 @@ class Corner:
     # -- leftovers of crashed runs ---------------------------------------------------------------
 
     def plant(self) -> dict[str, Reason]:
-        """Plant one orphan of each kind that does not depend on age; returns ``{path: reason}``."""
+        """Plant one orphan of each kind that does not depend on age; return ``{path: reason}``."""
         return {
             self.fold_and_crash(): Reason.FOLDED,
             self.stage(): Reason.DEAD_RUN,
@@ -100,7 +100,7 @@ class Corner:
         }
 
     def fold_and_crash(self) -> str:
-        """Plant the files of a compaction that published its base and died before it deleted the folded deltas."""
+        """Plant the files of a compaction that published its base but died before it deleted the folded deltas."""
         manifest = self.workspace.manifest(ENTITY)
         name = manifest.log().deltas[0]
         path = f"{manifest.directory}/{name}"
@@ -124,7 +124,7 @@ class Corner:
         return f"{manifest.directory}/_staged_{batch.run_id}_{batch.batch:06}.parquet"
 
     def write_and_crash(self) -> str:
-        """Plant a fragment of a worker that no commit references."""
+        """Plant a worker's fragment that no commit references."""
         before = self.paths()
         self.table.write_fragments(self.rows())
         (path,) = self.paths() - before
@@ -137,7 +137,7 @@ class Corner:
         return path
 
     def superseded_table(self) -> set[str]:
-        """Plant the table of an embedding that no document uses any more."""
+        """Plant the table of an embedding that is no longer used by any document."""
         before = self.paths()
         self.workspace.lines(ENTITY, SUPERSEDED).create(16)
         return self.paths() - before
@@ -154,7 +154,7 @@ class Corner:
 
 
 def make_corner(root: Path, uri: str, model: Path) -> Corner:
-    """An indexed tree with a changed and a deleted file, so that its table has several versions."""
+    """Make an indexed tree with a changed and a deleted file, so its table has several versions."""
     tree = root / "tree"
     tree.mkdir(parents=True)
     for number in range(6):
@@ -168,6 +168,6 @@ def make_corner(root: Path, uri: str, model: Path) -> Corner:
 
 
 def make_old(path: str, seconds: float) -> None:
-    """Set the mtime of a local file back by an age."""
+    """Set the mtime of a local file back by ``seconds``."""
     then = os.stat(path).st_mtime - seconds
     os.utime(path, (then, then))

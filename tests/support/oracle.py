@@ -1,4 +1,4 @@
-"""The expected content of an index, computed naively from the files on disk, and a tiny model to index with."""
+"""The expected content of an index, computed naively from the files on disk, and a tiny model for indexing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = tuple[str, int, str]
 
 
 def save_tiny_model(folder: Path, seed: int = 7, dim: int = 16) -> Path:
-    """A model2vec directory with a random vector for each of WORDS, which loads in milliseconds."""
+    """Save a model2vec directory that has a random vector for each of WORDS and loads in milliseconds."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(("[UNK]", *WORDS))}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     vectors = np.random.default_rng(seed).standard_normal((len(WORDS) + 1, dim)).astype(np.float32)
@@ -31,7 +31,9 @@ def save_tiny_model(folder: Path, seed: int = 7, dim: int = 16) -> Path:
 
 
 def rows_of_file(path: str, data: bytes) -> list[Row]:
-    """The rows of one UTF-8 file: its lines with a letter or a digit, or if there are none, the first line."""
+    """Return the rows of one UTF-8 file: its lines that contain a letter or digit or, if there are none, its first
+    line.
+    """
     text = data.decode()
     lines = text.split("\n") if "\n" in text else text.split("\r")
     rows = [
@@ -43,7 +45,7 @@ def rows_of_file(path: str, data: bytes) -> list[Row]:
 
 
 def files_below(root: Path) -> dict[str, bytes]:
-    """All files below ``root``, each of which must be indexed."""
+    """Return all files under ``root``; each must be indexed."""
     found = {}
     for folder, _, names in os.walk(root):
         for name in names:
@@ -53,7 +55,7 @@ def files_below(root: Path) -> dict[str, bytes]:
 
 
 def indexed_rows(workspace: Workspace, entity: Entity) -> list[Row]:
-    """The rows of a source in the table of lines, sorted."""
+    """Return a source's rows in the lines table, sorted."""
     table = workspace.lines(entity)
     if not table.exists():
         return []
@@ -63,7 +65,7 @@ def indexed_rows(workspace: Workspace, entity: Entity) -> list[Row]:
 
 
 def manifest_of(workspace: Workspace, entity: Entity) -> dict[str, tuple[str, int]]:
-    """``{path: (hash, lines)}`` of the indexed documents of a source."""
+    """Return ``{path: (hash, lines)}`` of a source's indexed documents."""
     table = workspace.manifest(entity).read(columns=["path", "hash", "lines", "reason"])
     assert not [path for path, n in Counter(table["path"].to_pylist()).items() if n > 1], (
         "a document is in the manifest twice"
@@ -72,7 +74,7 @@ def manifest_of(workspace: Workspace, entity: Entity) -> dict[str, tuple[str, in
 
 
 def assert_in_step(workspace: Workspace, entity: Entity, files: dict[str, bytes]) -> None:
-    """Assert that table and manifest hold exactly the lines of the text files ``files``, each once."""
+    """Assert that table and manifest hold exactly the lines of the text files in ``files``, each once."""
     expected = {path: rows_of_file(path, data) for path, data in files.items()}
     assert indexed_rows(workspace, entity) == sorted(row for rows in expected.values() for row in rows)
     hashes = {path: hashlib.blake2b(data, digest_size=16).hexdigest() for path, data in files.items()}
@@ -80,7 +82,7 @@ def assert_in_step(workspace: Workspace, entity: Entity, files: dict[str, bytes]
 
 
 def assert_nothing_staged(workspace: Workspace) -> None:
-    """Assert that no file of an unfinished commit is left."""
+    """Assert that no file from an unfinished commit is left."""
     left = [info.path for info in workspace.objects.list() if "_staged_" in info.path]
     assert not left, left
 

@@ -1,4 +1,4 @@
-"""Generate credentials that look real, one for each rule; the source contains none, so that scanners find nothing."""
+"""Generate credentials that look real, one for each rule. The source contains none, so scanners find nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _made(alphabet: str, length: int, seed: int) -> str:
 
 
 def _examples(seed: int) -> dict[str, tuple[str, str]]:
-    """Return for each rule a credential and the text before it, which redaction keeps."""
+    """Return for each rule a credential and the text before it, which redaction preserves."""
 
     def alnum(length: int) -> str:
         return _made(_ALNUM, length, seed)
@@ -106,7 +106,7 @@ def planted(seed: int = 32) -> dict[str, tuple[str, str]]:
 
 
 def line_of(rule: str, seed: int = 32) -> str:
-    """Return a line with the credential of a rule among words: ``deploy heron …``."""
+    """Return a line with a rule's credential among words: ``deploy heron …``."""
     before, secret = planted(seed)[rule]
     behind = "@db.example/birds" if rule == "url-password" else " # of the egret"
     return f"deploy heron {before}{secret}{behind}"

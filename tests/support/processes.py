@@ -1,4 +1,4 @@
-"""The state of other processes, which may change during a check, and cheap starts of many processes."""
+"""The state of other processes, which may change during a check, and cheap ways to start many processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from driftline.flows.commands.main import COMMANDS, main
 
 
 def runs(process: psutil.Process, words: str) -> bool:
-    """Return whether a process that has not ended has ``words`` in its command line."""
+    """Return whether a running process has ``words`` in its command line."""
     try:
         return words in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # also of a zombie
@@ -48,15 +48,15 @@ def stands_still(process: psutil.Process) -> bool:
 
 @contextmanager
 def forked_dask_workers() -> Iterator[ForkServerContext]:
-    """Fork workers of clusters from a process with their imports, which would take each worker seconds. Commands that
-    tests start as processes still spawn their workers.
+    """Fork cluster workers from a process that has imported their modules; imports would take each worker seconds.
+    Commands that tests start as processes still spawn their workers.
     """
     import dask
     from distributed.utils import get_mp_context
 
     options = {
         "distributed.worker.multiprocessing-method": "forkserver",
-        "distributed.nanny.environ": dict.fromkeys(os.environ, ""),  # the forking process has those of its start
+        "distributed.nanny.environ": dict.fromkeys(os.environ, ""),  # the forking process has its start-up values
     }
     with dask.config.set(options):
         context: ForkServerContext = get_mp_context()
@@ -77,7 +77,7 @@ PRELOADED = (
     *("dateutil.relativedelta", "lance.commit", "lance.dataset", "numpy.ma", "pyarrow.dataset", "safetensors.numpy"),
     *("rich.console", "rich.table"),
 )
-"""Modules that commands import, which takes most of a second."""
+"""Modules imported by commands; importing them takes most of a second."""
 
 
 LIMITS = (
@@ -95,18 +95,18 @@ LIMITS = (
     ("driftline.storage.sources.mirror", "ASK_SECONDS"),
     ("driftline.storage.sources.git_isolation", "_TIMEOUT_SECONDS"),
 )
-"""Time limits of Driftline that a busy machine would reach; the test of a limit sets it itself."""
+"""Driftline's time limits that a busy machine would reach; a test of a limit sets it itself."""
 
 
 def loaded_limits() -> Iterator[tuple[ModuleType, str]]:
-    """Yield the module and the name of each of LIMITS that is imported."""
+    """Yield the module and name of each of LIMITS that is imported."""
     for module, name in LIMITS:
         if module in sys.modules:
             yield sys.modules[module], name
 
 
 def without_fsync() -> None:
-    """Let this process and its forks skip fsync, which takes milliseconds and protects only against power loss."""
+    """Let this process and its forks skip fsync: it takes milliseconds and only protects against power loss."""
     os.fsync = _check  # type: ignore[assignment]
 
 
@@ -115,7 +115,7 @@ def _check(file: int | IO[Any]) -> None:
 
 
 class _Forked:
-    """A process that is forked from one that has imported Driftline. Use it like ``subprocess.Popen``."""
+    """A process forked from one that has imported Driftline. Use it like ``subprocess.Popen``."""
 
     def __init__(
         self, args: list[str], streams: Sequence[IO[Any]], environment: Mapping[str, str], session: bool
@@ -161,9 +161,9 @@ class ForkedReader(_Forked):
 
 
 class ForkedProgram(_Forked):
-    """A Python program in a process of its own, forked from one that has imported Driftline: much cheaper than a start.
-    Arguments, environment, folder, signals and exit work as in any process; its output goes to files. Tests of
-    interpreter start-up and of imports need a real start.
+    """A Python program in its own process, forked from one that has imported Driftline: much cheaper than a new
+    interpreter. Arguments, environment, folder, signals and exit work as in any process; output goes to files. Tests of
+    interpreter start-up and imports need a new interpreter.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class ForkedProgram(_Forked):
             super().__init__([str(program), *arguments], streams, environment or {}, session)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for the end, and return the output and the errors; bytes that are not UTF-8 become surrogates."""
+        """Wait until the program ends, and return its output and errors; bytes that are not UTF-8 become surrogates."""
         self.wait(timeout)
         for file in (self._out, self._err):
             file.seek(0)
@@ -190,7 +190,7 @@ def _forking() -> Path:
 
 def _start_forking(*more: str, environment: Mapping[str, str] | None = None) -> Path:
     """Start a process that forks others and ends with this one, and return the path of its socket. It imports the
-    modules of commands, and ``more``.
+    commands' modules and ``more``.
     """
     folder = Path(tempfile.mkdtemp(prefix="driftline-tests-"))
     path = folder / "socket"
@@ -229,16 +229,16 @@ sys.exit(code if code >= 0 else 128 - code)
 
 @cache
 def forked_command() -> Path:
-    """Return a program that is used like the command ``driftline``, for scripts: it runs in a forked process.
+    """Return a program that scripts can use like the ``driftline`` command: it runs in a forked process.
 
-    A signal ends the program only, not the command.
+    A signal ends only the program, not the command.
     """
     return _client_of(_forking(), str(Path(sys.executable).with_name("driftline")))
 
 
 @cache
 def forked_engine(*variables: tuple[str, str]) -> Path:
-    """Return a program that is used like ``python -m prefect.engine`` with ``variables``, which imports for seconds."""
+    """Return a program used like ``python -m prefect.engine`` with ``variables``, without its seconds of imports."""
     modules = (
         "prefect.engine",
         "prefect.flow_engine",
@@ -274,9 +274,7 @@ def _number(connection: socket.socket) -> int:
 
 
 def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[[], object]:
-    """Fork a process for each request, and a process that waits for it; returns in the first one, with the program to
-    run.
-    """
+    """For each request, fork a process and another that waits for it. Return in the first, with the program to run."""
     prepare(*more)
     for module, name in loaded_limits():
         setattr(module, name, patience_seconds)
@@ -298,7 +296,7 @@ def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[
 
 
 def prepare(*more: str) -> None:
-    """Do once, before this process forks, what would take each command most of a second.
+    """Prepare, before this process forks, what would take each command most of a second.
 
     Import what commands import and the modules ``more``, load the default model, whose files commands still check,
     and build the arguments of all commands.
@@ -320,7 +318,7 @@ def _forked(connection: socket.socket) -> Callable[[], object]:
     data, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     while not data.endswith(b"\n"):
         more = connection.recv(1 << 20)
-        if not more:  # the test was killed before it had asked
+        if not more:  # the test was killed before it sent a request
             os._exit(1)
         data += more
     if child := os.fork():
@@ -328,7 +326,7 @@ def _forked(connection: socket.socket) -> Callable[[], object]:
             os.close(stream)
         connection.sendall(b"%d\n" % child)
         _, status = os.waitpid(child, 0)
-        with suppress(OSError):  # nobody waits any more
+        with suppress(OSError):  # nobody is waiting any more
             connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
         os._exit(0)
     request = json.loads(data)
@@ -357,8 +355,8 @@ def _forked(connection: socket.socket) -> Callable[[], object]:
 
 
 def _end(status: object) -> None:
-    """End a fork with the ``status`` of a SystemExit, but without the interpreter's teardown: it touches every object,
-    and so copies all pages of the process that forked, which takes a tenth of a second.
+    """End a fork with the ``status`` of a SystemExit, but without interpreter teardown: that would touch every object
+    and so copy all pages of the forking process, which takes a tenth of a second.
     """
     if status is not None and not isinstance(status, int):
         sys.stderr.write(f"{status}\n")

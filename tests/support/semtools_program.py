@@ -1,10 +1,10 @@
-"""Stand-ins for the programs of semtools with the same options, formats and exit codes.
+"""Stand-ins for the semtools programs, with the same options, formats and exit codes.
 
 - 1.5.1 and 2.0.0: a program called ``search``, which prints text and knows no ``--json``;
 - 3.0.1: ``semtools search``, with ``--json``, and without ``--version`` (exit code 2, as for every unknown option);
 - 3.4.0, not released: the same with ``--version``.
 
-They compare words instead of meanings: the distance is 1 - the share of words that query and line have in common.
+They compare words instead of meanings: the distance is 1 minus the share of words that query and line have in common.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import pytest
 
 VERSIONS = ("1.5.1", "2.0.0", "3.0.1")
 CALLS = "calls.jsonl"
-"""The file beside the program with a line for each call: its arguments as a JSON list."""
+"""The file next to the program that has a line for each call: its arguments as a JSON list."""
 FAILURE_VARIABLE, SLEEP_VARIABLE = "SEMTOOLS_FAILURE", "SEMTOOLS_SLEEP_SECONDS"
-"""Variables with a text to print on standard error before exit code 1, and with a time to sleep."""
+"""Variables that hold a text to print to standard error before exit code 1, and a time to sleep."""
 
 
 def install(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the program of ``version`` in ``folder`` the only one on the path; returns where its calls are recorded."""
+    """Make the program of ``version`` in ``folder`` the only one on the PATH; return the file that records its
+    calls.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / ("search" if version < "3" else "semtools")
     program.write_text(_PROGRAM.format(python=sys.executable, version=version))
@@ -36,7 +38,7 @@ def install(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def calls(record: Path) -> list[list[str]]:
-    """The arguments of each recorded search, without the calls for the version or the help."""
+    """Return the arguments of each recorded search, without calls for the version or help."""
     if not record.exists():
         return []
     made = [json.loads(line) for line in record.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Type checkers over a separate folder, as in the editor or the CI of a user."""
+"""Type checkers over a separate folder, as in a user's editor or CI."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 
 def outside_of_the_checkout() -> dict[str, str]:
-    """The environment without a PYTHONPATH, by which an interpreter could find the checkout."""
+    """Return the environment without PYTHONPATH, through which an interpreter could find the checkout."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def mypy(folder: Path, cache: Path, python: str = sys.executable) -> str:
-    """Check the programs in ``folder`` with strict mypy and the packages of ``python``; return its output, "" without
-    errors.
+    """Check the programs in ``folder`` with strict mypy and the packages of ``python``. Return its output, or ""
+    without errors.
     """
     options = ["--strict", "--no-error-summary", "--cache-dir", str(cache), "--python-executable", python]
     return _printed([sys.executable, "-m", "mypy", *options, "."], folder)
 
 
 def pyright(folder: Path, python: str = sys.executable) -> str:
-    """Check the programs in ``folder`` with strict pyright and the packages of ``python``; return its output, ""
+    """Check the programs in ``folder`` with strict pyright and the packages of ``python``. Return its output, or ""
     without errors.
     """
     (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))

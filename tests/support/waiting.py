@@ -1,4 +1,4 @@
-"""Waits for events. A limit detects hangs; a busy machine stays far below it."""
+"""Waits for events. Limits detect hangs; a busy machine stays far below them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.support.processes import ForkedProgram
 
 PATIENCE_SECONDS = 900.0
-"""Time that a test waits for an event that takes seconds. It is below pytest's own limit, so that the test reports what
-is missing.
+"""How long a test waits for an event that takes seconds. It is below pytest's own limit, so the test reports what is
+missing.
 """
 
 

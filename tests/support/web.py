@@ -1,4 +1,4 @@
-"""A running web server for tests, and single requests to it."""
+"""A running web server for tests, and individual requests to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 
 @dataclass(frozen=True)
 class Answer:
-    """A response: its headers have names in lower case."""
+    """A response; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -38,7 +38,7 @@ def serving(server: HttpServer) -> Iterator[str]:
 def ask(
     address: str, target: str, *, token: str = "", method: str = "GET", body: str | None = None, **headers: str
 ) -> Answer:
-    """The answer to one request; underscores in the names of ``headers`` are hyphens."""
+    """Return the response to one request; underscores in ``headers`` names become hyphens."""
     connection = http.client.HTTPConnection(address, timeout=PATIENCE_SECONDS)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     if token:

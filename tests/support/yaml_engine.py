@@ -1,4 +1,4 @@
-"""A small engine that runs YAML agents like real engines, with templates over the state and keyword arguments."""
+"""A small engine that runs YAML agents like real engines do, with templates over the state and keyword arguments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Action = Callable[..., Any]
 
 
 class YamlEngine:
-    """Runs the ``nodes`` of a document from the first one, along ``edges`` if there are any, else in order.
+    """Runs the ``nodes`` of a document from the first, along ``edges`` if there are any, else in order.
 
-    A node has ``uses`` and ``with``, or ``run`` with the body of a Python function of ``state`` whose dictionary is
-    merged into the state. The result of an action is stored in the state as ``output``, else under the node's name. If
-    ``keeps_types``, a template that is a whole value keeps its type; otherwise every template renders to text, and
-    missing values and None to the empty text. Each action gets ``engine``, ``node``, ``graph``, ``config`` and
-    ``checkpoint_dir`` besides its own arguments. A host resolves names in ``actions_registry``.
+    A node has ``uses`` and ``with``, or ``run``: the body of a Python function of ``state`` that returns a dictionary,
+    which is merged into the state. An action's result is stored in the state under ``output`` if that is given, else
+    under the node's name. If ``keeps_types`` is set, a template that makes up a whole value keeps its type; otherwise
+    every template renders to text, and missing values and None render to "". Each action receives ``engine``, ``node``,
+    ``graph``, ``config`` and ``checkpoint_dir`` in addition to its own arguments. A host resolves names in
+    ``actions_registry``.
     """
 
     def __init__(self, registry: Mapping[str, Action] | None = None, *, keeps_types: bool = True) -> None:
@@ -44,14 +45,14 @@ class YamlEngine:
             function()
 
     def load_actions(self, register_actions: Callable[..., None], namespace: str = "", **options: Any) -> None:
-        """Import actions as engines do: into an empty registry, whose names are then put into the engine's own."""
+        """Import actions as engines do: into an empty registry that is then merged into the engine's own."""
         found: dict[str, Action] = {}
         register_actions(found, self, **options)
         for name, function in found.items():
             self.actions_registry[f"{namespace}.{name}" if namespace else name] = function
 
     def run(self, document: str, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The state after the last node. ``visited`` names the nodes that ran."""
+        """Return the state after the last node. ``visited`` lists the nodes that ran."""
         agent = yaml.safe_load(document)
         self.settings = agent.get("settings", {})
         self.visited = []
@@ -99,5 +100,5 @@ class YamlEngine:
 def run_yaml(
     document: str, registry: Mapping[str, Action], state: Mapping[str, Any], *, keeps_types: bool = True
 ) -> dict[str, Any]:
-    """The state after the nodes of ``document``."""
+    """Return the state after running the nodes of ``document``."""
     return YamlEngine(registry, keeps_types=keeps_types).run(document, state)

@@ -1,4 +1,4 @@
-"""Boundaries limit the visible entities."""
+"""Boundaries limit which entities are visible."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ SITUATIONS = ("push", "tag", "own request", "fork request", "request on the targ
 
 
 def pushed(system: str, branch: str) -> dict[str, str]:
-    """The variables of a push to ``branch``."""
+    """Return the CI variables for a push to ``branch``."""
     variables = {
         "GitHub Actions": {
             "GITHUB_EVENT_NAME": "push",
@@ -144,7 +144,7 @@ def tagged(system: str, tag: str) -> dict[str, str]:
 
 
 def requested(system: str, branch: str, *, fork: bool, event: Path) -> dict[str, str]:
-    """The variables of pull request 7 from ``branch`` of the repository or of a fork to main."""
+    """Return the CI variables for pull request 7, from ``branch`` (in the repository or a fork) into main."""
     pull_request = {
         "number": 7,
         "head": {"ref": branch, "sha": COMMIT, "repo": {"full_name": "someone/web" if fork else "team/web"}},
@@ -196,7 +196,7 @@ def requested(system: str, branch: str, *, fork: bool, event: Path) -> dict[str,
             "SYSTEM_PULLREQUEST_TARGETBRANCH": "refs/heads/main",
             "SYSTEM_PULLREQUEST_ISFORK": str(fork),
         },
-        "Bitbucket Pipelines": {  # builds no pull request of a fork
+        "Bitbucket Pipelines": {  # does not build pull requests from forks
             "BITBUCKET_BRANCH": branch,
             "BITBUCKET_PR_ID": "7",
             "BITBUCKET_PR_DESTINATION_BRANCH": "main",
@@ -206,14 +206,16 @@ def requested(system: str, branch: str, *, fork: bool, event: Path) -> dict[str,
 
 
 def on_the_target(system: str, branch: str, event: Path) -> dict[str, str]:
-    """The variables of a pull request from a fork on a system that names only the target branch, or less."""
+    """Return the CI variables for a pull request from a fork, on a system that reports only the target branch or
+    less.
+    """
     variables = requested(system, branch, fork=True, event=event)
     if system == "GitHub Actions":
         target = {"GITHUB_REF": "refs/heads/main", "GITHUB_REF_NAME": "main"}
         return variables | target | {"GITHUB_EVENT_NAME": "pull_request_target"}
     if system == "GitLab CI":  # built in the fork
         return variables | {"CI_PROJECT_ID": "8"}
-    if system == "Jenkins":  # the builder of pull requests of another plugin
+    if system == "Jenkins":  # another plugin's pull request builder
         return JENKINS | {"ghprbPullId": "7", "ghprbSourceBranch": branch, "GIT_BRANCH": "origin/main"}
     if system == "CircleCI":
         return variables | {"CIRCLE_BRANCH": branch}
@@ -223,7 +225,7 @@ def on_the_target(system: str, branch: str, event: Path) -> dict[str, str]:
 
 
 def is_closed(variables: dict[str, str], event: Path) -> dict[str, str]:
-    """The variables of a merged and closed pull request on GitHub; other systems build none."""
+    """Return the CI variables for a merged and closed pull request on GitHub; other systems do not build any."""
     event.write_text(json.dumps(json.loads(event.read_text()) | {"action": "closed"}))
     return variables | {"GITHUB_REF": "refs/heads/main", "GITHUB_REF_NAME": "main"}
 
@@ -259,7 +261,7 @@ def test_a_build_indexes_only_its_own_branch(system: str, situation: str, branch
     }
     environ, expected = cases[situation]
     if situation in ("own request", "closed"):
-        requested(system, branch, fork=False, event=event)  # now it holds the event of another system
+        requested(system, branch, fork=False, event=event)  # now it holds another system's event
     if situation == "closed":
         environ = is_closed(environ, event)
     build = Build.detect(environ, str(tmp_path))
@@ -433,7 +435,7 @@ def git(folder: Path, *arguments: str) -> str:
 def test_a_workflow_of_main_must_check_out_what_it_is_about(
     name: str, event: dict[str, Any], expected: str | None, tmp_path: Path
 ) -> None:
-    """Such a workflow checks out main unless it names another commit, and main is in the history of each branch."""
+    """Such a workflow checks out main unless it specifies another commit, and main is in every branch's history."""
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     git(tmp_path, "init", "-q", "-b", "main", str(origin))
     git(origin, "commit", "-q", "--allow-empty", "-m", "main")
@@ -460,7 +462,7 @@ def test_a_workflow_of_main_must_check_out_what_it_is_about(
 
 
 def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
-    """A manual run on main may have checked out anyone's pull request."""
+    """A manual run on main may have checked out anybody's pull request."""
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     origin.mkdir()
     git(origin, "init", "-q", "-b", "main")
@@ -469,7 +471,7 @@ def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
     git(origin, "commit", "-q", "--allow-empty", "-m", "two")
     git(tmp_path, "clone", "-q", str(origin), str(clone))
     environ = by_hand("GitHub Actions", "main") | {"GITHUB_REF": "refs/heads/main", "GITHUB_SHA": first}
-    assert Build.detect(environ, str(clone)).index_branch() is None  # a later commit of main
+    assert Build.detect(environ, str(clone)).index_branch() is None  # a later commit on main
     git(clone, "commit", "-q", "--allow-empty", "-m", "of a pull request")
     with pytest.raises(UsageError, match="is checked out"):
         Build.detect(environ, str(clone)).index_branch()

@@ -1,4 +1,4 @@
-"""The command line without a workspace: usage errors, help, version, and how failures are reported."""
+"""The command line without a workspace: usage errors, help, version, and failure reports."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def test_help_fits_into_a_narrow_terminal_and_breaks_no_name(
 
     narrow, wide = shown(40), shown(80)
     assert max(map(len, wide)) <= 80
-    # A name that is wider than the terminal has a separate line.
+    # A name that is wider than the terminal is on a separate line.
     assert all(len(line) <= 40 or len(line.split()) <= 3 for line in narrow)
     assert set(" ".join(wide).split()) == set(" ".join(narrow).split())
     assert not [word for word in ("range>", "(yes)", "(no)", "x>=0") if word in " ".join(wide)]

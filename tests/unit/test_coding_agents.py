@@ -300,7 +300,7 @@ KEYS = st.sampled_from(["a", "b c", 'quote"', "// no", "driftling", "{", "\u00fc
 
 @st.composite
 def json_with_comments(draw: st.DrawFn, depth: int = 3) -> str:
-    """A value, mostly an object, with blanks and comments between all tokens."""
+    """Return a value, mostly an object, with blanks and comments between all tokens."""
     kind = draw(st.sampled_from("oa1s" if depth else "1s")) if depth < 3 else "o"
     if kind == "1":
         return draw(st.sampled_from(["1", "-2.50", "true", "null"]))
@@ -341,10 +341,10 @@ def joined(lines: list[str], end: str) -> str:
 
 
 def check_round_trip(name: str, text: str) -> None:
-    """Installing and uninstalling restores every byte; without the copy, all except blanks and an empty object of
-    servers.
+    """Assert that uninstalling restores every byte or, without the copy, all except blanks and an empty servers
+    object.
     """
-    with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):  # the text is tested, not the disk
+    with tempfile.TemporaryDirectory() as folder, patch("os.fsync"):  # tests the text, not the disk
         location = Path(folder)
         path = put(location / FORMATS[name][0], text)
         apply([name], location)

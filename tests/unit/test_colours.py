@@ -1,4 +1,4 @@
-"""The colours of lines on pages."""
+"""Line colours on pages."""
 
 from __future__ import annotations
 
@@ -48,4 +48,4 @@ def test_exact_matches_are_marked_where_they_are() -> None:
     found = ["".join(map(html.unescape, re.findall(r'-Mark">([^<]*)<', line))) for line in made]
     assert found == ["'<b>'", "", "leaseslease"]  # matches that overlap are one
     (long,) = coloured("a.py", ["x" * 2_000], "", [[(990, 1_500)]])
-    assert "".join(re.findall(r'-Mark">([^<]*)<', long)) == "x" * 9 + "…"  # as far as it is shown
+    assert "".join(re.findall(r'-Mark">([^<]*)<', long)) == "x" * 9 + "…"  # up to the end of the shown part

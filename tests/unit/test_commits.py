@@ -1,4 +1,4 @@
-"""Paths changed between two commits and on the disk, and the cases that require a full scan."""
+"""Paths changed between two commits and on disk, and the cases that require a full scan."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_commit_descends_from_earlier_ones(repository: Path) -> None:
     assert not is_ancestor(str(repository), "f" * 40, second)
 
 
-# The recorded commit of a run, and when it is valid.
+# A run's recorded commit, and when it is valid.
 
 
 def look(repository: Path, rules: object = ()) -> WorkTreeAtCommit:
@@ -205,7 +205,7 @@ def look(repository: Path, rules: object = ()) -> WorkTreeAtCommit:
 
 @pytest.fixture
 def last(repository: Path) -> IndexedCommit:
-    """The record of a run with token 4."""
+    """Return the record of a run with token 4."""
     reached = look(repository).reached(4)
     assert reached is not None
     return reached

@@ -67,7 +67,7 @@ HANDBOOK = Entity.parse("org:acme/project:docs/source:handbook")
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a configuration file into a folder of its own, beside two sources, and returns its path."""
+    """Write a configuration file into a separate folder, next to two sources, and return its path."""
     (tmp_path / "team" / "web" / "api").mkdir(parents=True)
     (tmp_path / "shared").mkdir()
     (tmp_path / "team" / "web" / "README.md").touch()
@@ -228,7 +228,7 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated(write: Write, text: st
     with pytest.raises(UsageError) as caught:
         load_config(write(text))
     assert SECRET not in str(caught.value)
-    assert caught.value.__context__ is None  # the error of pydantic would repeat the value in a traceback
+    assert caught.value.__context__ is None  # pydantic's error would repeat the value in a traceback
     assert SECRET not in repr(caught.value.to_dict())
 
 
@@ -307,7 +307,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(team: Configurati
 
 
 def test_thousands_of_sources_are_read_in_linear_time(tmp_path: Path) -> None:
-    """Comparing each source with all others took minutes for 20,000 sources."""
+    """Comparing each source with all others would take minutes for 20,000 sources."""
     rows = (
         f'[[sources]]\nuri = "s3://bucket/p{i}"\nentity = "org:acme/project:p/source:s{i}"\n' for i in range(20_000)
     )

@@ -1,4 +1,4 @@
-"""Definitions in code and prose, by grammars, headings and patterns."""
+"""Definitions in code and prose, found by grammars, headings and patterns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The deployments that ``driftline.toml`` and deployments/prefect.yaml define, without a server."""
+"""The deployments defined by ``driftline.toml`` and deployments/prefect.yaml, without a server."""
 
 from __future__ import annotations
 

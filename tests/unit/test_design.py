@@ -1,4 +1,4 @@
-"""Every promise of the design page names tests that exist."""
+"""Every promise on the design page refers to existing tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each extractor extracts the text of a document of its format."""
+"""Each extractor extracts the text of a document in its format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lines(reading: Reading) -> list[str]:
 
 
 def anchored(reading: Reading) -> list[tuple[str, list[str]]]:
-    """The anchors of an extracted document, each with its lines."""
+    """Return the anchors of an extracted document, each with its lines."""
     all_lines = lines(reading)
     return [(each.name, all_lines[each.first : each.last + 1]) for each in reading.extracted.anchors]
 
@@ -113,7 +113,7 @@ def test_a_running_head_of_a_pdf_is_indexed_once() -> None:
 
 
 def sections(reading: Reading) -> list[tuple[str, int, int]]:
-    """The name, first and last line of each section."""
+    """Return the name, first line and last line of each section."""
     _, joined = definitions_by_part([(reading.path, reading.extracted)])
     return [(each.name, each.first, each.last) for each in joined([])[0]]
 
@@ -268,7 +268,7 @@ def test_subtitles_have_their_times_as_anchors() -> None:
 
 
 def with_parts(data: bytes, related: tuple[str, ...], parts: dict[str, str]) -> bytes:
-    """A document with additional ``parts``, which its part ``related`` references."""
+    """Return a document with additional ``parts``, referenced by its part ``related``."""
     with zipfile.ZipFile(io.BytesIO(data)) as zipped:
         all_parts: dict[str, str | bytes] = {each: zipped.read(each) for each in zipped.namelist()}
     for owner, *targets in (related,):
@@ -435,5 +435,5 @@ def test_without_the_extra_a_page_is_text_and_a_pdf_is_skipped(monkeypatch: pyte
 
 @pytest.mark.parametrize("each", EXTRACTORS, ids=lambda each: each.name)
 def test_an_extractor_knows_files_by_a_suffix_that_no_other_has(each: Extractor) -> None:
-    assert each.suffixes or each.packed  # sections of the manual are no names of documents
+    assert each.suffixes or each.packed  # the manual's sections are not document names
     assert not {*each.suffixes} & {suffix for other in EXTRACTORS if other != each for suffix in other.suffixes}

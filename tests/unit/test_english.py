@@ -19,7 +19,7 @@ CODE = sorted(path for package in ("flows", "storage", "tasks") for path in (ROO
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 DATA = {ROOT / "storage/lines/tokenizer.py", ROOT / "tasks/search/query_form.py"}
-"""Modules with words and lines of text as data."""
+"""Modules that contain words and lines of text as data."""
 
 BANNED = {
     r"(?:^|[.:] |\n\n)What (?!to\b|happened\b)[^.;:?,]*? (?:is|are|has|stays?|goes|counts|takes) \w": (
@@ -64,7 +64,7 @@ SETTLED_PACKAGES = frozenset({"storage"})
 
 
 def code_prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Docstrings, comments, and all strings with a blank, with their lines."""
+    """Yield docstrings, comments, and all strings that contain a blank, with their line numbers."""
     text = path.read_text()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
@@ -75,7 +75,7 @@ def code_prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def page_prose(path: Path) -> Iterator[tuple[int, str]]:
-    """The paragraphs of a page, without blocks of code."""
+    """Yield the paragraphs of a page, without code blocks."""
     text = re.sub(r"^ *```.*?^ *```", lambda found: "\n" * found[0].count("\n"), path.read_text(), flags=re.S | re.M)
     line = 1
     for paragraph in re.split(r"(?<=\n)\n", text):
@@ -85,13 +85,13 @@ def page_prose(path: Path) -> Iterator[tuple[int, str]]:
 
 @cache
 def prose() -> list[tuple[Path, int, str]]:
-    """All texts to check; decision records are not rewritten."""
+    """Return all texts to check; decision records are not rewritten."""
     code = [(path, *each) for path in CODE if path not in DATA for each in code_prose(path)]
     return code + [(path, *each) for path in PAGES if "decisions" not in path.parts for each in page_prose(path)]
 
 
 def test_spelling() -> None:
-    """codespell knows common misspellings; ``.codespellrc`` names the files and words that it must not judge."""
+    """codespell knows common misspellings; ``.codespellrc`` lists the files and words that it must ignore."""
     found = subprocess.run(
         [Path(sys.executable).with_name("codespell"), *map(str, PAGES), *map(str, CODE)],
         capture_output=True, text=True, cwd=ROOT, check=False,

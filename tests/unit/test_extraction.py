@@ -1,4 +1,4 @@
-"""Extraction of documents: the choice of the extractor, its result, and the record in the manifest."""
+"""Document extraction: the choice of extractor, its result, and the record in the manifest."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.support.waiting import until
 
 @pytest.fixture
 def outcome(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
-    """The updates that reach a server that takes 0.1 s for each."""
+    """The updates that reach a server that takes 0.1 s per update."""
     updates: list[tuple[float, str]] = []
 
     def update(_: object, progress: float, description: str) -> None:

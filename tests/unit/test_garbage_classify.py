@@ -1,4 +1,4 @@
-"""The decision which files of a listing are orphans, without a store."""
+"""Deciding which files in a listing are orphans, without a store."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_names_of_the_layout_are_recognized_at_their_location(path: str, kind: K
     "path",
     [
         "notes.txt",
-        f"_index_delta_{ULID}.parquet",  # no entity lies at the root
+        f"_index_delta_{ULID}.parquet",  # no entity is at the root
         f"backup/{SOURCE}/_index_delta_{ULID}.parquet",
         f"{SOURCE}/_index_delta_{ULID}.parquet.bak",
         f"{SOURCE}/_index_delta_{ULID.lower()}.parquet",

@@ -1,4 +1,4 @@
-"""Installation of the environment: uv uses pip's configuration, and the lock files agree."""
+"""Installing the environment: uv uses pip's configuration, and the lock files agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records are read back as they were written, and anything else is refused."""
+"""Records are read back as they were written, and anything else is rejected."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,12 +56,12 @@ def test_a_record_is_read_as_it_was_written(record: Record, *, compact: bool) ->
 
 
 class Moment(datetime):
-    """A time of a shifted clock."""
+    """A time on a shifted clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dated:
-    """A record that was declared while the clock was shifted."""
+    """A record declared while the clock was shifted."""
 
     at: Moment
 

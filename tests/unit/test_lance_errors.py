@@ -1,4 +1,4 @@
-"""Errors of Lance are told apart by its phrases, whatever the path of the table says."""
+"""Lance errors are distinguished by Lance's phrases, whatever the table's path contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Permanent links: the repository of a remote, and the links of each kind of host to a line."""
+"""Permanent links: a remote's repository, and each host's links to a line."""
 
 from __future__ import annotations
 

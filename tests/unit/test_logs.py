@@ -15,7 +15,7 @@ from driftline.flows.output.logs import OwnWarnings, json_lines, wants_json, wri
 
 @pytest.fixture(autouse=True)
 def no_other_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove Prefect's handler, which another test has installed: it writes to a stream that is already closed."""
+    """Remove Prefect's handler, installed by another test: it writes to a stream that is already closed."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
 
 

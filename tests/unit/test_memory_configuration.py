@@ -159,7 +159,9 @@ def test_cache_and_threads_reach_the_store(tmp_path: Path, enabled: bool) -> Non
 
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip", "brotli", "lz4", "none"])
 def test_indexes_are_written_as_configured(compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deltas, compacted and rebuilt indexes alike; whatever is configured later, all of them are read."""
+    """This includes deltas, compacted indexes and rebuilt indexes. All of them are read, whatever is configured
+    later.
+    """
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     location, embedding = str(tmp_path / "memory"), {"enabled": False}

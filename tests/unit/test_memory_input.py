@@ -1,4 +1,4 @@
-"""A memory store refuses invalid input with a clear error before it writes anything."""
+"""A memory store rejects invalid input with a clear error before it writes anything."""
 
 from __future__ import annotations
 

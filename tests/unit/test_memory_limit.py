@@ -1,4 +1,4 @@
-"""A process with too little memory reports it, and in advance where a library might abort the process."""
+"""A process that has too little memory reports it: in advance if a library might abort the process."""
 
 from __future__ import annotations
 

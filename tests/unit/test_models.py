@@ -1,4 +1,4 @@
-"""Finding models, fingerprinting them without loading, and loading."""
+"""Finding models, fingerprinting them without loading them, and loading them."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_the_dimension_of_damaged_weights_is_a_clear_error(directory: Path) -> N
 
 
 def run_resolve(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs in a new process, because the hub's client reads its settings on import."""
+    """Run in a new process, because the hub's client reads its settings on import."""
     code = (
         "import sys\nfrom driftline.tasks.embedding.models import *\n"
         "from driftline.storage.errors import ModelNotFound\n"
@@ -209,7 +209,7 @@ def save_model(
     tokens: Mapping[str, int] = MappingProxyType(TOKENS),
     config: object = MappingProxyType({}),
 ) -> str:
-    """Save a model2vec directory with these contents."""
+    """Save a model2vec directory that has these contents."""
     folder.mkdir()
     tokenizer = Tokenizer(WordLevel(dict(tokens), "[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()

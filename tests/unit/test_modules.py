@@ -34,7 +34,7 @@ def code() -> list[Path]:
 
 
 def texts() -> dict[str, str]:
-    """The text of each source, page and configuration, by its path in the repository."""
+    """Return the text of each source, page and configuration file, by path in the repository."""
     found = [
         *files(*PACKAGES, "tests", "docs", ".ci", ".github", suffixes=(".py", ".md", ".toml", ".yaml", ".yml", ".sh"))
     ]
@@ -45,7 +45,7 @@ def texts() -> dict[str, str]:
 
 @cache
 def names_of(module: Path) -> frozenset[str]:
-    """The names that a module defines, assigns or imports."""
+    """Return the names that a module defines, assigns or imports."""
     tree = ast.parse(module.read_text())
     names = {
         node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
@@ -63,7 +63,7 @@ def names_of(module: Path) -> frozenset[str]:
 
 
 def exists(parts: list[str]) -> bool:
-    """Return whether a dotted name below a package leads to a package, a module, or a name in one."""
+    """Return whether a dotted name in a package leads to a package, a module, or a name in a module."""
     location = ROOT / parts[0]
     for i, part in enumerate(parts[1:], start=1):
         if (location / part).is_dir():
@@ -90,7 +90,7 @@ def test_no_module_of_the_package_is_long() -> None:
 
 
 def test_no_function_is_long() -> None:
-    """Docstrings do not count: those of public functions explain each argument."""
+    """Docstrings do not count: public functions' docstrings explain each argument."""
     lengths = {
         f"{path.relative_to(ROOT).as_posix()}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1 - documented
         for path in code()

@@ -1,4 +1,4 @@
-"""A file that several sources select belongs to one of them."""
+"""A file selected by several sources belongs to one of them."""
 
 from __future__ import annotations
 

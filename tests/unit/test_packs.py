@@ -15,7 +15,7 @@ OF_TRIGRAMS_ALONE = bytes.fromhex(
     "00040000000020000000600200000000042000008200020000020000000000000000000040000000808400010000000002000008100000800020"
     "000000000000"
 )
-"""The filter of ONLY_TRIGRAMS before filters had runs of four letters."""
+"""The filter of ONLY_TRIGRAMS from before filters had four-letter runs."""
 
 
 def may_hold(grams: bytes, literal: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Another process finds the same definitions as this one, even if it dies."""
+"""Another process finds the same definitions as this process, even if the other one dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 @pytest.fixture
 def documents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """So many modules that another process parses them, on a machine with two cores."""
+    """Enough modules that another process parses them, on a machine with two cores."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     helper = outlines._Helper()
     monkeypatch.setattr(outlines, "_helper", lambda: helper)

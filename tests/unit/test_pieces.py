@@ -1,4 +1,4 @@
-"""A batch is cut into pieces that are embedded one after another."""
+"""A batch is split into pieces that are embedded one after another."""
 
 from __future__ import annotations
 

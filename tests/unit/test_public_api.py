@@ -1,4 +1,6 @@
-"""The names of ``import driftline``: they load lazily, type checkers see them, and keywords have one default."""
+"""The names in ``import driftline``: they load lazily, type checkers see them, and each keyword has a single
+default.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def error_classes() -> list[type[errors.DriftlineError]]:
 
 
 def typed_names() -> dict[str, str]:
-    """The names that type checkers see, and the modules that define them."""
+    """Return the names that type checkers see, and the modules that define them."""
     tree = ast.parse(Path(inspect.getfile(driftline)).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     assert ast.unparse(block.test) == "TYPE_CHECKING"
@@ -88,11 +90,11 @@ def test_keywords_have_the_defaults_of_their_functions() -> None:
 
 
 PROTOCOLS_AND_SERVERS = {"Client", "Embedder"}
-"""Names whose only example, in the class docstring, needs a server or an implementation."""
+"""Names whose only example (in the class docstring) needs a server or an implementation."""
 
 
 def public_functions() -> dict[str, Callable[..., Any]]:
-    """The public functions and methods of ``driftline``, by name."""
+    """Return the public functions and methods of ``driftline``, by name."""
     found: dict[str, Callable[..., Any]] = {}
     for name in driftline.__all__:
         value = getattr(driftline, name)
@@ -107,13 +109,13 @@ def public_functions() -> dict[str, Callable[..., Any]]:
 
 
 def own_classes(value: object) -> list[type]:
-    """A class and its bases that belong to Driftline."""
+    """Return a class and its bases, if they belong to Driftline."""
     bases = inspect.getmro(value) if inspect.isclass(value) else ()
     return [cls for cls in bases if cls.__module__.startswith("driftline.")]
 
 
 def raised_in(function: Callable[..., Any]) -> set[str]:
-    """Return the errors of Driftline that the body of a function raises itself."""
+    """Return the Driftline errors that a function's body raises directly."""
     names = {found.__name__ for found in error_classes()}
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     raised = (node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise))
@@ -121,7 +123,7 @@ def raised_in(function: Callable[..., Any]) -> set[str]:
 
 
 def missing_sections(name: str, function: Callable[..., Any]) -> set[str]:
-    """The sections that the docstring of a function lacks."""
+    """Return the sections that are missing from a function's docstring."""
     text, signature = function.__doc__ or "", inspect.signature(function)
     needed = {"Args:"} if signature.parameters.keys() - {"self", "cls"} else set()
     needed |= {"Returns:"} if signature.return_annotation not in (None, "None") else set()
@@ -171,7 +173,7 @@ EXAMPLES = (
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """The names that examples use: a workspace over one document, a server of it, and a memory."""
+    """The names used in examples: a workspace over one document, a server for it, and a memory."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "tree").mkdir()
     (folder / "tree" / "notes.md").write_text("the holder renews the lease\n")
@@ -215,7 +217,7 @@ def test_the_examples_of_other_names_run() -> None:
 
 
 def test_a_workspace_and_a_client_have_the_same_methods() -> None:
-    """The client lacks the methods that write or read the history, because a server only reads."""
+    """The client lacks the methods that write, or that read the history, because a server only reads."""
 
     def methods(cls: type) -> set[str]:
         return {name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")}

@@ -1,4 +1,4 @@
-"""The arithmetic of ranking, compared with its definition line by line."""
+"""Ranking arithmetic, compared with its definition line by line."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ Floats = NDArray[np.float32]
 
 
 def saturated(count: float, length: float, mean: float) -> float:
-    """The saturated count of BM25 for a count and a length."""
+    """Return BM25's saturated count for a count and a length."""
     return count * (K1 + 1) / (count + K1 * (1 - B + B * length / mean))
 
 
 def some_lines(rng: np.random.Generator, n: int) -> CandidateLines:
-    """Lines of four documents, with gaps between them."""
+    """Return lines of four documents, with gaps between them."""
     document = np.sort(rng.integers(0, 4, n))
     number = np.concatenate([np.sort(rng.choice(60, (document == d).sum(), replace=False)) for d in range(4)])
     return CandidateLines(document, number)
 
 
 def around(lines: CandidateLines, values: Floats, reach: int, decay: float) -> NDArray[np.float64]:
-    """Weighted sums over each line and its neighbours in its document."""
+    """Return weighted sums over each line and its neighbours in the document."""
     total = np.zeros(values.shape)
     for i in range(len(values)):
         for j in range(len(values)):

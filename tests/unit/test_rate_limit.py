@@ -1,4 +1,4 @@
-"""The rate limit of the web server: a burst, then a steady rate, for each client."""
+"""The web server's rate limit: a burst, then a steady rate, per client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link from the report of a flow run to the page of the web server."""
+"""The link from a flow run's report to the web server's page."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from driftline.tasks.scanning.scan import ReadManifest, ScanResult, ScanSpec, pl
 from driftline.tasks.scanning.walk import Subtree
 
 NOW = 4 * 10**18
-"""A time long after the mtime of every file, so that none is racy."""
+"""A time long after every file's mtime, so no file is racy."""
 
 ODD_NAMES = [
     "with space",
@@ -55,7 +55,7 @@ def nothing(prefixes: Sequence[str]) -> pa.Table:
 
 
 def indexed(result: ScanResult) -> ReadManifest:
-    """The manifest after a run that indexed all files of ``result``."""
+    """Return the manifest after a run that indexed all files in ``result``."""
     rows = result.diff.new.select(MANIFEST_SCHEMA.names).to_pylist()
     table = pa.Table.from_pylist(
         [row | {"hash": "h", "fingerprint": "fp", "lines": 1} for row in rows], schema=MANIFEST_SCHEMA
@@ -200,7 +200,7 @@ def test_partitions_find_together_what_one_scan_finds(tmp_path: Path, n: int) ->
     shutil.rmtree(tmp_path / "gone")
     parts = plan_partitions(open_source(tmp_path), n)
     assert len(parts) <= n
-    # Changes between planning and scanning belong to a partition, too.
+    # Changes between planning and scanning also belong to a partition.
     write(tmp_path, "fresh/a.py", "a/fresh/b.py", "b/d/fresh/c.py")
     shutil.rmtree(tmp_path / "c")
     results = [scan(spec_of(tmp_path, subtrees=part), manifest, now_ns=NOW) for part in parts]
@@ -239,7 +239,7 @@ def test_a_missing_root_is_an_error_and_deletes_nothing(tmp_path: Path) -> None:
 
 
 def test_unreadable_folders_are_reported_and_their_files_are_not_deleted() -> None:
-    """Runs as an ordinary user, since permissions do not bind root, and outside tmp_path, which is private."""
+    """Runs as an ordinary user, since root ignores permissions, and outside tmp_path, which is private."""
     program = textwrap.dedent(
         """
         import os, sys

@@ -1,4 +1,4 @@
-"""The model of a search request: its table, its checks, and no second declaration of its options."""
+"""The search request model: its table, its checks, and no second declaration of its options."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_the_published_pattern_of_a_directory_is_what_is_accepted(name: str) -> 
 
 @pytest.mark.parametrize("kind", [partial(SourceRequest, "folder"), partial(IndexRequest, ("folder",), "workspace")])
 def test_patterns_of_sources_are_tuples_of_text(kind: Callable[..., SourceRequest | IndexRequest]) -> None:
-    """A record holds them, which other settings would change."""
+    """A record holds them; other settings would change it."""
     assert kind(include="*.py").include == ("*.py",)
     assert kind(exclude=["*.py", "b/"]).exclude == ("*.py", "b/")
     for wrong in (5, {"*.py": 1}, [5]):

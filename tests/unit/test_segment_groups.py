@@ -1,4 +1,4 @@
-"""Fragments are grouped into few segments, which replace others entirely and cover nothing twice."""
+"""Fragments are grouped into a few segments that replace others entirely and cover nothing twice."""
 
 from __future__ import annotations
 

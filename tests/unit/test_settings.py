@@ -17,7 +17,7 @@ from driftline.storage.user_folders import user_folder
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a nested source and no workspace: the current folder."""
+    """The current folder: a project with a nested source and no workspace."""
     (tmp_path / "project" / "src" / "deep").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project")
     return tmp_path / "project"

@@ -1,4 +1,4 @@
-"""The cache keeps recently used values, within its limit, whatever its threads do."""
+"""The cache keeps recently used values within its limit, whatever its threads do."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ KEY = "east 0"
 
 
 class Scripted(Commands):
-    """Commands with predefined answers."""
+    """Commands with predefined responses."""
 
     def __init__(self, *answers: Done) -> None:
         super().__init__("", {}, random.Random(1))

@@ -1,4 +1,4 @@
-"""Errors of source file systems become Driftline's errors exactly once."""
+"""Errors from source file systems are converted to Driftline's errors exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terms equal those of the full-text index, so that every word finds its line."""
+"""Terms equal the full-text index's terms, so every word finds its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transformers as embedders of texts: their graph, their batches, and where their files are found."""
+"""Transformers as text embedders: their graph, their batches, and the location of their files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Tensors = dict[str, NDArray[np.float32]]
 
 @pytest.fixture(scope="module")
 def tensors() -> Tensors:
-    """Random weights with the names of a BERT model."""
+    """Return random weights, named as in a BERT model."""
     dice = np.random.default_rng(7)
 
     def some(*shape: int) -> NDArray[np.float32]:
@@ -60,7 +60,7 @@ def tensors() -> Tensors:
 
 @pytest.fixture(scope="module")
 def folder(tensors: Tensors, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of sentence-transformers with a tiny BERT model."""
+    """A sentence-transformers directory with a tiny BERT model."""
     location = tmp_path_factory.mktemp("deep-model")
     save_file(tensors, location / "model.safetensors")
     config = {"model_type": "bert", "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "hidden_act": "gelu"}
@@ -74,7 +74,7 @@ def folder(tensors: Tensors, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_numpy(tensors: Tensors, ids: list[int], *, first_token: bool = False) -> NDArray[np.float32]:
-    """The unit vector of a text by the definition of BERT, in float64."""
+    """Return the unit vector of a text, computed by BERT's definition in float64."""
     from scipy.special import erf, softmax
 
     def norm(values: NDArray[Any], name: str) -> NDArray[Any]:
@@ -128,7 +128,7 @@ def test_a_text_has_the_same_vector_in_every_batch_and_at_every_location(
     together = model.embed(TEXTS[:-1])
     monkeypatch.setattr(module, "BATCH_TOKENS", 1)
     alone = model.embed(TEXTS[:-1])
-    # Each batch is quantised by its own largest value.
+    # Each batch is quantised based on its own largest value.
     assert (together * alone).sum(axis=1) == pytest.approx(1, abs=0.02)
     assert model.embed([]).shape[0] == 0
 
@@ -164,7 +164,7 @@ def test_a_text_is_cut_where_a_model_has_no_further_position(folder: Path, tenso
 
 
 def graph_of(inputs: list[str], shape: list[str]) -> bytes:
-    """A graph that returns its first input as floats."""
+    """Return a graph that returns its first input as floats."""
     from onnx import TensorProto, helper
 
     ids = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in inputs]
@@ -219,7 +219,7 @@ def test_the_environment_names_the_model(folder: Path, monkeypatch: pytest.Monke
 
 
 def broken(folder: Path, location: Path, name: str, content: bytes | None) -> Path:
-    """A copy of ``folder`` with another file, or without it."""
+    """Return a copy of ``folder`` in which one file is replaced or missing."""
     shutil.copytree(folder, location)
     (location / name).unlink() if content is None else (location / name).write_bytes(content)
     return location

@@ -1,4 +1,4 @@
-"""Lines are cut only where no token can span the cut."""
+"""Lines are only cut where no token can span the cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirements on the repository's workflows that `make workflows` does not check."""
+"""Requirements for the repository's workflows that `make workflows` does not check."""
 
 from __future__ import annotations
 
