@@ -542,7 +542,7 @@ def test_the_last_answer_about_readers_holds_until_the_host_denies_another(
     assert readable(fleet) == {}
 
 
-def test_no_other_source_takes_the_place_of_a_repository_that_its_readers_see(
+def test_another_source_cannot_take_the_place_of_a_repository_that_has_readers(
     hosted: tuple[Fleet, HostApi, dict[int, Checkout]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fleet, api, _ = hosted
