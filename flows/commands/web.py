@@ -222,7 +222,7 @@ def _access_rules(target: str, workspace: Workspace, proxy: TrustedProxy | None)
     if proxy is None:
         fix = "Name --trusted-proxy-header and --trusted-proxy, or remove the rules and use tokens."
         what = "[access]" if config.access is not None else "A fleet with readers"
-        raise UsageError(f"{what} needs a proxy that names the users", str(config.path), fix)
+        raise UsageError(f"{what} requires a proxy that authenticates users", str(config.path), fix)
     bounded = partial(_boundary_of, workspace)
     settings = config.access or AccessSettings()
     return AccessRules(

@@ -14,7 +14,7 @@ import pytest
 
 from driftline.storage.errors import DriftlineError, UsageError
 from driftline.storage.sources import discovery
-from driftline.storage.sources.discovery import Listing, Page, Selection, discover
+from driftline.storage.sources.discovery import READING, Listing, Page, Selection, discover
 from driftline.storage.sources.hosts import Host, Repository
 from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.host_api import HostApi, Hosted, moved
@@ -158,7 +158,7 @@ def test_an_unchanged_page_that_was_never_sent_is_an_error(api: HostApi) -> None
     api.faults = [lambda _: (304, {}, b"")]
     assert not look(api).is_complete
     first = f"http://{api.server.host}/api/v3/orgs/acme/repos?per_page=100&type=all&sort=created&direction=asc"
-    forged = (Page(first, '"etag"', "http://evil.example/", ("1",)),)
+    forged = (Page(first, '"etag"', "http://evil.example/", ("1",), reading=READING),)
     api.faults = [lambda _: (304, {}, b"")]
     host = Host("github", f"http://{api.server.host}", "acme", "org", "TOKEN")
     listing = discover(host, {"1": Repository("1", "acme/r1")}, forged, environ=TOKEN, sleep=abs)

@@ -533,5 +533,5 @@ def test_the_last_known_tokens_are_trusted_for_a_while(monkeypatch: pytest.Monke
     known.refresh()
     assert known.find("t") == record
     now[0] += authenticating.STALE_SECONDS
-    with pytest.raises(StorageError, match="Cannot read"):
+    with pytest.raises(StorageError, match="cannot be read"):
         known.refresh()

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import http.client
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_full_disk_pauses_the_cache_and_an_eviction_in_between_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     cache, write = BlockCache(tmp_path, 10**6), Path.write_bytes
 
     def fail_with(code: int) -> None:

@@ -485,7 +485,7 @@ def test_a_branch_follows_the_main_index_to_another_model(repository: Path, tmp_
     on_topic = files(repository)
     (repository / "src/1.py").write_text(TEXTS["src/1.py"])
     index(other, reembed=True)
-    with pytest.raises(UsageError, match="another model"):
+    with pytest.raises(UsageError, match="a different model"):
         on_branch(Workspace.open(workspace), "topic")
     (repository / "src/1.py").write_text("word50\n")
     assert "another model" in index(other, "topic").branch_cut

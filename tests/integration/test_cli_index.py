@@ -558,7 +558,7 @@ def test_a_process_with_another_encoding_of_names_indexes_nothing(tmp_path: Path
     run = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
     )
-    assert "UsageError: This process decodes the file names as ascii" in run.stderr
+    assert "UsageError: This process decodes file names as ascii" in run.stderr
     assert list(tmp_path.iterdir()) == []
 
 

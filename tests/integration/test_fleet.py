@@ -15,7 +15,7 @@ import pytest
 
 from driftline.flows.runs import branches as branch_runs
 from driftline.flows.runs import fleet as fleet_runs
-from driftline.flows.runs import index, source_group
+from driftline.flows.runs import source_group
 from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.fleet import has_failed, summary
 from driftline.flows.runs.source_run import SourceRun
@@ -135,7 +135,7 @@ def test_an_interrupted_run_fetches_no_more_repositories(
             raise KeyboardInterrupt
         assert stopped.wait(PATIENCE_SECONDS), "the run waits for its fetches before it cancels others"
 
-    monkeypatch.setattr(index, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(source_group, "ThreadPoolExecutor", Pool)
     monkeypatch.setattr(source_group, "SOURCES_PER_SLOT", 1)
     monkeypatch.setattr(Mirror, "_fetch", interrupted)
     fleet.tables = listed(git_server, *projects)
@@ -154,9 +154,8 @@ def test_many_groups_fetch_no_more_ahead_than_one(
         threads.append(threading.current_thread().name)
         fetch(mirror, commit)
 
-    monkeypatch.setattr(index, "FETCHES_AHEAD", 1)
+    monkeypatch.setattr(source_group, "FETCHES_AHEAD", 1)
     monkeypatch.setattr(source_group, "SOURCES_PER_SLOT", 1)
-    monkeypatch.setattr(index, "SOURCES_PER_SLOT", 1)
     monkeypatch.setattr(Mirror, "_fetch", noted)
     fleet.tables = listed(git_server, *projects)
     assert set(states(fleet.sync(how={"workers": 2})).values()) == {"indexed"}

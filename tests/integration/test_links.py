@@ -240,7 +240,7 @@ def test_the_setting_of_a_source_is_recorded_changed_and_removed(
     assert recorded("") is None
     config.write_text(config.read_text() + 'link = "ftp://x/{commit}/{path}"\n')
     outcome = command("index", "--all", "--config", config)
-    assert (outcome.code, "Begin with https://" in outcome.err) == (2, True), outcome.err
+    assert (outcome.code, "Start with https://" in outcome.err) == (2, True), outcome.err
 
 
 def test_the_lease_of_another_run_voids_no_link(tree: Checkout, location: str, tiny_model: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_fleet_with_readers_stops_a_server_without_a_proxy(
     fleet = '[[fleet]]\nprovider = "github"\norg = "acme"\ntoken = "${T}"\nreaders = "{login}"\n'
     Path("driftline.toml").write_text(f'workspace = "ws"\n{fleet}')
     outcome = driftline("web", "--port", 0)
-    assert (outcome.code, "A fleet with readers needs a proxy" in outcome.err) == (2, True), outcome
+    assert (outcome.code, "A fleet with readers requires a proxy" in outcome.err) == (2, True), outcome
 
 
 def test_a_wildcard_address_needs_a_name(workspace: Path, driftline: Callable[..., Any]) -> None:
