@@ -281,7 +281,7 @@ class _Scanned(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
         try:
             for batch in self._view.read(names, where):
                 yield batch.select(names).cast(schema)
-        except BaseException as error:  # DuckDB would report it as its own error
+        except BaseException as error:  # Lance panics with one, and DuckDB would report each as its own error
             if not isinstance(error, DriftlineError) and not is_lance_failure(error):
                 raise
             failure = error if isinstance(error, DriftlineError) else read_failed("A table cannot be read", "", error)

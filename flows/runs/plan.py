@@ -290,10 +290,10 @@ def plan_source(
                 known.uri,
                 "Choose another --entity, or move this one with --rebind.",
             )
-        if known is None or not known.same_location(record):
-            _refuse_followed(workspace, entity, source.uri)
     else:
         entity, known = _default_entity(source.default_name, record, workspace, taken)
+    if known is None or not known.same_location(record):
+        _refuse_followed(workspace, entity, source.uri)
     if known is not None:  # damaged files are reported before anything is written
         peek(workspace.objects, lease_path(entity))
         workspace.manifest(entity).check()

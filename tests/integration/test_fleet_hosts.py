@@ -547,7 +547,7 @@ def test_another_source_cannot_take_the_place_of_a_repository_that_has_readers(
 ) -> None:
     fleet, api, _ = hosted
     monkeypatch.setenv("ACME_TOKEN", "s3cret")
-    fleet.tables += 'token = "${ACME_TOKEN}"\nreaders = "{login}"\n'
+    fleet.tables += 'token = "${ACME_TOKEN}"\nreaders = "{login}"\nentity = "source:{name}"\n'
     for each in api.repositories:
         each.readers = ["ann"]
     fleet.sync()
@@ -560,6 +560,9 @@ def test_another_source_cannot_take_the_place_of_a_repository_that_has_readers(
     remove_source(where, entity)
     with pytest.raises(SourceConflict, match="whose host says who may read it"):
         driftline.index(str(tmp_path / "salaries"), workspace=where, entity=entity)
+    (tmp_path / "salaries").rename(tmp_path / "r1")  # whose default entity is that of the repository
+    with pytest.raises(SourceConflict, match="whose host says who may read it"):
+        driftline.index(str(tmp_path / "r1"), workspace=where)
 
 
 def test_a_page_that_was_read_by_other_rules_is_requested_again(
