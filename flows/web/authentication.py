@@ -81,8 +81,13 @@ class Known(Generic[_Record]):
     def is_old(self) -> bool:
         return time.monotonic() - self._tried_at > REFRESH_SECONDS
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the records have been unreadable for so long that they must not be trusted."""
+        return time.monotonic() - self._read_at > STALE_SECONDS
+
     def refresh(self) -> None:
-        """Read the records if they are old. Once they have been unreadable for STALE_SECONDS, call ``_give_up``."""
+        """Read the records if they are old; if that fails, log it and keep them."""
         with self._lock:
             if self.is_old:
                 self._tried_at = time.monotonic()
@@ -91,12 +96,6 @@ class Known(Generic[_Record]):
                     self._read_at = time.monotonic()
                 except DriftlineError as error:
                     log.warning("The %s of the workspace cannot be read: %s", self.what, error)
-            if time.monotonic() - self._read_at > STALE_SECONDS:
-                self._give_up()
-
-    def _give_up(self) -> None:
-        """Raise StorageError, which rejects the request."""
-        raise StorageError(f"The {self.what} of the workspace cannot be read", "", "Try again in a minute.")
 
 
 class KnownTokens(Known[TokenRecord]):
@@ -108,7 +107,9 @@ class KnownTokens(Known[TokenRecord]):
         super().__init__(lambda: {record.hash: record for record in read()}, "tokens")
 
     def find(self, token: str) -> TokenRecord | None:
-        """Return a token's record; None if it is unknown or invalid."""
+        """Return a token's record; None if it is unknown or invalid. Raises StorageError if the records are stale."""
+        if self.is_stale:
+            raise StorageError("The tokens of the workspace cannot be read", "", "Try again in a minute.")
         record = self._known.get(token_hash(token))
         return record if record is not None and record.is_valid(datetime.now(UTC)) else None
 
@@ -169,12 +170,13 @@ class FollowedReaders(Known[Readable]):
         super().__init__(read, "fleets")
         self._fleets, self._now = fleets, now
 
-    def _give_up(self) -> None:
-        """Grant nothing: tokens and other rules do not depend on the hosts."""
-        self._known = {}
-
     def readable_by(self, user: str) -> Iterator[Entity]:
-        """Yield the sources that a user of the proxy may read by an answer of the host that is not too old."""
+        """Yield the sources that a user of the proxy may read by an answer of the host that is not too old.
+
+        Stale records grant nothing: tokens and other rules do not depend on the hosts.
+        """
+        if self.is_stale:
+            return
         now = self._now()
         for name, fleet in self._fleets.items():
             readable, login = self._known.get(name, {}), fleet.login_of(user)
@@ -228,7 +230,10 @@ class Authentication:
         return self.tokens is None and self.proxy is None
 
     def access_of(self, client: str, headers: Headers) -> Access | None:
-        """Return the access of a request from address ``client``; None if it is denied."""
+        """Return the access of a request from address ``client``; None if it is denied.
+
+        Raises StorageError if it depends on tokens that cannot be read.
+        """
         if self.is_open:
             return Access(self.within)
         user = self.proxy.user_of(client, headers) if self.proxy is not None else ""
@@ -246,7 +251,7 @@ class Authentication:
         return self._narrowed(self.rules.boundary_of(user, headers))
 
     def access_with(self, token: str) -> Access | None:
-        """Return the access of ``token``; None if it is unknown, expired or revoked."""
+        """Return the access of ``token``; None if it is unknown, expired or revoked. Raises StorageError."""
         if self.tokens is None or len(token) > MAX_TOKEN_CHARACTERS:
             return None
         record = self.tokens.find(token)

@@ -174,12 +174,12 @@ class Guard:
         if path.startswith(_FOR_ALL):
             return None
         for known in self.authentication.old:
-            try:
-                await run_sync(known.refresh)
-            except StorageError as error:
-                return problem_of(error)
+            await run_sync(known.refresh)
         client = (scope.get("client") or ("", 0))[0]
-        allowed = self.authentication.access_of(client, headers)
+        try:
+            allowed = self.authentication.access_of(client, headers)
+        except StorageError as error:
+            return problem_of(error)
         if allowed is None:
             return _unauthorized(scope)
         scope["state"]["token_id"] = allowed.token_id

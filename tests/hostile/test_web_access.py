@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
 
 import driftline as dl
 from driftline.flows.config.memory_settings import boundary_in, load_memory_configuration
@@ -35,7 +37,7 @@ from driftline.flows.web.authentication import (
     KnownTokens,
     TrustedProxy,
 )
-from driftline.flows.web.guard import RateLimit
+from driftline.flows.web.guard import Guard, RateLimit
 from driftline.flows.web.routes import Tools
 from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.entities import Boundary, Entity
@@ -124,15 +126,18 @@ def test_readers_that_cannot_be_read_grant_nothing_and_refuse_nobody_else(caplog
     def fail() -> Any:
         raise StorageError("The record is damaged", "_fleet.json")
 
-    readers = FollowedReaders(fail, {"fleet": FollowedFleet("{login}@acme.example", DAY)}, lambda: NOW)
-    readers._known = FOLLOWED
+    readers = FollowedReaders(lambda: FOLLOWED, {"fleet": FollowedFleet("{login}@acme.example", DAY)}, lambda: NOW)
+    readers.refresh()
     assert [*readers.readable_by("ann@acme.example")] == [_OWN]
+    readers.read = fail
+    readers._tried_at = readers._read_at = -authenticating.STALE_SECONDS
     readers.refresh()
     assert [*readers.readable_by("ann@acme.example")] == []
     assert "cannot be read" in caplog.text
     tokens = KnownTokens(fail)
+    tokens.refresh()
     with pytest.raises(StorageError, match="tokens"):
-        tokens.refresh()
+        tokens.find("t")
 
 
 @pytest.fixture(scope="module")
@@ -524,14 +529,24 @@ def test_the_last_known_tokens_are_trusted_for_a_while(monkeypatch: pytest.Monke
             raise StorageError("The store is away", "here")
         return (record,)
 
-    # Only this module's clock: the server's event loop in the other thread needs the real one.
+    # Only this module's clock: the event loop needs the real one.
     monkeypatch.setattr(authenticating, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    known = KnownTokens(read)
-    known.refresh()
+    proxy = TrustedProxy("X-User", [ip_network("10.0.0.0/8")])
+    guarded = Guard(PlainTextResponse("ok"), ["x.example"], authentication=Authentication(KnownTokens(read), proxy))
+
+    def status(**headers: str) -> int:
+        client = TestClient(guarded, base_url="http://x.example", client=("10.1.2.3", 1))
+        return client.get("/api/v1/status", headers=headers).status_code
+
+    assert status(Authorization="Bearer t") == 200
     reads[0] = False
-    now[0] += authenticating.STALE_SECONDS / 2
-    known.refresh()
-    assert known.find("t") == record
-    now[0] += authenticating.STALE_SECONDS
-    with pytest.raises(StorageError, match="cannot be read"):
-        known.refresh()
+    for _ in range(int(authenticating.STALE_SECONDS)):
+        now[0] += 1
+        assert status(Authorization="Bearer t") == 200
+    for _ in range(2 * int(authenticating.REFRESH_SECONDS) + 2):  # also between two attempts to read them
+        now[0] += 1
+        assert status(Authorization="Bearer t") == status(Authorization="Bearer unknown") == 503
+    assert status(**{"X-User": "ann"}) == 200  # a user of the proxy needs no token
+    reads[0] = True
+    now[0] += authenticating.REFRESH_SECONDS + 1
+    assert status(Authorization="Bearer t") == 200
