@@ -103,7 +103,7 @@ def web(
 
     opened = Workspace.open(target, options_for(target), source_access(target, workspace))
     boundary, proxy = _boundary(opened, within), _proxy(trusted_proxy_header, trusted_proxy)
-    rules = _access_rules(target, opened, proxy)
+    rules = _access_rules(target, opened, proxy, within)
     is_public = host not in LOOPBACK or bool(allowed_host) or require_token
     exposure = Exposure(
         names=tuple(allowed_host or ()),
@@ -144,10 +144,10 @@ def _indexing(hooks: Hooks | None, watched: Workspace | None) -> Iterator[None]:
 
 def _hooks(target: str) -> Hooks | None:
     """Return the webhooks in the workspace's ``driftline.toml``, if any."""
-    from driftline.flows.config.driftline_toml import locate_config
+    from driftline.flows.config.driftline_toml import config_of
 
-    config = locate_config(None)
-    if config is None or config.workspace != target or config.hooks is None:
+    config = config_of(target)
+    if config is None or config.hooks is None:
         return None
     from driftline.flows.ci.webhooks import hooks_of
 
@@ -205,19 +205,26 @@ def _boundary_of(workspace: Workspace, names: Sequence[str]) -> Boundary:
     return Boundary.of(*(boundary_in(workspace, name) for name in names))
 
 
-def _access_rules(target: str, workspace: Workspace, proxy: TrustedProxy | None) -> AccessRules | None:
+def _access_rules(
+    target: str, workspace: Workspace, proxy: TrustedProxy | None, within: str | None = None
+) -> AccessRules | None:
     """Return the access rules in the workspace's ``driftline.toml``, if any.
 
-    Raises UsageError if there are rules but no proxy, because everyone could then see everything.
+    Raises UsageError if there are rules but no proxy, or a proxy but neither rules nor ``within``: in both cases, a
+    mistake would show everything to everyone.
     """
-    from driftline.flows.config.driftline_toml import AccessSettings, locate_config
+    from driftline.flows.config.driftline_toml import AccessSettings, config_of
     from driftline.flows.web.authentication import AccessRules
 
-    config = locate_config(None)
-    if config is None or config.workspace != target:
-        return None
-    followed = {fleet.name: fleet for fleet in config.fleets if fleet.readers}
-    if config.access is None and not followed:
+    config = config_of(target)
+    followed = {fleet.name: fleet for fleet in config.fleets if fleet.readers} if config is not None else {}
+    if config is None or (config.access is None and not followed):
+        if proxy is not None and within is None:
+            where = str(config.path) if config is not None else f"no driftline.toml of {target} is here or above"
+            fix = "Write [access] there, name the file with DRIFTLINE_CONFIG, or pass --within to show it to all users."
+            raise UsageError("No rules say what users of the proxy may see", where, fix)
+        if proxy is not None:
+            warn(f"without [access] rules, users of the proxy see everything within {within}")
         return None
     if proxy is None:
         fix = "Name --trusted-proxy-header and --trusted-proxy, or remove the rules and use tokens."

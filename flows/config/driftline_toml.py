@@ -33,6 +33,7 @@ from driftline.flows.config.workspace_names import (
     CONFIG_VARIABLE,
     WORKSPACE_FOLDER,
     absolute_uri,
+    absolute_workspace,
     find_config,
     local_path,
     location_of,
@@ -284,10 +285,16 @@ def prices_for() -> Mapping[str, float]:
     return load_config(path).prices if path is not None else {}
 
 
-def memory_table_for(workspace: str) -> Mapping[str, Any]:
-    """Return the located file's ``[memory]`` table if it is the configuration of ``workspace``, otherwise {}."""
+def config_of(workspace: str) -> Configuration | None:
+    """Return the located configuration if it is that of ``workspace``, however both spell it. Raises UsageError."""
     config = locate_config(None)
-    return config.memory if config is not None and config.workspace == absolute_uri(workspace, Path.cwd()) else {}
+    return config if config is not None and config.workspace == absolute_workspace(workspace) else None
+
+
+def memory_table_for(workspace: str) -> Mapping[str, Any]:
+    """Return the ``[memory]`` table in the configuration of ``workspace``; {} if there is none. Raises UsageError."""
+    config = config_of(workspace)
+    return config.memory if config is not None else {}
 
 
 def load_config(path: str | os.PathLike[str]) -> Configuration:

@@ -90,13 +90,13 @@ def workspace_for_indexing(
 
 
 def options_for(workspace: str) -> dict[str, str] | None:
-    """Return the located file's storage options if it is the configuration of ``workspace``, otherwise None."""
+    """Return the storage options in the configuration of ``workspace``; None if there is none. Raises UsageError."""
     if find_config(None) is None:
         return None
-    from driftline.flows.config.driftline_toml import locate_config
+    from driftline.flows.config.driftline_toml import config_of
 
-    config = locate_config(None)
-    return config.options() if config is not None and config.workspace == workspace else None
+    config = config_of(workspace)
+    return config.options() if config is not None else None
 
 
 def search_settings() -> Mapping[str, Any]:

@@ -47,9 +47,10 @@ def local_path(uri: str) -> Path | None:
 
 
 def absolute_workspace(workspace: str | os.PathLike[str], home: str | None = None) -> str:
-    """Resolve ``@notes`` to the workspace called ``notes`` in ``home``; make paths absolute, and leave URIs unchanged.
+    """Return the one spelling of a workspace: an absolute path, or a URI without a trailing slash.
 
-    ``home`` defaults to $DRIFTLINE_HOME, then to the user's data folder (XDG). Raises UsageError for an invalid name.
+    ``@notes`` is the workspace called ``notes`` in ``home``, which defaults to $DRIFTLINE_HOME, then to the user's data
+    folder (XDG). Raises UsageError for an invalid name.
     """
     workspace = path_or_uri("A workspace", workspace)
     if workspace.startswith(NAME_SIGN):
@@ -59,8 +60,8 @@ def absolute_workspace(workspace: str | os.PathLike[str], home: str | None = Non
             raise UsageError("Not a valid workspace name", workspace, fix)
         home = home or os.environ.get(HOME_VARIABLE)
         folder = with_home(home) if home else user_folder("XDG_DATA_HOME") / "driftline" / "workspaces"
-        return str((folder / name).absolute())
-    return workspace if _URI.fullmatch(workspace) else str(with_home(workspace).resolve())
+        return str((folder / name).resolve())
+    return absolute_uri(workspace, Path.cwd()) if _URI.fullmatch(workspace) else str(with_home(workspace).resolve())
 
 
 def is_plain_name(workspace: str) -> bool:

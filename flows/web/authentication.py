@@ -211,7 +211,7 @@ class AccessRules:
 class Authentication:
     """Determines a request's access, which never extends beyond ``within``.
 
-    Without ``tokens`` and ``proxy``, everyone has access. Without ``rules``, proxy-authenticated users see everything.
+    Without ``tokens`` and ``proxy``, everyone has access. Without ``rules``, users of the proxy see ``within``.
     """
 
     tokens: KnownTokens | None = None

@@ -89,6 +89,27 @@ def test_impossible_access_rules_stop_the_server(
     assert (outcome.code, complaint in outcome.err) == (2, True), outcome
 
 
+def test_rules_apply_however_the_workspace_is_spelled_and_are_not_lost_elsewhere(
+    workspace: Path,
+    driftline: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    monkeypatch.chdir(workspace.parent)
+    file = Path("driftline.toml").absolute()
+    file.write_text(ACCESS.format(entity="org:acme"))
+    for spelling in ("ws", "ws/", "./ws", f"{workspace}/", f"file://{workspace}", f"file://{workspace}/"):
+        outcome = driftline("web", "--port", 0, "--workspace", spelling)
+        assert (outcome.code, "[access] requires a proxy" in outcome.err) == (2, True), outcome
+    proxy = ("--trusted-proxy-header", "X-User", "--trusted-proxy", "10.0.0.1")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # where the file is not found
+    outcome = driftline("web", "--port", 0, "--workspace", workspace, *proxy)
+    assert (outcome.code, "No rules say what users of the proxy may see" in outcome.err) == (2, True), outcome
+    monkeypatch.setenv("DRIFTLINE_CONFIG", str(file))
+    outcome = driftline("web", "--port", 0, "--workspace", f"file://{workspace}")
+    assert (outcome.code, "[access] requires a proxy" in outcome.err) == (2, True), outcome
+
+
 def test_a_fleet_with_readers_stops_a_server_without_a_proxy(
     workspace: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from driftline.flows.config.driftline_toml import config_of
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
 from driftline.flows.config.workspace_names import local_path
 from driftline.flows.runs import cached_copies
@@ -87,7 +88,18 @@ def test_remote_sources_need_a_named_workspace(project: Path, sources: list[str]
         workspace_for_indexing(None, sources)
 
 
-def test_a_path_becomes_absolute_a_name_is_in_the_home_and_a_uri_stays_as_it_is(
+@pytest.mark.parametrize("spelling", ["s3://bucket/ws", "s3://bucket/ws/"])
+def test_a_configuration_is_found_however_its_workspace_is_spelled(
+    project: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    monkeypatch.setenv("DRIFTLINE_WORKSPACE", spelling)
+    for written in ("s3://bucket/ws", "s3://bucket/ws/"):
+        Path("driftline.toml").write_text(f'workspace = "{written}"\n')
+        assert config_of(workspace_for_reading(None)) is not None
+        assert config_of("s3://bucket/another") is None
+
+
+def test_a_path_becomes_absolute_a_name_is_in_the_home_and_a_file_uri_is_a_path(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DRIFTLINE_HOME", raising=False)
@@ -98,7 +110,7 @@ def test_a_path_becomes_absolute_a_name_is_in_the_home_and_a_uri_stays_as_it_is(
     assert workspace_for_reading("a/ws") == str(project / "a" / "ws")
     assert workspace_for_reading("ws") == str(project / "ws")
     assert workspace_for_reading("@ws") == "/home/of/ws"
-    assert workspace_for_reading("file:///x/a%20b") == "file:///x/a%20b"
+    assert workspace_for_reading("file:///x/a%20b") == "/x/a%20b"
 
 
 def test_a_relative_folder_of_xdg_is_ignored(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
