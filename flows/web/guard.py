@@ -12,10 +12,10 @@ import inspect
 import math
 import os
 import secrets
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from functools import partial
 from urllib.parse import urlencode
 
 import anyio
@@ -56,7 +56,7 @@ class RateLimit:
 
 
 ANSWER_SECONDS = 60.0
-"""How long a client waits for a response. The thread is left to finish: its work has no side effects."""
+"""How long a client waits for a response. The thread is left to finish, and keeps its turn: it has no side effects."""
 
 
 SEARCHES_AT_ONCE = max(4, 2 * (os.cpu_count() or 1))
@@ -76,9 +76,21 @@ def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Call
 
     @functools.wraps(route)
     async def call(*args: object, **kwargs: object) -> Response:
-        with anyio.move_on_after(ANSWER_SECONDS):
-            turn = _turns(asyncio.get_running_loop()) if searches else None
-            return await run_sync(partial(route, *args, **kwargs), abandon_on_cancel=True, limiter=turn)
+        nobody_waits = threading.Event()
+
+        def run() -> Response | None:
+            return None if nobody_waits.is_set() else route(*args, **kwargs)
+
+        turn = _turns(asyncio.get_running_loop()) if searches else None
+        # A task of its own: a cancelled ``run_sync`` would give the turn away while its thread goes on.
+        running = asyncio.ensure_future(run_sync(run, abandon_on_cancel=True, limiter=turn))
+        running.add_done_callback(lambda each: each.cancelled() or each.exception())
+        try:
+            await asyncio.wait([running], timeout=ANSWER_SECONDS)
+        finally:
+            nobody_waits.set()
+        if running.done() and (response := running.result()) is not None:
+            return response
         raise StorageError(f"The request took longer than {ANSWER_SECONDS:.0f} s", "", "Narrow the request, or retry.")
 
     vars(call)["__signature__"] = inspect.signature(route, eval_str=True)  # without ``self``

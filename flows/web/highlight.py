@@ -6,6 +6,7 @@ import fnmatch
 import html
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import PurePosixPath
@@ -22,6 +23,10 @@ from driftline.storage.lines.tokenizer import keywords, terms_of
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
 """Longer text is not coloured."""
+COLOURING_SECONDS = 0.5
+"""Maximum CPU time for colouring a text, which is otherwise shown without colours. The lexers of Java and Thrift
+take quadratic time for some texts, and all threads of the server wait for them.
+"""
 MAX_KEPT_CHARACTERS = 8_000
 """Maximum length of text whose tokens are cached."""
 KEPT_CHARACTERS = 1_000_000
@@ -59,11 +64,10 @@ def coloured(path: str, lines: Sequence[str], query: str = "", matches: Sequence
     text = "\n".join(short)
     if len(text) <= MAX_COLOURED_CHARACTERS:
         read = _kept_tokens if len(text) <= MAX_KEPT_CHARACTERS else _tokens
-        tokens: Iterable[_Token] = read(_significant_name(path), text)
-        if any(matches):
-            tokens = _marked_at(tuple(tokens), text, _in_text(short, matches))
+        found = read(_significant_name(path), text)
+        tokens = _marked_at(found, text, _in_text(short, matches)) if found and any(matches) else found
         made = str(format(_marked(tokens, query) if query else tokens, _formatter())).split("\n")[: len(short)]
-        if len(made) == len(short) and text.count("\n") + 1 == len(short) and "\r" not in text:
+        if found and len(made) == len(short) and text.count("\n") + 1 == len(short) and "\r" not in text:
             return made
     return [html.escape(line) for line in short]
 
@@ -118,8 +122,14 @@ def _characters(tokens: Sequence[_Token]) -> int:
 
 
 def _tokens(name: str, text: str) -> tuple[_Token, ...]:
-    found = _lexer_class(name)(stripnl=False).get_tokens(text)
-    return tuple((Text if kind in _UNCOLOURED else kind, value) for kind, value in found)
+    """Return the tokens of ``text``; none if they take longer than COLOURING_SECONDS."""
+    end = time.thread_time() + COLOURING_SECONDS
+    found: list[_Token] = []
+    for kind, value in _lexer_class(name)(stripnl=False).get_tokens(text):
+        found.append((Text if kind in _UNCOLOURED else kind, value))
+        if time.thread_time() > end:
+            return ()
+    return tuple(found)
 
 
 _kept_tokens = cached(LRUCache(KEPT_CHARACTERS, getsizeof=_characters), lock=threading.Lock())(_tokens)

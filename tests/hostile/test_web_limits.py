@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import http.cookies
@@ -38,7 +39,7 @@ from driftline.flows.web.api import MAX_QUERY_CHARACTERS, Reader
 from driftline.flows.web.authentication import cookie
 from driftline.flows.web.routes import Tools
 from driftline.flows.web.server import MAX_HEAD_BYTES, Exposure, web_server
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import StorageError, UsageError
 from driftline.storage.option_table import MAX_SERVED_NAMES
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -279,6 +280,34 @@ def test_few_searches_run_at_once_and_the_others_wait(workspace: Workspace, monk
             client.join(PATIENCE_SECONDS)
     assert statuses == [200] * 8
     assert most[0] == 2
+
+
+def test_a_thread_whose_client_gave_up_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(guard, "SEARCHES_AT_ONCE", 2)
+    started, ended, go_on = [0], threading.Semaphore(0), threading.Event()
+
+    def route() -> Response:
+        started[0] += 1
+        go_on.wait(PATIENCE_SECONDS)
+        ended.release()
+        return Response()
+
+    search = guard.in_thread(route, searches=True)
+
+    async def give_up() -> None:
+        for _ in range(3):
+            outcomes = await asyncio.gather(search(), search(), return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [StorageError] * 2
+        assert started == [2]
+        go_on.set()
+        for _ in range(2):
+            assert await asyncio.to_thread(ended.acquire, timeout=PATIENCE_SECONDS)
+        monkeypatch.setattr(guard, "ANSWER_SECONDS", PATIENCE_SECONDS)
+        assert (await search()).status_code == 200
+        assert started == [3]  # requests that nobody waits for are not answered later
+
+    asyncio.run(give_up())
 
 
 def never_reading(address: str, target: str = "/static/style.css") -> socket.socket:

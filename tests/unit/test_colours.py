@@ -28,6 +28,13 @@ def test_each_line_is_complete_and_escaped_and_its_words_are_marked() -> None:
     assert re.findall(r'-Mark">(\w+)<', "".join(made)) == ["renew", "lease"]
 
 
+def test_a_text_that_takes_long_to_colour_is_only_escaped() -> None:
+    line = " ".join(["word"] * 12)
+    made = coloured("a.java", ["return <b>;", *[line] * 320])  # in full, some 4 s of CPU time
+    assert made == ["return &lt;b&gt;;", *[line] * 320]
+    assert "<span" in coloured("a.java", [f"return {line};"])[0]
+
+
 def test_words_are_marked_as_the_search_compares_them() -> None:
     line = "class ConnectionFailed(OSError):  # fails, inherits; wait for it"
     assert marked(line, "it failed to open a connection") == ["ConnectionFailed", "fails"]
