@@ -101,16 +101,10 @@ class SearchProcesses:
 
         If that crashes the process, reads that do not touch damaged files still work.
         """
-        helper = WorkerProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)
         try:
-            helper.run(None, warm, workspace)
+            self._add(self._started(None, warm, workspace))
         except ProcessDied as error:
             log.warning("%s", error)
-            return
-        except BaseException:
-            helper.end()
-            raise
-        self._add(helper)
 
     def close(self) -> None:
         """Kill the processes; they never write."""
@@ -118,6 +112,17 @@ class SearchProcesses:
             self._is_closed, helpers = True, list(self._helpers)
         for helper in helpers:
             self._forget(helper)
+
+    def _started(self, seconds: float | None = None, *work: Any) -> WorkerProcess:
+        """Return a new process that has run ``work``: a function and its arguments. It ends if that fails."""
+        helper = WorkerProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)
+        try:
+            if work:
+                helper.run(seconds, *work)
+        except BaseException:
+            helper.end()
+            raise
+        return helper
 
     def _add(self, helper: WorkerProcess) -> None:
         with self._lock:
@@ -158,10 +163,7 @@ class SearchProcesses:
     def _start_in_background(self, workspace: Workspace) -> None:
         """Start a process, and use it once it loaded the model, or immediately if reads are waiting."""
         try:
-            helper = WorkerProcess(self.at_once, _BEGIN_JSON if writes_json() else _BEGIN)
-            if self._helpers:
-                helper.run(SEARCH_SECONDS, prepare, workspace)
-            self._add(helper)
+            self._add(self._started(SEARCH_SECONDS, prepare, workspace) if self._helpers else self._started())
         except (OSError, DriftlineError, TimeoutError) as error:
             log.warning("A search process did not start; the server continues without it: %s", error)
             if self._helpers:  # otherwise, reads wait for the next attempt

@@ -232,6 +232,29 @@ def test_work_continues_without_a_process_that_cannot_start(
         assert len(processes._helpers) == 1
 
 
+def fail(_: Workspace) -> None:
+    raise StorageError("The bucket is away")
+
+
+def test_a_process_that_cannot_prepare_ends(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def children() -> set[int]:
+        return {child.pid for child in psutil.Process().children() if "reader_process" in " ".join(child.cmdline())}
+
+    with closing(SearchProcesses(2)) as processes:
+        processes.start(workspace)
+        before = children()
+        monkeypatch.setattr(search_processes, "prepare", fail)
+        here = processes._free.get()
+        waiting = threading.Thread(target=processes.search, args=(workspace, "x"))
+        waiting.start()
+        until(lambda: "The bucket is away" in caplog.text)
+        processes._free.put(here)
+        waiting.join(PATIENCE_SECONDS)
+        assert children() == before
+
+
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
 def test_other_processes_end_with_the_server_however_it_ends(workspace: Workspace, stop: signal.Signals) -> None:
     command = [sys.executable, "-m", "driftline", "web", "--workspace", workspace.objects.uri, "--port", "0"]
