@@ -53,6 +53,12 @@ def granted(scope: Scope) -> Access:
     return access
 
 
+def is_signed_in() -> bool:
+    """Return whether the current request was authenticated by a token, as on the sign-in page."""
+    access = _CURRENT.get(None)
+    return access is not None and bool(access.token_id)
+
+
 COOKIE = "driftline_token"
 REFRESH_SECONDS = 5.0
 """How long a revoked token may still be accepted."""

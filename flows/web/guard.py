@@ -239,7 +239,7 @@ def _unauthorized(scope: Scope) -> Response:
     """Return the sign-in page for browsers, an error for programs."""
     if is_page(scope["path"]) and scope["method"] in ("GET", "HEAD"):
         query = scope["query_string"].decode("latin-1")
-        back = scope["path"] + (f"?{query}" if query else "")
+        back = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
         return RedirectResponse(f"{SIGN_IN}?{urlencode({'next': back})}", 303)
     response = problem(
         UNAUTHORIZED, "access_denied", "A valid token is required", fix="Send: Authorization: Bearer TOKEN"

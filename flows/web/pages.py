@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 from driftline.flows.output.report_page import bar_plot, line_plot, plots_of, run_row
 from driftline.flows.output.run_history import Series
 from driftline.flows.web.api import HomeView, IndexView, SqlView
+from driftline.flows.web.authentication import is_signed_in
 from driftline.storage.errors import NotIndexed
 from driftline.storage.globs import literal_glob
 from driftline.storage.lines.outline import OF_TEXT
@@ -632,6 +633,7 @@ def _templates() -> Environment:
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     found.filters["host"] = lambda url: urlsplit(url).hostname
+    found.globals["is_signed_in"] = is_signed_in
     found.globals["static"] = lambda name: f"/static/{name}?{version_of(name)}"
     return found
 

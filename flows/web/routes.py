@@ -180,7 +180,8 @@ class SignIn:
             COOKIE,
             token,
             max_age=int(SIGNED_IN_FOR.total_seconds()),
-            secure=request.url.scheme == "https",
+            # Behind a TLS proxy, the request is http. The guard has checked the page's origin.
+            secure="https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0]),
             httponly=True,
             samesite="lax",  # links from other sites work, and routes that change anything do not accept GET
         )
@@ -195,8 +196,7 @@ class SignIn:
 
 def _local(target: str) -> str:
     """Return ``target`` if it is a page on this server, otherwise the start page."""
-    parts = urlsplit(target)
-    is_local = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.netloc
+    is_local = target.startswith("/") and not target.startswith(("//", "/\\"))
     return target if is_local and target.isprintable() else "/"
 
 

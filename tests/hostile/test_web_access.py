@@ -11,7 +11,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx2
 import pytest
@@ -384,7 +384,13 @@ def test_people_sign_in_with_their_token(site: Site, bound: str) -> None:
     form = {"method": "POST", "Content_Type": "application/x-www-form-urlencoded"}
     wrong = site.ask("/sign-in", body=urlencode({"token": "x", "next": "/"}), **form)
     assert (wrong.status, "set-cookie" in wrong.headers) == (401, False)
-    for target, back in (("/?q=lease", "/?q=lease"), ("//evil.com/", "/"), ("https://evil.com", "/"), ("/\\evil", "/")):
+    for target, back in (
+        ("/?q=lease", "/?q=lease"),
+        ("//evil.com/", "/"),
+        ("https://evil.com", "/"),
+        ("/\\evil", "/"),
+        ("//[", "/"),
+    ):
         answer = site.ask("/sign-in", body=urlencode({"token": bound, "next": target}), **form)
         assert (answer.status, answer.headers["location"]) == (303, back)
     cookie = answer.headers["set-cookie"]
@@ -392,8 +398,30 @@ def test_people_sign_in_with_their_token(site: Site, bound: str) -> None:
     assert "SameSite=lax" in cookie  # a link in a message leads to its page, not to the sign-in page
     page = site.ask("/?q=lease&mode=text", Cookie=cookie.partition(";")[0])
     assert (page.status, "own.py" in page.body, "secret" in page.body) == (200, True, False)
+    assert ("Sign out" in page.body, "Sign out" in site.ask("/", X_User="ann@acme.example").body) == (True, False)
     assert 'driftline_token=""' in site.ask("/sign-in/out", **form).headers["set-cookie"]
+    assert site.ask("/sign-in?next=//%5B").status == 200
     assert site.ask("/sign-in", body=urlencode({"token": bound}), Origin="http://evil.com", **form).status == 403
+
+
+def test_the_cookie_is_secure_behind_a_proxy_with_tls(site: Site, bound: str) -> None:
+    exposure = Exposure(names=("search.example",), authentication=Authentication(site.tokens))
+    with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as address:
+
+        def cookie(origin: str) -> str:
+            kind = {"Content_Type": "application/x-www-form-urlencoded", "Host": "search.example", "Origin": origin}
+            answer = ask(address, "/sign-in", method="POST", body=urlencode({"token": bound}), **kind)
+            assert answer.status == 303
+            return answer.headers["set-cookie"]
+
+        assert "; Secure" in cookie("https://search.example")
+        assert "; Secure" not in cookie("http://search.example")
+
+
+def test_signing_in_leads_back_to_a_document_with_any_name(site: Site) -> None:
+    answer = site.ask("/d/source:web/a%23b%3Fc%20d.py?line=3")
+    back = parse_qs(urlsplit(answer.headers["location"]).query)["next"]
+    assert (answer.status, back) == (303, ["/d/source:web/a%23b%3Fc%20d.py?line=3"])
 
 
 def test_a_large_body_is_refused(site: Site, bound: str) -> None:
