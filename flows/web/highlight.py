@@ -23,7 +23,7 @@ from driftline.storage.lines.tokenizer import keywords, terms_of
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
 """Longer text is not coloured."""
-COLOURING_SECONDS = 0.5
+COLOURING_SECONDS = 2.0
 """Maximum CPU time for colouring a text, which is otherwise shown without colours. The lexers of Java and Thrift
 take quadratic time for some texts, and all threads of the server wait for them.
 """
