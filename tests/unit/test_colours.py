@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import re
 
+import pytest
 from pygments.lexers import find_lexer_class_for_filename, get_all_lexers
 
+from driftline.flows.web import highlight
 from driftline.flows.web.highlight import _lexer_class, _significant_name, coloured
 
 
@@ -28,9 +30,10 @@ def test_each_line_is_complete_and_escaped_and_its_words_are_marked() -> None:
     assert re.findall(r'-Mark">(\w+)<', "".join(made)) == ["renew", "lease"]
 
 
-def test_a_text_that_takes_long_to_colour_is_only_escaped() -> None:
+def test_a_text_that_takes_long_to_colour_is_only_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(highlight, "COLOURING_SECONDS", 0.05)
     line = " ".join(["word"] * 12)
-    made = coloured("a.java", ["return <b>;", *[line] * 320])  # in full, some 4 s of CPU time
+    made = coloured("a.java", ["return <b>;", *[line] * 320])  # in full, seconds of CPU time
     assert made == ["return &lt;b&gt;;", *[line] * 320]
     assert "<span" in coloured("a.java", [f"return {line};"])[0]
 
