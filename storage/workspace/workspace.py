@@ -60,6 +60,7 @@ from driftline.storage.workspace.records import (
     read_copy_record,
     read_record,
     too_many_changes,
+    whole_run,
 )
 from driftline.storage.workspace.stats import WorkspaceStats
 
@@ -97,7 +98,8 @@ def collect(
         known = (index for table in tables if table.exists() for index in table.open().describe_indices())
         index_types = {index.index_type for index in known if index.name == VECTOR}
     runs = [run for tenant in tenants if (run := RunHistory(objects, tenant).last()) is not None]
-    last = max(runs, key=lambda run: run.run_id, default=None)
+    newest = max((run.run_id for run in runs), default=None)
+    last = whole_run([run for run in runs if run.run_id == newest]) if runs else None
     return WorkspaceStats(
         workspace=objects.uri,
         total_documents=sum(source["documents"] for source in sources),
