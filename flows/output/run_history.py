@@ -37,7 +37,7 @@ def newest_runs(
     """
     tenants = [tenant for tenant in workspace.tenants() if within is None or tenant in within.tenants]
     histories = [RunHistory(workspace.objects, tenant) for tenant in tenants]
-    run_ids = heapq.merge(*(((run_id, n) for run_id in runs.ids()) for n, runs in enumerate(histories)), reverse=True)
+    run_ids = heapq.merge(*([(run_id, n) for run_id in runs.ids()] for n, runs in enumerate(histories)), reverse=True)
     every = heapq.merge(_read(run_ids, histories), others, key=_moment, reverse=True)
     return list(islice(every, limit))
 

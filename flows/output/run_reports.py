@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from driftline.storage.documents import DocumentState
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.storage.deltas.manifest import totals
+from driftline.storage.documents import DocumentState, SkipReason
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.objects.store_requests import Counts, by_kind
+from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK
+from driftline.tasks.indexing.batch import BatchResult
 from driftline.tasks.maintenance.search_quality import Figures
+from driftline.tasks.scanning.scan import ScanResult, is_container
 
 MAX_TOO_LARGE = 10
 """Maximum number of oversized files to list, each with its size."""
@@ -98,6 +107,124 @@ class SourceReport:
 
 def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(sizes.items(), key=lambda file: (-file[1], file[0]))[:MAX_TOO_LARGE]
+
+
+TOTALS = ("path", "size_bytes", "lines", "reason", "extractor")
+"""The columns of the manifest that ``SourceTally.totals`` reads."""
+_PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
+"""Temporary reasons, which may not apply in the next run."""
+
+
+@dataclass(slots=True)
+class SourceTally:
+    """Counts one source's run into its ``report``.
+
+    ``new_hashes`` counts the contents of new documents. ``indexes_lag`` is set once lines have changed. ``archives`` is
+    the source's setting.
+    """
+
+    report: SourceReport
+    archives: bool
+    new_hashes: Counter[str] = field(default_factory=Counter)
+    indexes_lag: bool = False
+
+    @property
+    def seen_before(self) -> int:
+        """The number of scanned documents that were known before the run."""
+        known = (DocumentState.UNCHANGED, DocumentState.TOUCHED, DocumentState.CHANGED)
+        return sum(self.report.states[state] for state in known)
+
+    def passing(self) -> list[str]:
+        """Return the files that this run could not read, and the next one may."""
+        return [path for path, reason in self.report.skipped if reason in _PASSING]
+
+    def in_words(self) -> str:
+        counts = ", ".join(f"{count:,} {state} documents" for state, count in self.report.states.items() if count)
+        return f"{counts or 'no documents'}; {self.report.lines_embedded:,} lines embedded"
+
+    def scanned(self, scan: ScanResult) -> None:
+        """Count what a scan found, without the documents to embed."""
+        report = self.report
+        self._add_seconds({"scan": scan.seconds})
+        report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
+        report.too_large.update(scan.too_large)
+        self._skip(zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True))
+
+    def retouched(self, documents: pa.Table) -> None:
+        """Count ``documents`` (diff.CHANGE_SCHEMA) of which only the metadata changed."""
+        indexed = pc.is_null(documents["reason"])
+        self.report.states[DocumentState.TOUCHED] += pc.sum(indexed, min_count=0).as_py()
+        skipped = documents.filter(pc.invert(indexed))
+        self.report.skipped += zip(*(skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
+
+    def embedded(self, result: BatchResult) -> None:
+        """Count a batch."""
+        report = self.report
+        for state, count in result.states.items():
+            report.states[state] += count
+        report.skipped += result.skipped
+        report.truncated += result.truncated
+        report.lines_embedded += result.lines
+        report.lines_reused += result.lines_reused
+        report.bytes_read += result.bytes_read
+        for rule, count in result.redacted.items():
+            report.redacted[rule] = report.redacted.get(rule, 0) + count
+        self._add_seconds(result.seconds)
+        self.new_hashes.update(result.new_hashes)
+
+    def committed(self, rows: pa.Table, results: Iterable[BatchResult]) -> None:
+        """Count a commit of ``results`` that added ``rows`` (manifest.SCHEMA)."""
+        self.report.documents_committed += pc.sum(pc.is_null(rows["reason"]), min_count=0).as_py()
+        self.report.lines_committed += sum(result.lines + result.lines_reused for result in results)
+
+    def opened(self, failed: Mapping[str, str]) -> None:
+        """Drop archives whose members are documents now from the skipped files; ``failed`` maps others to reasons."""
+        skipped, self.report.skipped = self.report.skipped, []
+        self._skip((path, failed.get(path, reason)) for path, reason in skipped)
+
+    def deleted(self, documents: pa.Table) -> None:
+        """Count deleted ``documents`` (diff.DELETED_SCHEMA)."""
+        self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(documents["reason"]), min_count=0).as_py()
+
+    def unchanged(self, documents: pa.Table, revision: int) -> None:
+        """Count a source that is unchanged at ``revision``; ``documents`` has the columns TOTALS of its manifest."""
+        self.report.revision = revision
+        self.totals(documents)
+        self.report.states[DocumentState.UNCHANGED] = self.report.documents_total
+
+    def totals(self, documents: pa.Table, *, is_partial: bool = False) -> None:
+        """Count the manifest after the run; ``documents`` has its columns TOTALS.
+
+        If ``is_partial`` is set, the run scanned only changed files, and the others are unchanged.
+        """
+        report = self.report
+        report.documents_total, report.lines_total = totals(documents)
+        marks = [mark for mark in pc.unique(documents["extractor"]).to_pylist() if mark]
+
+        def marked(pattern: str) -> pa.Table:
+            found = [mark for mark in marks if re.search(pattern, mark)]
+            return documents.filter(pc.is_in(documents["extractor"], pa.array(found, pa.string())))
+
+        report.missing_extra, partially_indexed = len(marked(MISSING_MARK)), marked(ENDS_MARK)
+        report.partially_indexed = dict(
+            zip(partially_indexed["path"].to_pylist(), partially_indexed["size_bytes"].to_pylist(), strict=True)
+        )
+        if is_partial:
+            seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
+            others = report.documents_total - sum(report.states[state] for state in seen)
+            report.states[DocumentState.UNCHANGED] = others
+
+    def _skip(self, files: Iterable[tuple[str, str]]) -> None:
+        """Add skipped ``files``, except archives that are "skipped" only because their members are documents."""
+        self.report.skipped += [
+            (path, reason)
+            for path, reason in files
+            if not (reason == SkipReason.ARCHIVE and self.archives and is_container(path))
+        ]
+
+    def _add_seconds(self, of_workers: Mapping[str, float]) -> None:
+        for phase, seconds in of_workers.items():
+            self.report.worker_phases[phase] = self.report.worker_phases.get(phase, 0.0) + seconds
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from typing import Any
 from driftline.flows.config.driftline_toml import Configuration, ConfiguredFleet
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.runs.branches import delete_branch
+from driftline.flows.runs.deletion_limit import GUARDED_REPOSITORIES, DeletionLimit
 from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
 from driftline.flows.runs.plan import SourceRequest
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
@@ -27,7 +28,6 @@ from driftline.storage.entities import Entity, entity_of, normalized_name
 from driftline.storage.errors import (
     AccessDenied,
     BadEntity,
-    DeletionRefused,
     DriftlineError,
     LeaseHeld,
     SourceConflict,
@@ -49,7 +49,6 @@ from driftline.storage.workspace.fleet_state import (
     KnownRepository,
     entities_in_use,
     fleet_lease,
-    is_suspicious,
     read_fleets,
     reconcile,
     settled_stamp,
@@ -80,6 +79,11 @@ class FleetRequest:
     dry_run: bool = False
     storage_options: Mapping[str, str] | None = None
     has_all_fleets: bool = True
+
+    @property
+    def limit(self) -> DeletionLimit:
+        """What a sync may retire of each fleet's repositories, and delete of each repository's branches."""
+        return DeletionLimit(self.max_delete_fraction, GUARDED_REPOSITORIES)
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -122,12 +126,6 @@ class FleetPart:
             if unlisted := sum(bool(getattr(each, of)) for each in known):
                 found.append(f"the {what} of {unlisted:,} repositories cannot be listed")
         return found + list(dict.fromkeys(self.listing.problems))
-
-    def refuse(self, what: str, where: str, request: FleetRequest) -> None:
-        """Record that suspiciously many repositories or branches are missing."""
-        limit = f"more than the fraction {request.max_delete_fraction:g}; the index keeps them"
-        fix = "To remove them, run again with --max-delete-fraction 1."
-        self.refused.append(DeletionRefused(f"{what} are missing, {limit}", where, fix))
 
     def is_present(self, identifier: str) -> bool:
         return identifier in self.listing.repositories
@@ -365,8 +363,7 @@ def _discover(
         lines = {identifier: each.listed for identifier, each in before.repositories.items()}
         limit, notify = limits[host.provider, host.url, host.variable], progress.message
         listing = discover(host, lines, before.pages, limit=limit, environ=_environ(), notify=notify)
-        may_be_empty = request.max_delete_fraction >= 1
-        if not listing.repositories and before.repositories and listing.is_complete and not may_be_empty:
+        if not listing.repositories and before.repositories and listing.is_complete and not request.limit.is_off:
             listing.problems.append("the host no longer lists any repositories; --max-delete-fraction 1 confirms that")
         after = reconcile(before.repositories, listing, fleet.selection.reasons(), now)
         parts.append(FleetPart(fleet, before, listing, after))
@@ -729,8 +726,9 @@ def _delete_branches(part: FleetPart, repository: KnownRepository, request: Flee
         return
     branches = [each for each in repository.branches.values() if not each.pull]
     lost = sum(not each.commit for each in branches)
-    if is_suspicious(lost, len(branches), request.max_delete_fraction):
-        part.refuse(f"{lost:,} of {len(branches):,} branches", repository.listed.path, request)
+    refused = request.limit.refusal(lost, len(branches), "branches", repository.listed.path)
+    if refused is not None:
+        part.refused.append(refused)
         gone = [name for name in gone if repository.branches[name].pull]
     workspace, kept = Workspace.open(request.workspace, request.options), dict(repository.branches)
     for name in gone:
@@ -754,8 +752,9 @@ def _retire(sync: _Sync) -> None:
         doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
         doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
         known = sum(bool(each.indexed) for each in part.repositories.values())
-        if is_suspicious(len(doomed), known, request.max_delete_fraction):
-            part.refuse(f"{len(doomed):,} of {known:,} repositories", part.fleet.name, request)
+        refused = request.limit.refusal(len(doomed), known, "repositories", part.fleet.name)
+        if refused is not None:
+            part.refused.append(refused)
             continue
         for identifier in doomed:
             each = part.repositories[identifier]

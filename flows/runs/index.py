@@ -28,7 +28,7 @@ from driftline.flows.runs.branches import delete_branch, enter_branch, leave_bra
 from driftline.flows.runs.executors import Executor, SegmentBuilds, build_on, open_executor
 from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
 from driftline.flows.runs.source_group import run_all
-from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS
+from driftline.flows.runs.source_run import COMMIT_SECONDS
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
@@ -183,9 +183,9 @@ def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: s
 
 
 def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
-    """Remove a source whose folder inside another source's folder is gone, unless it has many documents."""
+    """Remove a source whose folder inside another source's folder is gone, within the deletion limit."""
     documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
-    if documents > GUARDED_DELETIONS and plan.request.max_delete_fraction < 1:
+    if not plan.request.limit.allows(documents, known=documents):
         progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")
         return
     try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from driftline.flows.config.driftline_toml import ConfiguredSource
+from driftline.flows.runs.deletion_limit import GUARDED_DOCUMENTS, DeletionLimit
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
@@ -118,6 +119,11 @@ class IndexRequest:
     link: str | None = None
     archives: bool | None = None
     notebook_outputs: bool | None = None
+
+    @property
+    def limit(self) -> DeletionLimit:
+        """How many of a source's documents the run may delete."""
+        return DeletionLimit(self.max_delete_fraction, GUARDED_DOCUMENTS)
 
     def __post_init__(self) -> None:
         given = (each if isinstance(each, SourceRequest) else path_or_uri("A source", each) for each in self.sources)

@@ -31,8 +31,6 @@ LOOKED_AT_AGAIN_AFTER = timedelta(days=1)
 """A repository's commit is looked up at least this often, even if the host lists no change."""
 RETIRED_AFTER_MISSES = 2
 """How many complete listings must lack a repository before it may be retired, however short the grace period is."""
-GUARDED_REPOSITORIES = 3
-"""This many retirements never need confirmation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,11 +343,6 @@ def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace:
         for identifier, each in repositories.items()
         if (gone := since(each)) is not None and now - gone >= grace
     ]
-
-
-def is_suspicious(retired: int, known: int, max_fraction: float) -> bool:
-    """Return whether so many known repositories would be retired that a user should confirm it."""
-    return retired > GUARDED_REPOSITORIES and retired > max_fraction * known
 
 
 def settled_stamp(host: Host, listing: Listing, repository: Repository) -> str:

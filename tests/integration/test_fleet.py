@@ -18,7 +18,7 @@ from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs import source_group
 from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.fleet import has_failed, summary
-from driftline.flows.runs.source_run import SourceRun
+from driftline.flows.runs.source_run import Survey
 from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.errors import StorageError
 from driftline.storage.sources.mirror import Mirror
@@ -94,11 +94,11 @@ def test_repositories_are_fetched_ahead_of_their_scans(
         project.write("more.md", f"more of {name}\n")
         project.push()
 
-    attempts, looks, look = list[str](), list[str](), SourceRun._unchanged_at
+    attempts, looks, look = list[str](), list[str](), Survey.unchanged_at
 
-    def looked(run: SourceRun) -> int | None:
-        looks.append(run.entity.id)
-        return look(run)
+    def looked(survey: Survey) -> int | None:
+        looks.append(survey.job.entity.id)
+        return look(survey)
 
     def lost(mirror: Mirror, commit: str) -> None:
         attempts.append(mirror.remote.name)
@@ -107,7 +107,7 @@ def test_repositories_are_fetched_ahead_of_their_scans(
         fetch(mirror, commit)
 
     monkeypatch.setattr(Mirror, "_fetch", lost)
-    monkeypatch.setattr(SourceRun, "_unchanged_at", looked)
+    monkeypatch.setattr(Survey, "unchanged_at", looked)
     report = fleet.sync(how={"workers": 1})
     assert states(report) == {"team/a": "indexed", "team/b": "failing", "team/c": "indexed"}
     assert "The connection is lost" in rows(report)["team/b"]["reason"]
