@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,11 +16,15 @@ from driftline.storage.deltas.manifest import totals
 from driftline.storage.documents import DocumentState, SkipReason
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
+from driftline.storage.json_records import as_dict
 from driftline.storage.objects.store_requests import Counts, by_kind
 from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK
 from driftline.tasks.indexing.batch import BatchResult
 from driftline.tasks.maintenance.search_quality import Figures
 from driftline.tasks.scanning.scan import ScanResult, is_container
+
+if TYPE_CHECKING:
+    from driftline.storage.workspace.fleet_state import KnownRepository
 
 MAX_TOO_LARGE = 10
 """Maximum number of oversized files to list, each with its size."""
@@ -320,6 +325,146 @@ class RemoveReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the ``remove --json`` object."""
         return {"run_id": self.run_id, "entity": self.entity, "documents": self.documents, "lines": self.lines}
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryReport:
+    """One repository of a fleet. ``lag_seconds`` is how long its index is known to be behind.
+
+    ``has_failed`` is set if this run failed for it; in the report of ``fleet status``, if its last attempt failed.
+    """
+
+    id: str
+    path: str
+    entity: str
+    state: str
+    former_path: str
+    archived: bool
+    fork: bool
+    visibility: str
+    size_bytes: int
+    commit: str
+    indexed: str
+    lag_seconds: float
+    failures: int
+    reason: str
+    branches: dict[str, str | None]
+    skipped_branches: dict[str, str]
+    pull_requests_problem: str
+    readers_at: datetime | None
+    readers_problem: str
+    looked_at: datetime | None
+    indexed_at: datetime | None
+    missed_since: datetime | None
+    retry_at: datetime | None
+    is_new: bool
+    has_failed: bool
+
+    @classmethod
+    def of(cls, known: KnownRepository, now: datetime, before: KnownRepository | None, state: str = "") -> Self:
+        """Return the report on a repository that was in the state ``before`` when the run started."""
+        listed, readers = known.listed, known.readers
+        same = ("entity", "former_path", "commit", "indexed", "failures", "skipped_branches", "readers_problem")
+        times = ("looked_at", "indexed_at", "missed_since", "retry_at")
+        return cls(
+            **{name: getattr(listed, name) for name in ("id", "path", "archived", "fork", "visibility", "size_bytes")},
+            **{name: getattr(known, name) for name in (*same, *times)},
+            state=state or known.state,
+            lag_seconds=round(known.lag_seconds(now), 3),
+            reason=known.excluded or known.reason,
+            branches={name: each.indexed or None for name, each in known.branches.items()},
+            pull_requests_problem=known.pulls_problem,
+            readers_at=readers.at if readers is not None else None,
+            is_new=before is None,
+            has_failed=known.failures > (before.failures if before is not None else 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ListingReport:
+    """What a host listed, for how many requests, and how many repositories were ``asked`` for their commit."""
+
+    found: int
+    complete: bool
+    requests: int
+    unchanged_pages: int
+    waited_seconds: float
+    asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """One fleet: its ``listing`` in this run or, for ``fleet status``, when it was ``listed_at``.
+
+    ``provider`` is None if the fleet is no longer configured. ``problems`` are listings that are incomplete, and
+    deletions that were refused.
+    """
+
+    name: str
+    provider: str | None
+    problems: tuple[str, ...]
+    repositories: tuple[RepositoryReport, ...]
+    listing: ListingReport | None = None
+    listed_at: datetime | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fleet's object in ``fleet list``, ``sync`` and ``status --json``."""
+        fleet = as_dict(self)
+        listed_at, listing = fleet.pop("listed_at"), fleet.pop("listing")
+        return fleet | (listing or {"listed_at": listed_at})
+
+
+@dataclass(frozen=True, slots=True)
+class BranchToIndex:
+    """A branch that a sync updates; ``commit`` is None if it is gone."""
+
+    entity: str
+    name: str
+    commit: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a sync indexes, or would index. ``run_id`` is None without a run."""
+
+    dry_run: bool
+    run_id: str | None
+    branch_run_ids: tuple[str, ...]
+    to_index: tuple[str, ...]
+    branches: tuple[BranchToIndex, ...]
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether there was a run."""
+        return self.run_id is not None or bool(self.branch_run_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetsReport:
+    """The fleets of a workspace; ``sync`` is None in the report of ``fleet list`` and ``fleet status``."""
+
+    workspace: str
+    fleets: tuple[FleetReport, ...]
+    sync: SyncReport | None = None
+
+    @property
+    def failures(self) -> list[str]:
+        """The fleets' problems, and the reasons of the repositories that failed."""
+        problems = [f"{fleet.name}: {problem}" for fleet in self.fleets for problem in fleet.problems]
+        rows = (row for fleet in self.fleets for row in fleet.repositories)
+        return problems + [f"{row.path}: {row.reason}" for row in rows if row.has_failed]
+
+    def in_words(self) -> str:
+        """Summarize a sync in one line."""
+        states = [row.state for fleet in self.fleets for row in fleet.repositories]
+        to_index, branches = (len(self.sync.to_index), len(self.sync.branches)) if self.sync else (0, 0)
+        changed = f", {branches:,} branches changed" if branches else ""
+        return f"{len(states):,} repositories, {to_index:,} changed{changed}, {states.count('retired'):,} retired"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object of ``fleet list``, ``sync`` and ``status --json``."""
+        sync = as_dict(self.sync) if self.sync is not None else {}
+        return {"workspace": self.workspace, **sync, "fleets": [fleet.to_dict() for fleet in self.fleets]}
 
 
 @dataclass(slots=True)
