@@ -61,7 +61,7 @@ def missing_documents(scans: Sequence[ScanResult]) -> pa.Table | None:
 def unexpected(missing: pa.Table, rules: Rules, claims: Sequence[Claim]) -> pa.Table:
     """Return the ``missing`` documents that count towards the limit.
 
-    Not those that the request excludes, that another source claims, or that were never documents.
+    Documents that the request excludes or another source claims do not count, nor do files that were skipped.
     """
     documents = missing.filter(pc.is_null(missing["reason"]))
     paths = documents["path"].combine_chunks()

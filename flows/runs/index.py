@@ -411,7 +411,7 @@ def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: st
 
 
 def _uris_of(plan: IndexPlan, tenant: Entity) -> set[str]:
-    """Return the URIs of a tenant's sources, including those that failed validation."""
+    """Return the URIs of a tenant's sources, including sources that failed validation."""
     found = {part.source.uri for part in plan.sources if part.entity.tenant == tenant}
     levels = plan.workspace.config.hierarchy
     for given in plan.request.sources if plan.failures else ():

@@ -125,7 +125,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a run has to do, as its ``scans`` found it.
+    """The work of a run, as its ``scans`` found it.
 
     ``changes`` are the new and changed documents, by path. ``retouched`` are documents of which only the metadata
     changed. ``missing`` are those to delete: none if the listing is incomplete.

@@ -58,7 +58,7 @@ def test_an_incomplete_listing_deletes_nothing() -> None:
     assert found["path"].to_pylist() == ["a", "b"]
 
 
-def test_what_the_request_leaves_out_does_not_count() -> None:
+def test_documents_that_the_request_leaves_out_do_not_count() -> None:
     documents = missing("kept.md", "out/a.md", "lib/b.md", "box.zip!/c.md")
     rules, claims = Rules(exclude=("out/",)), (Claim("lib/", Rules()),)
     assert unexpected(documents, rules, claims)["path"].to_pylist() == ["kept.md"]
