@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -261,19 +262,28 @@ def test_only_a_local_folder_is_watched(driftline: Callable[..., object], tmp_pa
     assert not (tmp_path / "ws").exists()
 
 
+@contextmanager
+def watched(source: str, workspace: str) -> Iterator[None]:
+    """Watch a source, as ``driftline watch`` does, until the context exits."""
+    stop = threading.Event()
+    watcher = watcher_of(known_at(source, workspace), workspace)
+    thread = threading.Thread(target=watcher.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(PATIENCE_SECONDS)
+
+
 @pytest.mark.parametrize("command", ["watch", "web"])
 def test_a_source_keeps_its_entity_and_filters(command: str, tree: Path, tmp_path: Path, tiny_model: Path) -> None:
     workspace, entity = str(tmp_path / "ws"), "org:acme/project:alpha/source:notes"
     source = SourceRequest(str(tree), entity, exclude=("sub/**",))
     index_sources(IndexRequest((source,), workspace, model=str(tiny_model), executor="inline"))
     save(tree / "c.md", "a zebra crosses\n")
-    if command == "web":
-        with watching_sources(Workspace.open(workspace)):
-            until(lambda: bool(dl.search(workspace, "zebra", mode="text").results))
-    else:
-        stop = threading.Event()
-        stop.set()  # the first run updates the whole source
-        watcher_of(known_at(str(tree), workspace), workspace).run(stop)
+    with watching_sources(Workspace.open(workspace)) if command == "web" else watched(str(tree), workspace):
+        until(lambda: bool(dl.search(workspace, "zebra", mode="text").results))
     assert [str(known) for known, _ in Workspace.open(workspace).sources()] == [entity]
     assert {each.path for each in dl.open(workspace).documents() if each.reason is None} == {"b.md", "c.md"}
 

@@ -344,11 +344,11 @@ def test_a_push_to_a_repository_of_a_fleet_is_found(
         assert site.send("github", push("github", site.url.replace("app", "other"))) == 200
         until(lambda: site.finds("gamma"))
     assert rows(fleet.sync())["team/app"]["indexed"] == commit, "the next sync finds it done"
-    started: list[tuple[str, str]] = []
-    monkeypatch.setattr(deployment_runs, "start_fleet_run", lambda name, of: started.append((name, of)))
+    started: list[tuple[str, ...]] = []
+    monkeypatch.setattr(deployment_runs, "start_fleet_run", lambda *of: started.append(of))
     (source,) = hooks.of_fleets()
-    Runs(configuration, by_prefect=True)(Work(source))
-    assert started == [("team", commit)]
+    Runs(configuration, by_prefect=True)(Work(source, delivery="1"))
+    assert started == [("team", commit, "1")]
     (tmp_path / "index" / "_fleet.json").write_text("{")
     with taking(configuration.workspace, hooks) as address:
         assert deliver(address, "github", *push("github", site.url)).status == 503
