@@ -16,6 +16,7 @@ from pydantic import Field
 
 from driftline.flows.config.toml_schema import FleetTable
 from driftline.flows.config.workspace_names import absolute_workspace
+from driftline.flows.output.run_reports import FleetsReport
 from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.scheduling.artifacts import (
@@ -174,7 +175,7 @@ def fleet(
         The sync's report, as in ``driftline fleet sync --json``.
     """
     from driftline.flows.config.driftline_toml import Configuration, fleets_of, open_config
-    from driftline.flows.runs.fleet import FleetRequest, summary, sync_fleets
+    from driftline.flows.runs.fleet import FleetRequest, sync_fleets
 
     uri, found = absolute_workspace(workspace), fleets_of(fleets) if fleets else open_config(None).fleets
     configuration = Configuration(Path("fleets"), uri, model, fleets=found, redact=redact)
@@ -183,19 +184,14 @@ def fleet(
     request = FleetRequest(configuration, uri, how, max_delete_fraction, wait_seconds, retry)
     request = replace(request, storage_options=options_of(storage_options), has_all_fleets=False)
     with flow_progress(quiet=True) as progress:
-        result = attempt.with_options(name="sync")(lambda: sync_fleets(request, progress))
-        show_fleets(result)
-        get_run_logger().info("%s", summary(result))
-        progress.finish(summary(result), has_changed=result["run_id"] is not None or bool(result["branch_run_ids"]))
-    problems = [f"{each['name']}: {problem}" for each in result["fleets"] for problem in each["problems"]]
-    problems += [f"{row['path']}: {row['reason']}" for each in result["fleets"] for row in _failed(each)]
-    if problems:
-        raise StorageError(f"{len(problems):,} problems, first {problems[0]}", uri, "See the artifact driftline-fleet.")
-    return result
-
-
-def _failed(fleet: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in fleet["repositories"] if row["has_failed"]]
+        work = attempt.with_options(name="sync")
+        report: FleetsReport = work(lambda: {"report": sync_fleets(request, progress)})["report"]
+        show_fleets(report)
+        get_run_logger().info("%s", report.in_words())
+        progress.finish(report.in_words(), has_changed=report.sync is not None and report.sync.has_changed)
+    if failures := report.failures:
+        raise StorageError(f"{len(failures):,} problems, first {failures[0]}", uri, "See the artifact driftline-fleet.")
+    return report.to_dict()
 
 
 def _run(request: IndexRequest, workspace: str, max_deltas: int) -> dict[str, Any]:

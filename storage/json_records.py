@@ -6,6 +6,8 @@ Every command reads records at startup, and msgspec imports much faster than pyd
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -33,6 +35,21 @@ def _plain(value: Any) -> Any:
 def _time(kind: Any, value: Any) -> Any:
     """Parse an ISO 8601 string as a subclass of ``datetime``, such as a shifted clock's."""
     return kind.fromisoformat(value)
+
+
+def as_dict(record: object) -> dict[str, Any]:
+    """Convert a dataclass to the dictionary that ``json`` would encode, with its fields in order."""
+    return {each.name: _as_plain(getattr(record, each.name)) for each in fields(record)}  # type: ignore[arg-type]
+
+
+def _as_plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return as_dict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _as_plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_as_plain(each) for each in value]
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def from_json(kind: type[_Record], data: bytes) -> _Record:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN, decode
 from driftline.storage.memory.memory_indexes import FIELDS as MEMORY_FIELDS
 from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.workspace.branch_cuts import branch_records
-from driftline.storage.workspace.records import RunHistory, RunRecord
+from driftline.storage.workspace.records import INDEX, RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -523,38 +524,33 @@ class _Contents:
 
         Within a boundary, yield only runs over its sources, without their request counts.
         """
-        seen: set[str] = set()
-        for tenant in self._tenants():
-            for run in self._history(tenant):
-                sources = self._sources_of(run)
-                if run.run_id in seen or (self.within is not None and not sources):
-                    continue
-                seen.add(run.run_id)
-                requests = sum(run.report.get("requests", {}).values()) if self.within is None else None
-                counts = {"sources": len(sources), "requests": requests}
-                yield (
-                    {name: getattr(run, name) for name in ("run_id", "kind", "seconds", "outcome")}
-                    | counts
-                    | _started(run)
-                )
+        sources: dict[str, int] = defaultdict(int)
+        runs: dict[str, RunRecord] = {}
+        for run, found in self._parts():
+            if found or self.within is None:
+                sources[runs.setdefault(run.run_id, run).run_id] += len(found)
+        for run in runs.values():
+            requests = sum(run.report.get("requests", {}).values()) if self.within is None else None
+            counts = {"sources": sources[run.run_id], "requests": requests}
+            yield (
+                {name: getattr(run, name) for name in ("run_id", "kind", "seconds", "outcome")} | counts | _started(run)
+            )
 
     def run_sources(self) -> Iterator[dict[str, Any]]:
-        seen: set[str] = set()
+        for run, sources in self._parts():
+            for source in sources:
+                counts = {name: source.get(name) for name in (*_COUNTED, "lines_total", "commit", "branch")}
+                counts |= {"skipped": len(source.get("skipped", ()))}
+                seconds = sum(source.get("phases", {}).values())
+                named = {"run_id": run.run_id, "entity": source["entity"], "seconds": seconds}
+                yield named | counts | _started(run)
+
+    def _parts(self) -> Iterator[tuple[RunRecord, list[Mapping[str, Any]]]]:
+        """Yield each tenant's part of each run, with its sources within the boundary, which may be below the tenant."""
         for tenant in self._tenants():
             for run in self._history(tenant):
-                if run.run_id in seen:
-                    continue
-                seen.add(run.run_id)
-                for source in self._sources_of(run):
-                    counts = {name: source.get(name) for name in (*_COUNTED, "lines_total", "commit", "branch")}
-                    counts |= {"skipped": len(source.get("skipped", ()))}
-                    seconds = sum(source.get("phases", {}).values())
-                    named = {"run_id": run.run_id, "entity": source["entity"], "seconds": seconds}
-                    yield named | counts | _started(run)
-
-    def _sources_of(self, run: RunRecord) -> list[Mapping[str, Any]]:
-        found = run.report.get("sources", ()) if run.kind == "index" else ()
-        return [each for each in found if self.within is None or self.within.allows_name(each["entity"])]
+                found = run.report.get("sources", ()) if run.kind == INDEX else ()
+                yield run, [each for each in found if self.within is None or self.within.allows_name(each["entity"])]
 
     def memory(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
         """Yield the entries at or below each tenant, or the boundary; ``entity`` is the owner."""

@@ -49,7 +49,7 @@ from driftline.storage.errors import DeletionRefused, DriftlineError, UsageError
 
 if TYPE_CHECKING:
     from driftline.flows.config.driftline_toml import Configuration
-    from driftline.flows.output.run_reports import IndexReport
+    from driftline.flows.output.run_reports import FleetsReport, IndexReport
     from driftline.flows.runs.fleet import FleetRequest
     from driftline.flows.runs.plan import SourceRequest
     from driftline.flows.runs.watch import Watcher
@@ -296,13 +296,11 @@ def list_repositories(
 ) -> int:
     """List the repositories on the hosts, and why some are excluded. Writes nothing."""
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.rich_tables import print_fleets
-    from driftline.flows.runs.fleet import has_failed, list_fleets
+    from driftline.flows.runs.fleet import list_fleets
 
     with open_progress() as progress:
-        result = list_fleets(_fleet_request(config, workspace), progress)
-    show(result, as_json, partial(print_fleets, everything=True))
-    return FAILED if has_failed(result) else DONE
+        report = list_fleets(_fleet_request(config, workspace), progress)
+    return _show_fleets(report, as_json, everything=True)
 
 
 @fleet.command()
@@ -323,8 +321,7 @@ def sync(
     Exit code 3 if a repository fails or a listing is incomplete; the sync continues with the others.
     """
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.rich_tables import print_fleets
-    from driftline.flows.runs.fleet import has_failed, sync_fleets
+    from driftline.flows.runs.fleet import sync_fleets
 
     request = _fleet_request(
         config,
@@ -336,20 +333,24 @@ def sync(
         dry_run=dry_run,
     )
     with _reporting_what_was_committed(), open_progress() as progress:
-        result = sync_fleets(request, progress)
-    show(result, as_json, print_fleets)
-    return FAILED if has_failed(result) else DONE
+        report = sync_fleets(request, progress)
+    return _show_fleets(report, as_json)
 
 
 @fleet.command()
 def status(config: ConfigOption = None, workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """Show each repository after the last sync: the indexed commit, lag, and failures. Contacts no host."""
-    from driftline.flows.output.rich_tables import print_fleets
-    from driftline.flows.runs.fleet import fleet_status, has_failed
+    from driftline.flows.runs.fleet import fleet_status
 
-    result = fleet_status(_fleet_request(config, workspace))
-    show(result, as_json, partial(print_fleets, everything=True))
-    return FAILED if has_failed(result) else DONE
+    return _show_fleets(fleet_status(_fleet_request(config, workspace)), as_json, everything=True)
+
+
+def _show_fleets(report: FleetsReport, as_json: bool, *, everything: bool = False) -> int:
+    """Print the report, and return the exit code."""
+    from driftline.flows.output.rich_tables import print_fleets
+
+    show(report.to_dict(), as_json, lambda _: print_fleets(report, everything))
+    return FAILED if report.failures else DONE
 
 
 def _fleet_request(config: str | None, workspace: str | None, **how: Any) -> FleetRequest:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from driftline.flows.output.plain_text import appearance, emit, printable, wants_styles
-from driftline.flows.output.run_reports import price
+from driftline.flows.output.run_reports import FleetsReport, RepositoryReport, price
 from driftline.storage.errors import install_command
 
 Result = Mapping[str, Any]
@@ -323,50 +323,50 @@ def _harmless(part: Text | Table) -> Text | Table:
     return part
 
 
-def print_fleets(result: Result, everything: bool = False) -> None:
+def print_fleets(report: FleetsReport, everything: bool = False) -> None:
     """Print one line per fleet and per repository; by default, only changed, missing and failing repositories."""
     lines: list[Text | Table] = []
-    to_index = set(result.get("to_index", ()))
-    for fleet in result["fleets"]:
-        rows = fleet["repositories"]
-        counts = Counter(row["state"] for row in rows)
+    sync = report.sync
+    to_index = set(sync.to_index if sync is not None else ())
+    for fleet in report.fleets:
+        counts = Counter(row.state for row in fleet.repositories)
         told = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items()))
-        changed = sum(row["entity"] in to_index for row in rows)
-        verb = "would be indexed" if result.get("dry_run") else "changed"
-        told += f"; {changed:,} {verb}" if "to_index" in result else ""
-        name = (printable(fleet["name"]), "bold")
-        lines.append(Text.assemble(name, f"  {len(rows):,} repositories: {told or 'none'}"))
-        lines += [Text(f"  {printable(problem)}", "yellow") for problem in fleet["problems"]]
+        if sync is not None:
+            changed = sum(row.entity in to_index for row in fleet.repositories)
+            told += f"; {changed:,} {'would be indexed' if sync.dry_run else 'changed'}"
+        name = (printable(fleet.name), "bold")
+        lines.append(Text.assemble(name, f"  {len(fleet.repositories):,} repositories: {told or 'none'}"))
+        lines += [Text(f"  {printable(problem)}", "yellow") for problem in fleet.problems]
         table = Table(box=None, padding=(0, 2), show_header=False)
-        for row in rows:
-            is_shown = row["entity"] in to_index or row["state"] in _SHOWN_STATES or row["pull_requests_problem"]
-            if everything or is_shown:
-                cells = [row["state"], row["path"], row["entity"], (row["indexed"] or row["commit"])[:10], _about(row)]
+        for row in fleet.repositories:
+            if everything or row.entity in to_index or row.state in _SHOWN_STATES or row.pull_requests_problem:
+                cells = [row.state, row.path, row.entity, (row.indexed or row.commit)[:10], _about(row)]
                 table.add_row(*(Text(printable(cell)) for cell in cells))
         if table.row_count:
             lines.append(table)
     _print(lines)
 
 
+_MINUTES = "%Y-%m-%dT%H:%M"
 _SHOWN_STATES = frozenset({"failing", "missing", "retired", "new"})
 
 
-def _about(row: Result) -> str:
-    parts = [str(row["reason"])] if row["reason"] else []
-    if row["former_path"]:
-        parts.append(f"renamed from {row['former_path']}")
-    if row["branches"]:
-        parts.append(f"{len(row['branches']):,} {'branch' if len(row['branches']) == 1 else 'branches'}")
-    if row["skipped_branches"]:
-        parts.append(f"skipped branches: {', '.join(row['skipped_branches'])}")
-    if row["pull_requests_problem"]:
-        parts.append(f"cannot list pull requests: {row['pull_requests_problem']}")
-    if row["archived"] and row["reason"] != "archived":
+def _about(row: RepositoryReport) -> str:
+    parts = [row.reason] if row.reason else []
+    if row.former_path:
+        parts.append(f"renamed from {row.former_path}")
+    if row.branches:
+        parts.append(f"{len(row.branches):,} {'branch' if len(row.branches) == 1 else 'branches'}")
+    if row.skipped_branches:
+        parts.append(f"skipped branches: {', '.join(row.skipped_branches)}")
+    if row.pull_requests_problem:
+        parts.append(f"cannot list pull requests: {row.pull_requests_problem}")
+    if row.archived and row.reason != "archived":
         parts.append("archived")
-    if row["missed_since"]:
-        parts.append(f"not listed since {row['missed_since'][:16]}")
-    if row["retry_at"]:
-        parts.append(f"failed {row['failures']:,} times, next attempt after {row['retry_at'][:16]}")
-    if row["lag_seconds"] >= 1:
-        parts.append(f"behind for {row['lag_seconds']:,.0f} s")
+    if row.missed_since:
+        parts.append(f"not listed since {row.missed_since:{_MINUTES}}")
+    if row.retry_at:
+        parts.append(f"failed {row.failures:,} times, next attempt after {row.retry_at:{_MINUTES}}")
+    if row.lag_seconds >= 1:
+        parts.append(f"behind for {row.lag_seconds:,.0f} s")
     return "; ".join(parts)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from driftline.flows.output.run_reports import price
-from driftline.storage.workspace.records import RunHistory, RunRecord
+from driftline.storage.entities import Boundary
+from driftline.storage.workspace.records import RunHistory, RunRecord, whole_run
 from driftline.storage.workspace.workspace import Workspace
-
-if TYPE_CHECKING:
-    pass
 
 _SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read")
 
@@ -29,14 +27,17 @@ class Series:
     points: Sequence[tuple[datetime, float]]
 
 
-def newest_runs(workspace: Workspace, limit: int, others: Iterable[RunRecord] = ()) -> list[RunRecord]:
+def newest_runs(
+    workspace: Workspace, limit: int, others: Iterable[RunRecord] = (), within: Boundary | None = None
+) -> list[RunRecord]:
     """Return up to ``limit`` runs of all tenants and ``others``, newest first; a run over several tenants is listed
     once.
 
-    ``others`` must be sorted newest first.
+    ``others`` must be sorted newest first. With ``within``, the boundary's tenants are read, and nothing else.
     """
-    histories = [RunHistory(workspace.objects, tenant) for tenant in workspace.tenants()]
-    run_ids = heapq.merge(*(((run_id, n) for run_id in runs.ids()) for n, runs in enumerate(histories)), reverse=True)
+    tenants = [tenant for tenant in workspace.tenants() if within is None or tenant in within.tenants]
+    histories = [RunHistory(workspace.objects, tenant) for tenant in tenants]
+    run_ids = heapq.merge(*([(run_id, n) for run_id in runs.ids()] for n, runs in enumerate(histories)), reverse=True)
     every = heapq.merge(_read(run_ids, histories), others, key=_moment, reverse=True)
     return list(islice(every, limit))
 
@@ -45,10 +46,8 @@ def _read(run_ids: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -
     """Yield the records of ``(run id, position of its history)`` pairs, merged by run id."""
     for run_id, group in groupby(run_ids, key=itemgetter(0)):
         records = [record for _, tenant in group if (record := histories[tenant].get(run_id)) is not None]
-        if len(records) > 1 and records[0].kind != "index":  # an index run writes its complete report to each tenant
-            yield replace(records[0], report={"parts": [record.report for record in records]})
-        elif records:
-            yield records[0]
+        if records:
+            yield whole_run(records)
 
 
 def _parts(run: RunRecord) -> list[dict[str, Any]]:

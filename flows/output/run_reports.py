@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
 
-from driftline.storage.documents import DocumentState
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from driftline.storage.deltas.manifest import totals
+from driftline.storage.documents import DocumentState, SkipReason
+from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
+from driftline.storage.json_records import as_dict
 from driftline.storage.objects.store_requests import Counts, by_kind
+from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK
+from driftline.tasks.indexing.batch import BatchResult
 from driftline.tasks.maintenance.search_quality import Figures
+from driftline.tasks.scanning.scan import ScanResult, is_container
+
+if TYPE_CHECKING:
+    from driftline.storage.workspace.fleet_state import KnownRepository
 
 MAX_TOO_LARGE = 10
 """Maximum number of oversized files to list, each with its size."""
@@ -99,6 +114,124 @@ def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(sizes.items(), key=lambda file: (-file[1], file[0]))[:MAX_TOO_LARGE]
 
 
+TOTALS = ("path", "size_bytes", "lines", "reason", "extractor")
+"""The columns of the manifest that ``SourceTally.totals`` reads."""
+_PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
+"""Temporary reasons, which may not apply in the next run."""
+
+
+@dataclass(slots=True)
+class SourceTally:
+    """Counts one source's run into its ``report``.
+
+    ``new_hashes`` counts the contents of new documents. ``indexes_lag`` is set once lines have changed. ``archives`` is
+    the source's setting.
+    """
+
+    report: SourceReport
+    archives: bool
+    new_hashes: Counter[str] = field(default_factory=Counter)
+    indexes_lag: bool = False
+
+    @property
+    def seen_before(self) -> int:
+        """The number of scanned documents that were known before the run."""
+        known = (DocumentState.UNCHANGED, DocumentState.TOUCHED, DocumentState.CHANGED)
+        return sum(self.report.states[state] for state in known)
+
+    def passing(self) -> list[str]:
+        """Return the files that this run could not read, and the next one may."""
+        return [path for path, reason in self.report.skipped if reason in _PASSING]
+
+    def in_words(self) -> str:
+        counts = ", ".join(f"{count:,} {state} documents" for state, count in self.report.states.items() if count)
+        return f"{counts or 'no documents'}; {self.report.lines_embedded:,} lines embedded"
+
+    def scanned(self, scan: ScanResult) -> None:
+        """Count what a scan found, without the documents to embed."""
+        report = self.report
+        self._add_seconds({"scan": scan.seconds})
+        report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
+        report.too_large.update(scan.too_large)
+        self._skip(zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True))
+
+    def retouched(self, documents: pa.Table) -> None:
+        """Count ``documents`` (diff.CHANGE_SCHEMA) of which only the metadata changed."""
+        indexed = pc.is_null(documents["reason"])
+        self.report.states[DocumentState.TOUCHED] += pc.sum(indexed, min_count=0).as_py()
+        skipped = documents.filter(pc.invert(indexed))
+        self.report.skipped += zip(*(skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
+
+    def embedded(self, result: BatchResult) -> None:
+        """Count a batch."""
+        report = self.report
+        for state, count in result.states.items():
+            report.states[state] += count
+        report.skipped += result.skipped
+        report.truncated += result.truncated
+        report.lines_embedded += result.lines
+        report.lines_reused += result.lines_reused
+        report.bytes_read += result.bytes_read
+        for rule, count in result.redacted.items():
+            report.redacted[rule] = report.redacted.get(rule, 0) + count
+        self._add_seconds(result.seconds)
+        self.new_hashes.update(result.new_hashes)
+
+    def committed(self, rows: pa.Table, results: Iterable[BatchResult]) -> None:
+        """Count a commit of ``results`` that added ``rows`` (manifest.SCHEMA)."""
+        self.report.documents_committed += pc.sum(pc.is_null(rows["reason"]), min_count=0).as_py()
+        self.report.lines_committed += sum(result.lines + result.lines_reused for result in results)
+
+    def opened(self, failed: Mapping[str, str]) -> None:
+        """Drop archives whose members are documents now from the skipped files; ``failed`` maps others to reasons."""
+        skipped, self.report.skipped = self.report.skipped, []
+        self._skip((path, failed.get(path, reason)) for path, reason in skipped)
+
+    def deleted(self, documents: pa.Table) -> None:
+        """Count deleted ``documents`` (diff.DELETED_SCHEMA)."""
+        self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(documents["reason"]), min_count=0).as_py()
+
+    def unchanged(self, documents: pa.Table, revision: int) -> None:
+        """Count a source that is unchanged at ``revision``; ``documents`` has the columns TOTALS of its manifest."""
+        self.report.revision = revision
+        self.totals(documents)
+        self.report.states[DocumentState.UNCHANGED] = self.report.documents_total
+
+    def totals(self, documents: pa.Table, *, is_partial: bool = False) -> None:
+        """Count the manifest after the run; ``documents`` has its columns TOTALS.
+
+        If ``is_partial`` is set, the run scanned only changed files, and the others are unchanged.
+        """
+        report = self.report
+        report.documents_total, report.lines_total = totals(documents)
+        marks = [mark for mark in pc.unique(documents["extractor"]).to_pylist() if mark]
+
+        def marked(pattern: str) -> pa.Table:
+            found = [mark for mark in marks if re.search(pattern, mark)]
+            return documents.filter(pc.is_in(documents["extractor"], pa.array(found, pa.string())))
+
+        report.missing_extra, partially_indexed = len(marked(MISSING_MARK)), marked(ENDS_MARK)
+        report.partially_indexed = dict(
+            zip(partially_indexed["path"].to_pylist(), partially_indexed["size_bytes"].to_pylist(), strict=True)
+        )
+        if is_partial:
+            seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
+            others = report.documents_total - sum(report.states[state] for state in seen)
+            report.states[DocumentState.UNCHANGED] = others
+
+    def _skip(self, files: Iterable[tuple[str, str]]) -> None:
+        """Add skipped ``files``, except archives that are "skipped" only because their members are documents."""
+        self.report.skipped += [
+            (path, reason)
+            for path, reason in files
+            if not (reason == SkipReason.ARCHIVE and self.archives and is_container(path))
+        ]
+
+    def _add_seconds(self, of_workers: Mapping[str, float]) -> None:
+        for phase, seconds in of_workers.items():
+            self.report.worker_phases[phase] = self.report.worker_phases.get(phase, 0.0) + seconds
+
+
 @dataclass(slots=True)
 class IndexReport:
     """The report of an index run over all its sources.
@@ -134,6 +267,14 @@ class IndexReport:
         if not documents:
             return "This run did not commit any documents"
         return f"This run committed {documents:,} documents with {lines:,} lines, which are kept"
+
+    def of_tenant(self, tenant: Entity, uris: Container[str]) -> IndexReport:
+        """Return the report of one tenant: its sources, and the failures at ``uris``.
+
+        Its seconds, requests and indexes are still those of the whole run.
+        """
+        sources = [each for each in self.sources if each.entity.startswith(f"{tenant}/")]
+        return replace(self, sources=sources, failed=[each for each in self.failed if each[0] in uris])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary; ``phases`` and ``worker_phases`` are summed over the run and its sources.
@@ -184,6 +325,146 @@ class RemoveReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the ``remove --json`` object."""
         return {"run_id": self.run_id, "entity": self.entity, "documents": self.documents, "lines": self.lines}
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryReport:
+    """One repository of a fleet. ``lag_seconds`` is how long its index is known to be behind.
+
+    ``has_failed`` is set if this run failed for it; in the report of ``fleet status``, if its last attempt failed.
+    """
+
+    id: str
+    path: str
+    entity: str
+    state: str
+    former_path: str
+    archived: bool
+    fork: bool
+    visibility: str
+    size_bytes: int
+    commit: str
+    indexed: str
+    lag_seconds: float
+    failures: int
+    reason: str
+    branches: dict[str, str | None]
+    skipped_branches: dict[str, str]
+    pull_requests_problem: str
+    readers_at: datetime | None
+    readers_problem: str
+    looked_at: datetime | None
+    indexed_at: datetime | None
+    missed_since: datetime | None
+    retry_at: datetime | None
+    is_new: bool
+    has_failed: bool
+
+    @classmethod
+    def of(cls, known: KnownRepository, now: datetime, before: KnownRepository | None, state: str = "") -> Self:
+        """Return the report on a repository that was in the state ``before`` when the run started."""
+        listed, readers = known.listed, known.readers
+        same = ("entity", "former_path", "commit", "indexed", "failures", "skipped_branches", "readers_problem")
+        times = ("looked_at", "indexed_at", "missed_since", "retry_at")
+        return cls(
+            **{name: getattr(listed, name) for name in ("id", "path", "archived", "fork", "visibility", "size_bytes")},
+            **{name: getattr(known, name) for name in (*same, *times)},
+            state=state or known.state,
+            lag_seconds=round(known.lag_seconds(now), 3),
+            reason=known.excluded or known.reason,
+            branches={name: each.indexed or None for name, each in known.branches.items()},
+            pull_requests_problem=known.pulls_problem,
+            readers_at=readers.at if readers is not None else None,
+            is_new=before is None,
+            has_failed=known.failures > (before.failures if before is not None else 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ListingReport:
+    """What a host listed, for how many requests, and how many repositories were ``asked`` for their commit."""
+
+    found: int
+    complete: bool
+    requests: int
+    unchanged_pages: int
+    waited_seconds: float
+    asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """One fleet: its ``listing`` in this run or, for ``fleet status``, when it was ``listed_at``.
+
+    ``provider`` is None if the fleet is no longer configured. ``problems`` are listings that are incomplete, and
+    deletions that were refused.
+    """
+
+    name: str
+    provider: str | None
+    problems: tuple[str, ...]
+    repositories: tuple[RepositoryReport, ...]
+    listing: ListingReport | None = None
+    listed_at: datetime | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fleet's object in ``fleet list``, ``sync`` and ``status --json``."""
+        fleet = as_dict(self)
+        listed_at, listing = fleet.pop("listed_at"), fleet.pop("listing")
+        return fleet | (listing or {"listed_at": listed_at})
+
+
+@dataclass(frozen=True, slots=True)
+class BranchToIndex:
+    """A branch that a sync updates; ``commit`` is None if it is gone."""
+
+    entity: str
+    name: str
+    commit: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a sync indexes, or would index. ``run_id`` is None without a run."""
+
+    dry_run: bool
+    run_id: str | None
+    branch_run_ids: tuple[str, ...]
+    to_index: tuple[str, ...]
+    branches: tuple[BranchToIndex, ...]
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether there was a run."""
+        return self.run_id is not None or bool(self.branch_run_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetsReport:
+    """The fleets of a workspace; ``sync`` is None in the report of ``fleet list`` and ``fleet status``."""
+
+    workspace: str
+    fleets: tuple[FleetReport, ...]
+    sync: SyncReport | None = None
+
+    @property
+    def failures(self) -> list[str]:
+        """The fleets' problems, and the reasons of the repositories that failed."""
+        problems = [f"{fleet.name}: {problem}" for fleet in self.fleets for problem in fleet.problems]
+        rows = (row for fleet in self.fleets for row in fleet.repositories)
+        return problems + [f"{row.path}: {row.reason}" for row in rows if row.has_failed]
+
+    def in_words(self) -> str:
+        """Summarize a sync in one line."""
+        states = [row.state for fleet in self.fleets for row in fleet.repositories]
+        to_index, branches = (len(self.sync.to_index), len(self.sync.branches)) if self.sync else (0, 0)
+        changed = f", {branches:,} branches changed" if branches else ""
+        return f"{len(states):,} repositories, {to_index:,} changed{changed}, {states.count('retired'):,} retired"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object of ``fleet list``, ``sync`` and ``status --json``."""
+        sync = as_dict(self.sync) if self.sync is not None else {}
+        return {"workspace": self.workspace, **sync, "fleets": [fleet.to_dict() for fleet in self.fleets]}
 
 
 @dataclass(slots=True)

@@ -19,7 +19,16 @@ from typing import Any
 
 from driftline.flows.config.driftline_toml import Configuration, ConfiguredFleet
 from driftline.flows.output.progress import NullProgress, Progress
+from driftline.flows.output.run_reports import (
+    BranchToIndex,
+    FleetReport,
+    FleetsReport,
+    ListingReport,
+    RepositoryReport,
+    SyncReport,
+)
 from driftline.flows.runs.branches import delete_branch
+from driftline.flows.runs.deletion_limit import GUARDED_REPOSITORIES, DeletionLimit
 from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
 from driftline.flows.runs.plan import SourceRequest
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
@@ -27,7 +36,6 @@ from driftline.storage.entities import Entity, entity_of, normalized_name
 from driftline.storage.errors import (
     AccessDenied,
     BadEntity,
-    DeletionRefused,
     DriftlineError,
     LeaseHeld,
     SourceConflict,
@@ -49,7 +57,6 @@ from driftline.storage.workspace.fleet_state import (
     KnownRepository,
     entities_in_use,
     fleet_lease,
-    is_suspicious,
     read_fleets,
     reconcile,
     settled_stamp,
@@ -80,6 +87,11 @@ class FleetRequest:
     dry_run: bool = False
     storage_options: Mapping[str, str] | None = None
     has_all_fleets: bool = True
+
+    @property
+    def limit(self) -> DeletionLimit:
+        """What a sync may retire of each fleet's repositories, and delete of each repository's branches."""
+        return DeletionLimit(self.max_delete_fraction, GUARDED_REPOSITORIES)
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -123,12 +135,6 @@ class FleetPart:
                 found.append(f"the {what} of {unlisted:,} repositories cannot be listed")
         return found + list(dict.fromkeys(self.listing.problems))
 
-    def refuse(self, what: str, where: str, request: FleetRequest) -> None:
-        """Record that suspiciously many repositories or branches are missing."""
-        limit = f"more than the fraction {request.max_delete_fraction:g}; the index keeps them"
-        fix = "To remove them, run again with --max-delete-fraction 1."
-        self.refused.append(DeletionRefused(f"{what} are missing, {limit}", where, fix))
-
     def is_present(self, identifier: str) -> bool:
         return identifier in self.listing.repositories
 
@@ -151,26 +157,23 @@ class FleetPart:
             problem="; ".join(self.problems),
         )
 
-    def to_dict(self, now: datetime) -> dict[str, Any]:
-        """Return the fleet and its repositories as in ``fleet sync --json``."""
-        rows = [each.to_dict(now) for each in sorted(self.repositories.values(), key=lambda each: each.listed.path)]
-        rows += [each.to_dict(now) | {"state": "retired"} for each in self.retired.values()]
-        for row in rows:
-            before = self.before.repositories.get(row["id"])
-            row["is_new"] = before is None
-            row["has_failed"] = row["failures"] > (before.failures if before is not None else 0)
-        return {
-            "name": self.fleet.name,
-            "provider": self.fleet.host.provider,
-            "found": len(self.listing.repositories),
-            "complete": self.listing.is_complete,
-            "problems": self.problems,
-            "requests": self.listing.requests,
-            "unchanged_pages": self.listing.unchanged_pages,
-            "waited_seconds": round(self.listing.limit.seconds, 3),
-            "asked": self.asked,
-            "repositories": rows,
-        }
+    def report(self, now: datetime) -> FleetReport:
+        """Return the fleet and its repositories as they are now; the retired ones come last."""
+        by_path, before = sorted(self.repositories.values(), key=lambda each: each.listed.path), self.before
+        rows = [RepositoryReport.of(each, now, before.repositories.get(each.listed.id)) for each in by_path]
+        rows += [
+            RepositoryReport.of(each, now, before.repositories.get(each.listed.id), "retired")
+            for each in self.retired.values()
+        ]
+        listing = ListingReport(
+            found=len(self.listing.repositories),
+            complete=self.listing.is_complete,
+            requests=self.listing.requests,
+            unchanged_pages=self.listing.unchanged_pages,
+            waited_seconds=round(self.listing.limit.seconds, 3),
+            asked=self.asked,
+        )
+        return FleetReport(self.fleet.name, self.fleet.host.provider, tuple(self.problems), tuple(rows), listing)
 
 
 def _source(fleet: ConfiguredFleet, repository: KnownRepository) -> SourceRequest:
@@ -197,15 +200,15 @@ def sources_of_fleets(configuration: Configuration) -> dict[str, tuple[SourceReq
     return found
 
 
-def list_fleets(request: FleetRequest, progress: Progress | None = None) -> dict[str, Any]:
+def list_fleets(request: FleetRequest, progress: Progress | None = None) -> FleetsReport:
     """Discover each fleet's repositories without contacting any of them, and write nothing. Raises UsageError."""
     now = datetime.now(UTC)
     known, _ = _known(request)
     parts = _discover(request, known, progress or NullProgress(), now)
-    return {"workspace": request.workspace, "fleets": [part.to_dict(now) for part in parts]}
+    return FleetsReport(request.workspace, tuple(part.report(now) for part in parts))
 
 
-def fleet_status(request: FleetRequest) -> dict[str, Any]:
+def fleet_status(request: FleetRequest) -> FleetsReport:
     """Return each fleet's state after the last sync, without contacting its host. Raises WorkspaceNotFound."""
     now = datetime.now(UTC)
     workspace = Workspace.open(request.workspace, request.options)
@@ -214,17 +217,12 @@ def fleet_status(request: FleetRequest) -> dict[str, Any]:
     fleets = []
     for name in sorted(configured.keys() | known.keys()):
         record, fleet = known.get(name, FleetRecord()), configured.get(name)
-        rows = [each.to_dict(now) for each in sorted(record.repositories.values(), key=lambda each: each.listed.path)]
-        fleets.append(
-            {
-                "name": name,
-                "provider": fleet.host.provider if fleet is not None else None,
-                "listed_at": record.listed_at.isoformat() if record.listed_at else None,
-                "problems": [record.problem] if record.problem else [],
-                "repositories": rows,
-            }
-        )
-    return {"workspace": workspace.objects.uri, "fleets": fleets}
+        by_path = sorted(record.repositories.values(), key=lambda each: each.listed.path)
+        rows = (replace(RepositoryReport.of(each, now, None), is_new=False) for each in by_path)
+        provider, problems = fleet.host.provider if fleet is not None else None, (record.problem,)
+        found = tuple(filter(None, problems))
+        fleets.append(FleetReport(name, provider, found, tuple(rows), listed_at=record.listed_at))
+    return FleetsReport(workspace.objects.uri, tuple(fleets))
 
 
 def sync_fleets(
@@ -232,7 +230,7 @@ def sync_fleets(
     progress: Progress | None = None,
     *,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
-) -> dict[str, Any]:
+) -> FleetsReport:
     """Discover each fleet's repositories, index the changed ones in one run, and retire the missing ones.
 
     The report lists failures. Raises UsageError before anything is written, LeaseHeld while another sync is running,
@@ -261,14 +259,15 @@ def sync_fleets(
         run_id, of_branches = None, list[str]()
         if lease is not None:
             run_id, of_branches = _run_changed(_Sync(request, parts, others, lease, progress, now), changed)
-    report = {"workspace": request.workspace, "dry_run": request.dry_run, "run_id": run_id}
-    report["branch_run_ids"] = of_branches
-    report["to_index"] = [each.entity for _, each in changed]
-    report["branches"] = [
-        {"entity": each.entity, "name": name, "commit": each.branches[name].commit or None}
-        for _, each, name in branches
-    ]
-    return report | {"fleets": [part.to_dict(now()) for part in parts]}
+    to_update = [BranchToIndex(each.entity, name, each.branches[name].commit or None) for _, each, name in branches]
+    of_sync = SyncReport(
+        dry_run=request.dry_run,
+        run_id=run_id,
+        branch_run_ids=tuple(of_branches),
+        to_index=tuple(each.entity for _, each in changed),
+        branches=tuple(to_update),
+    )
+    return FleetsReport(request.workspace, tuple(part.report(now()) for part in parts), of_sync)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,22 +305,6 @@ def _run_changed(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository
     if failure is not None:
         raise failure
     return run_id, of_branches
-
-
-def has_failed(report: Mapping[str, Any]) -> bool:
-    """Return whether a report of ``sync_fleets`` or ``list_fleets`` needs attention."""
-    fleets = report["fleets"]
-    return any(fleet["problems"] for fleet in fleets) or any(
-        row["state"] == "failing" for fleet in fleets for row in fleet["repositories"]
-    )
-
-
-def summary(report: Mapping[str, Any]) -> str:
-    """Summarize a report of ``sync_fleets`` in one line."""
-    rows = [row for fleet in report["fleets"] for row in fleet["repositories"]]
-    retired = sum(row["state"] == "retired" for row in rows)
-    branches = f", {len(report['branches']):,} branches changed" if report["branches"] else ""
-    return f"{len(rows):,} repositories, {len(report['to_index']):,} changed{branches}, {retired:,} retired"
 
 
 def _environ() -> Mapping[str, str]:
@@ -365,8 +348,7 @@ def _discover(
         lines = {identifier: each.listed for identifier, each in before.repositories.items()}
         limit, notify = limits[host.provider, host.url, host.variable], progress.message
         listing = discover(host, lines, before.pages, limit=limit, environ=_environ(), notify=notify)
-        may_be_empty = request.max_delete_fraction >= 1
-        if not listing.repositories and before.repositories and listing.is_complete and not may_be_empty:
+        if not listing.repositories and before.repositories and listing.is_complete and not request.limit.is_off:
             listing.problems.append("the host no longer lists any repositories; --max-delete-fraction 1 confirms that")
         after = reconcile(before.repositories, listing, fleet.selection.reasons(), now)
         parts.append(FleetPart(fleet, before, listing, after))
@@ -729,8 +711,9 @@ def _delete_branches(part: FleetPart, repository: KnownRepository, request: Flee
         return
     branches = [each for each in repository.branches.values() if not each.pull]
     lost = sum(not each.commit for each in branches)
-    if is_suspicious(lost, len(branches), request.max_delete_fraction):
-        part.refuse(f"{lost:,} of {len(branches):,} branches", repository.listed.path, request)
+    refused = request.limit.refusal(lost, len(branches), "branches", repository.listed.path)
+    if refused is not None:
+        part.refused.append(refused)
         gone = [name for name in gone if repository.branches[name].pull]
     workspace, kept = Workspace.open(request.workspace, request.options), dict(repository.branches)
     for name in gone:
@@ -754,8 +737,9 @@ def _retire(sync: _Sync) -> None:
         doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
         doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
         known = sum(bool(each.indexed) for each in part.repositories.values())
-        if is_suspicious(len(doomed), known, request.max_delete_fraction):
-            part.refuse(f"{len(doomed):,} of {known:,} repositories", part.fleet.name, request)
+        refused = request.limit.refusal(len(doomed), known, "repositories", part.fleet.name)
+        if refused is not None:
+            part.refused.append(refused)
             continue
         for identifier in doomed:
             each = part.repositories[identifier]

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -30,13 +30,14 @@ from driftline.flows.runs.plan import (
     IndexPlan,
     IndexRequest,
     SourcePlan,
+    SourceRequest,
     followed_repositories,
     known_request,
     make_plan,
     plan_source,
 )
 from driftline.flows.runs.source_group import run_all
-from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS
+from driftline.flows.runs.source_run import COMMIT_SECONDS
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
@@ -54,7 +55,7 @@ from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.objects.store_requests import phase, request_counter
 from driftline.storage.workspace.branch_cuts import branch_records
-from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
+from driftline.storage.workspace.records import INDEX, RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.embedding.transformer import deep_model
 from driftline.tasks.indexing.commit import ChangeSet, Committer, complete_reembedding, remove_strays, settle
@@ -191,9 +192,9 @@ def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: s
 
 
 def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
-    """Remove a source whose folder inside another source's folder is gone, unless it has many documents."""
+    """Remove a source whose folder inside another source's folder is gone, within the deletion limit."""
     documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
-    if documents > GUARDED_DELETIONS and plan.request.max_delete_fraction < 1:
+    if not plan.request.limit.allows(documents, known=documents):
         progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")
         return
     try:
@@ -396,16 +397,29 @@ def _maintain(
 
 
 def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: str) -> None:
+    """Record the run in each tenant, with only that tenant's sources and failures."""
     for tenant in sorted({source.entity.tenant for source in plan.sources}):
         record = RunRecord(
             run_id=report.run_id,
-            kind="index",
+            kind=INDEX,
             started=started.isoformat(),
             seconds=report.seconds,
             outcome=outcome,
-            report=report.to_dict(),
+            report=report.of_tenant(tenant, _uris_of(plan, tenant)).to_dict(),
         )
         RunHistory(plan.workspace.objects, tenant).record(record)
+
+
+def _uris_of(plan: IndexPlan, tenant: Entity) -> set[str]:
+    """Return the URIs of a tenant's sources, including sources that failed validation."""
+    found = {part.source.uri for part in plan.sources if part.entity.tenant == tenant}
+    levels = plan.workspace.config.hierarchy
+    for given in plan.request.sources if plan.failures else ():
+        named = given if isinstance(given, SourceRequest) else SourceRequest(given, plan.request.entity)
+        with suppress(BadEntity):  # then it belongs to no tenant
+            if Entity.parse(named.entity or f"{levels[-1]}:default", levels).tenant == tenant:
+                found.add(named.uri)
+    return found
 
 
 def remove_source(

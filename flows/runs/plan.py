@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, get_args
 
 from driftline.flows.config.driftline_toml import Configuration, ConfiguredSource
+from driftline.flows.runs.deletion_limit import GUARDED_DOCUMENTS, DeletionLimit
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
@@ -126,6 +127,11 @@ class IndexRequest:
     link: str | None = None
     archives: bool | None = None
     notebook_outputs: bool | None = None
+
+    @property
+    def limit(self) -> DeletionLimit:
+        """How many of a source's documents the run may delete."""
+        return DeletionLimit(self.max_delete_fraction, GUARDED_DOCUMENTS)
 
     def __post_init__(self) -> None:
         given = (each if isinstance(each, SourceRequest) else path_or_uri("A source", each) for each in self.sources)

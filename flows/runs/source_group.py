@@ -21,7 +21,7 @@ from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs.executors import Executor, SegmentBuilds
 from driftline.flows.runs.plan import IndexPlan
-from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT_SECONDS, SourceRun
+from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT_SECONDS, LeasedRun, SourceRun
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.objects.store_requests import phase
@@ -43,9 +43,10 @@ Outcome = tuple[SourceRun, DriftlineError | None]
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A source in a group, with its ``lease`` and the shared batch."""
+    """A source in a group, which holds its ``lease``, with its part of the shared batch."""
 
     run: SourceRun
+    leased: LeasedRun
     batch: BatchSpec
     lease: ExitStack
 
@@ -114,17 +115,16 @@ class SourceGroup:
     def _begin(self, run: SourceRun, marker_token: Callable[[Entity], int]) -> None:
         """Add a source to the group, or run it on its own if it has nothing to share. Raises the run's errors."""
         with ExitStack() as stack:
-            batch = None
-            if run.begin(stack, marker_token):
-                batch = run.shared_batch()
-                if batch is None:
-                    if run.is_large():
-                        self._finish()
-                    run.complete()
-            if batch is not None:
+            leased = run.begin(stack, marker_token)
+            batch = leased.shared_batch() if leased is not None else None
+            if leased is not None and batch is not None:
                 self._since = self._since if self._members else time.monotonic()
-                self._members.append(_Member(run, batch, stack.pop_all()))
+                self._members.append(_Member(run, leased, batch, stack.pop_all()))
                 return
+            if leased is not None:
+                if leased.work.is_large:
+                    self._finish()
+                leased.complete()
         self.outcomes.append((run, None))
 
     def _is_full(self) -> bool:
@@ -139,10 +139,10 @@ class SourceGroup:
         """Embed and commit the members, and finish their runs."""
         tables: dict[str, list[_Member]] = {}
         for member in self._members:
-            tables.setdefault(member.run.committer.table.uri, []).append(member)
+            tables.setdefault(member.leased.committer.table.uri, []).append(member)
         for members in tables.values():
             if len(members) == 1:
-                self._end(members[0], members[0].run.complete)
+                self._end(members[0], members[0].leased.complete)
             else:
                 self._finish_table(members)
         self._members = []
@@ -154,17 +154,17 @@ class SourceGroup:
             result = self._embed(members)
             if self._executor.has_repeated:
                 for member in members:
-                    member.run.committer.lease.expect_garbage()
+                    member.leased.committer.lease.expect_garbage()
             for member, part in zip(members, result.parts, strict=True):
                 if isinstance(part, DriftlineError):
                     ended.add(str(member.run.entity))
                     self._fail(member, part)
                 else:
-                    ready.append((member, part, member.run.shared_changes(part)))
+                    ready.append((member, part, member.leased.shared_changes(part)))
             staged = self._commit(ready, result.fragments)
         except GroupCommitFailed:
             for member, _, _ in ready:
-                self._end(member, partial(_start_again, member.run))
+                self._end(member, partial(_start_again, member.leased))
         except DriftlineError as error:
             for member in members:
                 if str(member.run.entity) not in ended:
@@ -176,8 +176,8 @@ class SourceGroup:
                 if failure is not None:
                     self._fail(member, failure)
                 else:
-                    self._end(member, partial(_record, member.run, part, changes))
-            self._builds.committed(members[0].run.owner, members[0].run.committer.table)
+                    self._end(member, partial(_record, member.leased, part, changes))
+            self._builds.committed(members[0].leased.owner, members[0].leased.committer.table)
 
     def _embed(self, members: Sequence[_Member]) -> GroupResult:
         batches = tuple(member.batch for member in members)
@@ -203,7 +203,7 @@ class SourceGroup:
     ) -> list[Staged]:
         if not ready:
             return []
-        changes = [(member.run.committer, change) for member, _, change in ready]
+        changes = [(member.leased.committer, change) for member, _, change in ready]
 
         def commit() -> list[Staged]:
             with self._committing, phase("commit"):
@@ -234,13 +234,13 @@ def _title(members: Sequence[_Member]) -> str:
     return f"{members[0].run.entity} and {len(members) - 1:,} others"
 
 
-def _start_again(run: SourceRun) -> None:
+def _start_again(run: LeasedRun) -> None:
     """Complete the run of a source whose group commit failed. This is recorded as a failure: the group left garbage."""
     run.committer.lease.expect_garbage()
     run.complete()
 
 
-def _record(run: SourceRun, result: BatchResult, changes: ChangeSet) -> None:
+def _record(run: LeasedRun, result: BatchResult, changes: ChangeSet) -> None:
     run.committed(result, changes)
     run.end(changes=changes)
 

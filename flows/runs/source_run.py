@@ -1,56 +1,48 @@
-"""Execute one source's index run: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6)."""
+"""Execute one source's index run: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6).
+
+``SourceRun`` takes the lease. ``Survey`` finds out what has changed; the ``Work`` that it returns does not change any
+more. ``LeasedRun`` commits it, and ``SourceTally`` counts it into the report.
+"""
 
 from __future__ import annotations
 
 import contextvars
-import re
 import signal
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from types import FrameType
-from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.flows.output.progress import Progress, run_stage
-from driftline.flows.output.run_reports import SourceReport
+from driftline.flows.output.run_reports import TOTALS, SourceReport, SourceTally
+from driftline.flows.runs.deletion_limit import lost, missing_documents, unexpected
 from driftline.flows.runs.executors import Executor, SegmentBuilds
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS
-from driftline.storage.deltas.manifest import SCHEMA, revision, totals
+from driftline.storage.deltas.manifest import SCHEMA, Manifest, revision, totals
 from driftline.storage.documents import INSIDE, DocumentState, SkipReason, container_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
-from driftline.storage.leases.lease import Lease, peek
+from driftline.storage.leases.lease import peek
 from driftline.storage.objects import store_requests
 from driftline.storage.redaction import RULES_VERSION
 from driftline.storage.sources.repository import CommitTree
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
-from driftline.storage.workspace.workspace import acquire_source
+from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.extraction.archives import without_opened
 from driftline.tasks.extraction.extractor import current_marks
-from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_strays, settle
 from driftline.tasks.indexing.rows import Donations, find_donations, only
-from driftline.tasks.scanning.overlap import claimed
-from driftline.tasks.scanning.path_patterns import Matcher
-from driftline.tasks.scanning.scan import (
-    PartitionSpec,
-    ScanResult,
-    ScanSpec,
-    is_container,
-    plan_partitions,
-    scan_partition,
-)
+from driftline.tasks.scanning.diff import DELETED_SCHEMA
+from driftline.tasks.scanning.scan import PartitionSpec, ScanResult, ScanSpec, plan_partitions, scan_partition
 from driftline.tasks.scanning.since_commit import RepositoryAtCommit, WorkTreeAtCommit
 from driftline.tasks.scanning.walk import Subtree
 from driftline.tasks.task_context import Stopwatch
@@ -71,38 +63,240 @@ FOLDED_BY_RUNS = 150
 """At this many deltas, a run folds them itself; a scheduled compaction would have folded them before."""
 MAX_FOLD_BYTES = 8 * 1024 * 1024
 """Maximum size of deltas that a run folds, which takes a fraction of a second: some 100,000 documents."""
-GUARDED_DELETIONS = 100
-"""Up to this many deletions are always allowed."""
-
-
-_PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
-"""Temporary reasons, which may not apply in the next run."""
+AtCommit = WorkTreeAtCommit | RepositoryAtCommit
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """The work of a run that holds its lease:
-
-    ``changes`` lists the new and changed documents of ``scans``, in order.
-    """
-
-    committer: Committer
-    record: SourceRecord
-    scans: list[ScanResult]
-    changes: pa.Table
-
-    @classmethod
-    def of(cls, committer: Committer, record: SourceRecord, scans: list[ScanResult]) -> Self:
-        """Return the work in ``scans``."""
-        changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)])
-        return cls(committer, record, scans, changes.sort_by("path"))
-
-
-class SourceRun:
-    """One source's run; fills in ``report`` step by step. ``indexes_lag`` is set once lines changed.
+class Job:
+    """A source's part of a run, and what it works with.
 
     Concurrent sources share the ``committing`` lock: they commit to the same table, one after another.
     """
+
+    plan: IndexPlan
+    source: SourcePlan
+    executor: Executor
+    progress: Progress
+    run_id: str
+    builds: SegmentBuilds
+    committing: AbstractContextManager[object]
+    tally: SourceTally
+    watch: Stopwatch
+    owner: Entity
+    """The entity whose table has the source's lines."""
+
+    @property
+    def workspace(self) -> Workspace:
+        return self.plan.workspace
+
+    @property
+    def entity(self) -> Entity:
+        return self.source.entity
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.workspace.manifest(self.entity)
+
+    def is_partial(self, scope: Scope) -> bool:
+        """Return whether the files of a repository outside ``scope`` are known to be unchanged."""
+        return scope.paths is not None and isinstance(self.source.source, RepositorySource)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        with self.watch.phase(phase), store_requests.phase(phase):
+            yield
+
+
+# -- what there is to do ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a run scans: all files, or those at ``paths``, which git lists as changed since the commit ``base``.
+
+    ``at`` is the commit that the scan finds, if the run can record one; ``full_scan_reason`` is why it scans all files.
+    """
+
+    paths: tuple[str, ...] | None = None
+    at: AtCommit | None = None
+    base: str | None = None
+    full_scan_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of a run, as its ``scans`` found it.
+
+    ``changes`` are the new and changed documents, by path. ``retouched`` are documents of which only the metadata
+    changed. ``missing`` are those to delete: none if the listing is incomplete.
+    """
+
+    scope: Scope
+    scans: tuple[ScanResult, ...]
+    changes: pa.Table
+    retouched: pa.Table
+    missing: pa.Table
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether all files in the scope were listed."""
+        return all(scan.complete for scan in self.scans)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the changes are worth commits of their own."""
+        size_bytes = pc.sum(self.changes["size_bytes"]).as_py() or 0
+        return len(self.changes) > BATCH_DOCUMENTS // 4 or size_bytes > BATCH_BYTES // 4
+
+    @property
+    def was_empty(self) -> bool:
+        """Whether the manifest had no rows before the run."""
+        return self.scope.paths is None and not any(scan.known for scan in self.scans)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Finds out what a source's run has to do. Writes nothing, and needs no lease."""
+
+    job: Job
+
+    def last_record(self) -> SourceRecord | None:
+        """Return the last run's record, unless it was for another location."""
+        known = self.job.workspace.readable_source(self.job.entity)
+        return known if known is not None and known.same_location(self.job.source.record) else None
+
+    def unchanged_at(self) -> int | None:
+        """Return the revision of an index that is at the repository's commit, so no lease is needed; otherwise None."""
+        job = self.job
+        if not isinstance(job.source.source, RepositorySource):  # a working tree would need several git processes
+            return None
+        at = self._commit()
+        known = job.workspace.readable_source(job.entity)
+        if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != job.source.record.uri:
+            return None
+        if known.link != job.source.record.link:
+            return None
+        if job.source.superseded is not None or job.plan.request.build is not None:
+            return None
+        lease = peek(job.workspace.objects, job.workspace.lease_of(job.entity))
+        if not lease.is_free or lease.is_abandoned or not at.is_indexed(known.commit, lease.token):
+            return None
+        return revision(lease.token + 1, 0)  # the revision of a run that took the lease and found nothing
+
+    def scope(self, before: SourceRecord | None, token: int | None = None) -> Scope:
+        """Return the request's paths, or the paths changed since the commit of ``before``, or all files.
+
+        ``token`` is the current lease's, or None for a dry run.
+        """
+        source, request = self.job.source, self.job.plan.request
+        if request.paths is not None and not source.joined:
+            return Scope(request.paths)
+        if not request.by_commit and not isinstance(source.source, RepositorySource):
+            return Scope()
+        at = self._commit()
+        if at is None:
+            return Scope(full_scan_reason="--full" if source.commit else "git cannot list the changes")
+        last = before.commit if before is not None else None
+        changes = at.changes_since(last, token)
+        base = last.id if last is not None and changes.paths is not None else None
+        return Scope(changes.paths, at, base, changes.why)
+
+    def work(self, scope: Scope) -> Work:
+        """Scan the files in ``scope``, and compare them with the manifest."""
+        job = self.job
+        source, now_ns = job.source, time.time_ns()
+        job.progress.phase(f"scanning {source.source.uri}")
+        parallel = job.executor.remote or not source.source.is_local
+        with job.timed("scan"):
+            slots = job.executor.slots if parallel and scope.paths is None else 1
+            parts = plan_partitions(source.source, slots, source.rules)
+            specs = [PartitionSpec(self.scan_spec(part), job.entity, now_ns, scope.paths) for part in parts]
+            scans = run_stage(
+                f"scan {job.entity}",
+                lambda: list(job.executor.map(scan_partition, specs)),
+                lambda found: f"{sum(scan.listed for scan in found):,} documents listed",
+                repeatable=True,
+            )
+        changes = pa.concat_tables([table for scan in scans for table in (scan.diff.new, scan.diff.candidates)])
+        missing = missing_documents(scans)
+        if missing is None:
+            job.progress.message("Parts of the source could not be listed, so this run deletes nothing.")
+            missing = DELETED_SCHEMA.empty_table()
+        retouched = pa.concat_tables([scan.diff.retouched for scan in scans])
+        return Work(scope, tuple(scans), changes.sort_by("path"), retouched, missing)
+
+    def scan_spec(self, subtrees: tuple[Subtree, ...] = ()) -> ScanSpec:
+        """Return the settings of the scan of ``subtrees``."""
+        source, request = self.job.source, self.job.plan.request
+        return ScanSpec(
+            source.source,
+            self.job.plan.model.fingerprint,
+            subtrees,
+            source.rules,
+            request.max_file_bytes,
+            request.max_document_bytes,
+            request.full,
+            source.claims,
+            source.record.redact,
+            source.record.archives,
+            source.record.notebook_outputs,
+        )
+
+    def donations(self, work: Work) -> Donations:
+        """Find lines that a branch or the main index already embedded."""
+        plan, source = self.job.plan, self.job.source
+        if plan.request.full or plan.replaces is not None or plan.new_workspace:
+            return {}
+        paths = work.changes["path"].combine_chunks()
+        return find_donations(plan.workspace, source.entity, paths, plan.model.fingerprint, source.superseded)
+
+    def batches(self, work: Work, donations: Donations, *, dry_run: bool = False) -> Iterator[BatchSpec]:
+        """Split the changes into batches."""
+        changes, executor = work.changes, self.job.executor
+        paths, sizes = changes["path"].to_pylist(), changes["size_bytes"].to_pylist()
+        limit = batch_bytes(sum(sizes), executor)
+        start, size = 0, 0
+        for row, size_bytes in enumerate(sizes):
+            is_member = INSIDE in paths[row]
+            most = max(limit, MEMBER_BATCH_BYTES) if is_member else limit
+            documents = MEMBER_BATCH_DOCUMENTS if is_member else BATCH_DOCUMENTS
+            if row > start and (size + size_bytes > most or row - start >= documents):
+                yield self.batch(work, changes[start:row], donations, dry_run=dry_run)
+                start, size = row, 0
+            size += size_bytes
+        if start < len(sizes):
+            yield self.batch(work, changes[start:], donations, dry_run=dry_run)
+
+    def batch(self, work: Work, changes: pa.Table, donations: Donations, *, dry_run: bool = False) -> BatchSpec:
+        """Return one batch with ``changes``, which are a slice of the work's."""
+        # Copy, because pickling a slice sends the whole underlying table.
+        rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
+        paths = rows["path"].to_pylist()
+        donated = only(donations, paths) if donations else {}
+        containers = frozenset[str]().union(*(scan.container_only_paths for scan in work.scans)).intersection(paths)
+        how = self.scan_spec().how
+        return BatchSpec(self.job.source.source, self.job.entity, rows, dry_run, donated, how, containers)
+
+    def _commit(self) -> AtCommit | None:
+        """Return the commit that the source is at, for a run that may scan only what changed since another."""
+        source, request = self.job.source, self.job.plan.request
+        if request.full or self.job.plan.replaces is not None:
+            return None
+        limits = request.max_file_bytes, request.max_document_bytes, source.record.redact, RULES_VERSION
+        reads = source.record.archives, source.record.notebook_outputs
+        fingerprint = self.job.plan.model.fingerprint
+        settings = (source.record.include, source.record.exclude, *limits, *reads, fingerprint)
+        rules = (*settings, sorted(current_marks()), *source.claims)
+        if isinstance(source.source, RepositorySource):
+            return RepositoryAtCommit.look(source.source, rules)
+        return WorkTreeAtCommit.look(source.source.uri, rules) if source.source.is_local else None
+
+
+# -- doing it --------------------------------------------------------------------------------------
+
+
+class SourceRun:
+    """One source's run, until it holds the source's lease; fills in ``report`` step by step."""
 
     def __init__(
         self,
@@ -114,63 +308,68 @@ class SourceRun:
         builds: SegmentBuilds,
         committing: AbstractContextManager[object] | None = None,
     ) -> None:
-        self.report = SourceReport(str(source.entity), source.source.uri, commit=source.commit)
-        self.report.branch, self.report.branch_cut = plan.request.branch, source.branch_cut
-        self.indexes_lag = False
-        self.workspace = plan.workspace
-        self.entity = source.entity
-        self.owner = plan.workspace.table_owner(source.entity)
-        self.joined = source.joined
-        self._committing = committing or nullcontext()
-        self._plan = plan
-        self._source = source
-        self._executor = executor
-        self._progress = progress
-        self._run_id = run_id
-        self._builds = builds
-        self._watch = Stopwatch()
-        self.report.phases = self._watch.seconds
-        self._new_hashes = Counter[str]()
-        self._work_tree: WorkTreeAtCommit | RepositoryAtCommit | None = None
-        self._only: tuple[str, ...] | None = None
-        self._donations: Donations = {}
-        self._carriers = frozenset[str]()
+        watch = Stopwatch()
+        report = SourceReport(str(source.entity), source.source.uri, commit=source.commit, phases=watch.seconds)
+        report.branch, report.branch_cut = plan.request.branch, source.branch_cut
+        self.report = report
+        tally, owner = SourceTally(report, source.record.archives), plan.workspace.table_owner(source.entity)
+        lock = committing or nullcontext()
+        self._job = Job(plan, source, executor, progress, run_id, builds, lock, tally, watch, owner)
+        self._survey = Survey(self._job)
         self._fetched: Future[int | None] | None = None
-        self._work: _Work
+
+    @property
+    def workspace(self) -> Workspace:
+        return self._job.workspace
+
+    @property
+    def entity(self) -> Entity:
+        return self._job.entity
+
+    @property
+    def owner(self) -> Entity:
+        return self._job.owner
+
+    @property
+    def joined(self) -> bool:
+        return self._job.source.joined
+
+    @property
+    def indexes_lag(self) -> bool:
+        """Whether lines have changed since the search indexes were updated."""
+        return self._job.tally.indexes_lag
 
     def execute(self) -> None:
         """Update the index of the source.
 
         Raises LeaseHeld, LeaseLost, DeletionRefused, StorageError, ExecutorError.
         """
-        request = self._plan.request
+        request = self._job.plan.request
         if request.dry_run:
             self._dry_run()
             return
-        if (unchanged_at := self._unchanged_at()) is not None:
-            self._count_unchanged(unchanged_at)
-            return
         with ExitStack() as stack:
-            self._begin(stack, request.wait_seconds)
-            self.complete()
+            changes = self._begin(stack, self._survey.unchanged_at(), request.wait_seconds)
+            if changes is not None:
+                changes.complete()
 
     def fetch_ahead(self, fetches: ThreadPoolExecutor) -> None:
         """Prefetch a changed repository's commit once in ``fetches``; ``begin`` reports failures."""
-        source = self._source.source
+        source = self._job.source.source
         if self._fetched is not None or not isinstance(source, RepositorySource) or source.tree.remote.is_local:
             return
         with suppress(RuntimeError):  # the run was interrupted and shut ``fetches`` down
             self._fetched = fetches.submit(contextvars.copy_context().run, self._fetch, source.tree)
 
     def _fetch(self, tree: CommitTree) -> int | None:
-        """Return the result of ``_unchanged_at``; if it is None, fetch the commit first."""
-        unchanged_at = self._unchanged_at()
+        """Return the result of ``unchanged_at``; if it is None, fetch the commit first."""
+        unchanged_at = self._survey.unchanged_at()
         if unchanged_at is None:
             tree.mirror.ensure(tree.known_commit)
         return unchanged_at
 
-    def begin(self, stack: ExitStack, marker_token: Callable[[Entity], int]) -> bool:
-        """Take the lease without waiting, and scan; ``stack`` releases it. Return False if the source is unchanged.
+    def begin(self, stack: ExitStack, marker_token: Callable[[Entity], int]) -> LeasedRun | None:
+        """Take the lease without waiting, and scan; ``stack`` releases it. Return None if the source is unchanged.
 
         For a source in a group, ``marker_token`` comes from ``marker_tokens``. Raises LeaseHeld, LeaseLost,
         StorageError, ExecutorError.
@@ -178,45 +377,99 @@ class SourceRun:
         fetched = self._fetched
         if fetched is not None and fetched.cancel():  # cancelling fails once it started
             fetched = None
-        unchanged_at = self._unchanged_at() if fetched is None else fetched.result()
-        if unchanged_at is not None:
-            self._count_unchanged(unchanged_at)
-            return False
-        self._begin(stack, 0.0, marker_token)
-        return True
+        unchanged_at = self._survey.unchanged_at() if fetched is None else fetched.result()
+        return self._begin(stack, unchanged_at, 0.0, marker_token)
 
     def _begin(
-        self, stack: ExitStack, wait_seconds: float, marker_token: Callable[[Entity], int] | None = None
-    ) -> None:
-        workspace, entity = self.workspace, self.entity
-        with self._timed("lease"):
+        self,
+        stack: ExitStack,
+        unchanged_at: int | None,
+        wait_seconds: float,
+        marker_token: Callable[[Entity], int] | None = None,
+    ) -> LeasedRun | None:
+        job, tally = self._job, self._job.tally
+        workspace, entity, model = job.workspace, job.entity, job.plan.model
+        if unchanged_at is not None:
+            tally.unchanged(job.manifest.read(columns=[*TOTALS]), unchanged_at)
+            return None
+        with job.timed("lease"):
             lease = stack.enter_context(
-                acquire_source(workspace, entity, self._run_id, wait_seconds=wait_seconds, marker_token=marker_token)
+                acquire_source(workspace, entity, job.run_id, wait_seconds=wait_seconds, marker_token=marker_token)
             )
-        with self._timed("settle"):
-            self.indexes_lag = lease.taken_over
-            self.indexes_lag |= settle(workspace, entity, lease) > 0
-            before = self._record_before()
-            self._narrow(before, lease.token)
+        with job.timed("settle"):
+            tally.indexes_lag = lease.taken_over
+            tally.indexes_lag |= settle(workspace, entity, lease) > 0
+            before = self._survey.last_record()
+            scope = self._survey.scope(before, lease.token)
             reached = (before.commit or before.reached) if before else None
-            record = replace(self._source.record, reached=reached)
+            record = replace(job.source.record, reached=reached)
             workspace.bind_source(entity, record)
-            table = workspace.lines(entity, self._plan.model.fingerprint)
-            committer = Committer(workspace, entity, lease, self._run_id, table, self._plan.model.dim)
+            table = workspace.lines(entity, model.fingerprint)
+            committer = Committer(workspace, entity, lease, job.run_id, table, model.dim)
             if len(workspace.line_tables(entity)) > 1:
-                self.indexes_lag |= remove_strays(committer) > 0
-        self._work = _Work.of(committer, record, self._scan())
+                tally.indexes_lag |= remove_strays(committer) > 0
+        return LeasedRun(job, self._survey, committer, record, self._surveyed(scope))
+
+    def _surveyed(self, scope: Scope) -> Work:
+        """Return the work in ``scope``, and count what its scans found."""
+        tally = self._job.tally
+        if scope.at is not None:
+            self.report.commit = scope.at.commit_id
+        self.report.base, self.report.full_scan_reason = scope.base, scope.full_scan_reason
+        work = self._survey.work(scope)
+        for scan in work.scans:
+            tally.scanned(scan)
+        return work
+
+    def _dry_run(self) -> None:
+        job, tally = self._job, self._job.tally
+        work = self._surveyed(self._survey.scope(self._survey.last_record()))
+        for result in job.executor.map(embed_batch, self._survey.batches(work, {}, dry_run=True)):
+            tally.embedded(result)
+        tally.retouched(work.retouched)
+        refused = deletion_refused(job, work)
+        if refused:
+            raise refused
+        tally.deleted(work.missing)
+        tally.totals(job.manifest.read(columns=[*TOTALS]), is_partial=job.is_partial(work.scope))
+
+
+def deletion_refused(job: Job, work: Work) -> DeletionRefused | None:
+    """Return the error if the deletion limit does not allow to delete the missing documents."""
+    documents = unexpected(work.missing, job.source.rules, job.source.claims)
+    if not len(documents):
+        return None
+    if work.scope.paths is None:
+        known = len(documents) + job.tally.seen_before
+    else:  # the limit applies to the whole manifest
+        documents_before, _ = totals(job.manifest.read(columns=["lines", "reason"]))
+        known = documents_before - job.tally.report.states[DocumentState.NEW]
+    limit, gone = job.plan.request.limit, lost(documents, job.tally.new_hashes)
+    return limit.refusal(gone, known, "documents", str(job.entity))
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedRun:
+    """A source's run that holds the lease: embeds and commits ``work``. ``committer`` alone commits to the source."""
+
+    job: Job
+    survey: Survey
+    committer: Committer
+    record: SourceRecord
+    work: Work
 
     @property
-    def committer(self) -> Committer:
-        """From ``begin`` on, the only place that commits to the source."""
-        return self._work.committer
+    def entity(self) -> Entity:
+        return self.job.entity
+
+    @property
+    def owner(self) -> Entity:
+        return self.job.owner
 
     def complete(self) -> None:
-        """Embed, commit and delete the changes found by ``begin``. Raises the same errors as ``execute``."""
-        scans, committer = self._work.scans, self._work.committer
-        embed, after = partial(self._embed_and_delete, scans, committer), (f"scan {self.entity}",)
-        refused = run_stage(f"embed {self.entity}", embed, self._said, after=after)
+        """Embed, commit and delete. Raises the same errors as ``SourceRun.execute``."""
+        stage, after = f"embed {self.entity}", (f"scan {self.entity}",)
+        refused = run_stage(stage, self._embed_and_delete, lambda _: self.job.tally.in_words(), after=after)
         self.end(refused)
         if refused:
             raise refused
@@ -226,267 +479,87 @@ class SourceRun:
 
         ``changes`` are the changes of the run's only commit, if the caller knows them. Raises LeaseLost, StorageError.
         """
-        workspace, entity, committer, record = self._plan.workspace, self.entity, self.committer, self._work.record
-        token, batch = committer.lease.token, committer.batch
-        self.report.revision = revision(token, batch)
-        if self._work_tree is not None and refused is None and self._is_complete(self._work.scans):
-            at = self._reached(token, batch, record.reached)
-            workspace.bind_source(entity, replace(record, commit=at, reached=at or record.reached))
-        workspace.note_build(entity, self._plan.request.build)
-        with self._timed("totals"):
-            was_empty = self._only is None and not any(scan.known for scan in self._work.scans)
-            self._count_totals(changes.rows if changes is not None and was_empty else None)
-            self._count_deltas(committer.lease if batch else None)
+        workspace, entity, tally = self.job.workspace, self.entity, self.job.tally
+        tally.report.revision = revision(self.committer.lease.token, self.committer.batch)
+        if self.work.scope.at is not None and refused is None and self._is_complete():
+            at = self._reached(self.work.scope.at)
+            workspace.bind_source(entity, replace(self.record, commit=at, reached=at or self.record.reached))
+        workspace.note_build(entity, self.job.plan.request.build)
+        with self.job.timed("totals"):
+            is_known = changes is not None and self.work.was_empty
+            documents = changes.rows if changes is not None and is_known else self.job.manifest.read(columns=[*TOTALS])
+            tally.totals(documents, is_partial=self.job.is_partial(self.work.scope))
+            self._fold_deltas()
 
     # -- together with other sources ---------------------------------------------------------
 
-    def is_large(self) -> bool:
-        """Return whether the changes found by ``begin`` are worth separate commits."""
-        changes = self._work.changes
-        return len(changes) > BATCH_DOCUMENTS // 4 or (pc.sum(changes["size_bytes"]).as_py() or 0) > BATCH_BYTES // 4
-
     def shared_batch(self) -> BatchSpec | None:
         """Return the changes as a batch to commit with other sources; None if ``complete`` must be called instead."""
-        changes = self._work.changes
-        deleted = sum(len(scan.diff.deleted) for scan in self._work.scans)
-        if not len(changes) or self.is_large() or deleted > GUARDED_DELETIONS or self._plan.replaces is not None:
+        work, plan = self.work, self.job.plan
+        if not len(work.changes) or work.is_large or plan.replaces is not None:
             return None
-        if any(scan.opened for scan in self._work.scans):  # must be marked after their members are committed
+        if len(work.missing) > plan.request.limit.always:
             return None
-        if self._find_donations(changes):
+        if any(scan.opened for scan in work.scans):  # must be marked after their members are committed
             return None
-        return self._batch(changes, dry_run=False)
+        if self.survey.donations(work):
+            return None
+        return self.survey.batch(work, work.changes, {})
 
     def shared_changes(self, result: BatchResult) -> ChangeSet:
         """Return all of the run's changes for one commit, including the ``result`` of ``shared_batch``."""
-        retouched = pa.concat_tables([scan.diff.retouched for scan in self._work.scans])
-        removed = self._vanished(self._work.scans)["path"].to_pylist()
-        rows = pa.concat_tables([_as_manifest(retouched), result.rows])
-        return ChangeSet(rows, result.fragments, result.replaced, tuple(removed))
+        rows = pa.concat_tables([_as_manifest(self.work.retouched), result.rows])
+        return ChangeSet(rows, result.fragments, result.replaced, tuple(self.work.missing["path"].to_pylist()))
 
     def committed(self, result: BatchResult, changes: ChangeSet) -> None:
         """Count the changes of a commit shared with other sources."""
-        retouched = pa.concat_tables([scan.diff.retouched for scan in self._work.scans])
-        if len(retouched):
-            self._count_retouched(retouched)
-        self._count(result)
-        self._count_committed(changes, [result])
-        self.indexes_lag |= result.lines > 0  # the group owns their fragments
-        if changes.removed:
-            self._count_deleted(self._vanished(self._work.scans))
-
-    # -- changed paths by git ----------------------------------------------------------------
-
-    def _inspect_commit(self) -> WorkTreeAtCommit | RepositoryAtCommit | None:
-        source, request = self._source, self._plan.request
-        if request.full or self._plan.replaces is not None:
-            return None
-        limits = request.max_file_bytes, request.max_document_bytes, source.record.redact, RULES_VERSION
-        reads = source.record.archives, source.record.notebook_outputs
-        settings = (source.record.include, source.record.exclude, *limits, *reads, self._plan.model.fingerprint)
-        rules = (*settings, sorted(current_marks()), *source.claims)
-        if isinstance(source.source, RepositorySource):
-            return RepositoryAtCommit.look(source.source, rules)
-        return WorkTreeAtCommit.look(source.source.uri, rules) if source.source.is_local else None
-
-    def _record_before(self) -> SourceRecord | None:
-        """Return the last run's record, unless it was for another location."""
-        known = self._plan.workspace.readable_source(self._source.entity)
-        return known if known is not None and known.same_location(self._source.record) else None
-
-    def _reached(self, token: int, batch: int, before: IndexedCommit | None) -> IndexedCommit | None:
-        """Return the commit and manifest revision to record at the end of a run with ``batch`` batches."""
-        at = self._work_tree.reached(token) if self._work_tree is not None else None
-        if at is None:
-            return None
-        known = before.revision if before is not None and before.token == token - 1 else 0
-        return replace(at, revision=revision(token, batch) if batch else known)
-
-    def _unchanged_at(self) -> int | None:
-        """Return the revision of an index that is at the repository's commit, so no lease is needed; otherwise None."""
-        if not isinstance(self._source.source, RepositorySource):  # a working tree would need several git processes
-            return None
-        at = self._inspect_commit()
-        known = self._plan.workspace.readable_source(self.entity)
-        if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != self._source.record.uri:
-            return None
-        if known.link != self._source.record.link:
-            return None
-        if self._source.superseded is not None or self._plan.request.build is not None:
-            return None
-        lease = peek(self._plan.workspace.objects, self._plan.workspace.lease_of(self.entity))
-        if not lease.is_free or lease.is_abandoned or not at.is_indexed(known.commit, lease.token):
-            return None
-        return revision(lease.token + 1, 0)  # the revision of a run that took the lease and found nothing
-
-    def _narrow(self, before: SourceRecord | None, token: int | None = None) -> None:
-        """Restrict the scan to the request's paths, or to paths changed since the previous record's commit."""
-        if self._plan.request.paths is not None and not self._source.joined:
-            self._only = self._plan.request.paths
-            return
-        if not self._plan.request.by_commit and not isinstance(self._source.source, RepositorySource):
-            return
-        self._work_tree = self._inspect_commit()
-        if self._work_tree is None:
-            self.report.full_scan_reason = "--full" if self._source.commit else "git cannot list the changes"
-            return
-        last = before.commit if before is not None else None
-        changes = self._work_tree.changes_since(last, token)
-        self._only, self.report.full_scan_reason = changes.paths, changes.why
-        self.report.commit = self._work_tree.commit_id
-        self.report.base = last.id if last is not None and changes.paths is not None else None
-
-    def _is_complete(self, scans: Iterable[ScanResult]) -> bool:
-        """Return whether every scanned file is indexed, or skipped until it changes."""
-        return all(scan.complete for scan in scans) and not any(reason in _PASSING for _, reason in self.report.skipped)
-
-    # -- scan --------------------------------------------------------------------------------
-
-    def _scan(self) -> list[ScanResult]:
-        self._progress.phase(f"scanning {self._source.source.uri}")
-        parallel = self._executor.remote or not self._source.source.is_local
-        now_ns = time.time_ns()
-        with self._timed("scan"):
-            slots = self._executor.slots if parallel and self._only is None else 1
-            parts = plan_partitions(self._source.source, slots, self._source.rules)
-            specs = [PartitionSpec(self._scan_spec(part), self._source.entity, now_ns, self._only) for part in parts]
-            scans = run_stage(
-                f"scan {self.entity}",
-                lambda: list(self._executor.map(scan_partition, specs)),
-                lambda found: f"{sum(scan.listed for scan in found):,} documents listed",
-                repeatable=True,
-            )
-        for scan in scans:
-            self._count_seconds({"scan": scan.seconds})
-            self.report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
-            self.report.too_large.update(scan.too_large)
-            self._carriers |= scan.container_only_paths
-            skipped = zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
-            self.report.skipped += [each for each in skipped if not self._is_open(*each)]
-        return scans
-
-    def _scan_spec(self, subtrees: tuple[Subtree, ...]) -> ScanSpec:
-        request = self._plan.request
-        return ScanSpec(
-            self._source.source,
-            self._plan.model.fingerprint,
-            subtrees,
-            self._source.rules,
-            request.max_file_bytes,
-            request.max_document_bytes,
-            request.full,
-            self._source.claims,
-            self._source.record.redact,
-            self._source.record.archives,
-            self._source.record.notebook_outputs,
-        )
+        tally = self.job.tally
+        tally.retouched(self.work.retouched)
+        tally.embedded(result)
+        tally.committed(changes.rows, [result])
+        tally.indexes_lag |= changes.touches_lines or result.lines > 0  # the group owns their fragments
+        tally.deleted(self.work.missing)
 
     # -- embed and commit --------------------------------------------------------------------
 
-    def _embed_and_delete(self, scans: list[ScanResult], committer: Committer) -> DeletionRefused | None:
-        self._embed(scans, committer)
-        refused = self._delete(scans, committer)
-        if refused is None and all(scan.complete for scan in scans):
-            self._mark_opened(scans, committer)
+    def _embed_and_delete(self) -> DeletionRefused | None:
+        self._embed()
+        refused = self._delete()
+        if refused is None and self.work.is_listed:
+            self._mark_opened()
         return refused
 
-    def _mark_opened(self, scans: list[ScanResult], committer: Committer) -> None:
-        """Record which archives are completely indexed: the next run reopens the others.
-
-        Call it last, after all members are committed and missing ones deleted. An archive is incomplete if it changed
-        since the scan, or if a member could not be read.
-        """
-        passing = {path for path, reason in self.report.skipped if reason in _PASSING}
-        incomplete = {container_of(path) for path in passing}
-        opened = {path: each for scan in scans for path, each in scan.opened.items() if path not in incomplete}
-        mark, rows = self._scan_spec(()).how.opened, []
-        for row in self._plan.workspace.manifest(self.entity).get([*opened], columns=SCHEMA.names).to_pylist():
-            archive = opened[row["path"]]
-            if row["hash"] == archive.content_hash:
-                why = archive.reason if row["reason"] == SkipReason.ARCHIVE else None
-                row["extractor"] = "+".join(filter(None, (without_opened(row["extractor"]), mark)))
-                rows.append(row | ({"reason": why.value} if why is not None else {}))
-        if rows:
-            self._commit_changes(committer, ChangeSet(pa.Table.from_pylist(rows, SCHEMA)))
-        failed = {row["path"]: row["reason"] for row in rows if row["reason"] is not None}
-        skipped = ((path, failed.get(path, reason)) for path, reason in self.report.skipped)
-        self.report.skipped = [each for each in skipped if not self._is_open(*each)]
-
-    def _is_open(self, path: str, reason: str) -> bool:
-        """Return whether a file is "skipped" only because its members are documents instead."""
-        return reason == SkipReason.ARCHIVE and self._source.record.archives and is_container(path)
-
-    def _said(self, refused: DeletionRefused | None) -> str:
-        counts = ", ".join(f"{count:,} {state} documents" for state, count in self.report.states.items() if count)
-        return f"{counts or 'no documents'}; {self.report.lines_embedded:,} lines embedded"
-
-    def _embed(self, scans: Iterable[ScanResult], committer: Committer) -> None:
-        changes = self._work.changes
-        retouched = pa.concat_tables([scan.diff.retouched for scan in scans])
-        with self._timed("batches"):
-            if len(retouched):
-                self._count_retouched(retouched)
-                self._commit_changes(committer, ChangeSet(_as_manifest(retouched)))
-            self._progress.phase("embedding", total=len(changes))
-            self._donations = self._find_donations(changes)
+    def _embed(self) -> None:
+        job, work = self.job, self.work
+        with job.timed("batches"):
+            if len(work.retouched):
+                job.tally.retouched(work.retouched)
+                self._commit_changes(ChangeSet(_as_manifest(work.retouched)))
+            job.progress.phase("embedding", total=len(work.changes))
             pending: list[BatchResult] = []
             since = time.monotonic()
-            results = self._executor.map(embed_batch, self._batches(changes))
-            while (result := self._next(results, committer, pending)) is not None:
-                self._count(result)
-                self._progress.advance(result.documents - result.reported[0], result.lines - result.reported[1])
+            results = job.executor.map(embed_batch, self.survey.batches(work, self.survey.donations(work)))
+            while (result := self._next(results, pending)) is not None:
+                job.tally.embedded(result)
+                job.progress.advance(result.documents - result.reported[0], result.lines - result.reported[1])
                 pending.append(result)
                 if len(pending) >= BATCHES_PER_COMMIT or time.monotonic() - since > COMMIT_SECONDS:
-                    self._commit(committer, pending)
+                    self._commit(pending)
                     pending, since = [], time.monotonic()
-            self._commit(committer, pending)
-            if self._executor.has_repeated:
-                committer.lease.expect_garbage()
+            self._commit(pending)
+            if job.executor.has_repeated:
+                self.committer.lease.expect_garbage()
 
-    def _next(
-        self, results: Iterator[BatchResult], committer: Committer, pending: list[BatchResult]
-    ) -> BatchResult | None:
+    def _next(self, results: Iterator[BatchResult], pending: list[BatchResult]) -> BatchResult | None:
         """Return the next result, or None at the end. If the wait is interrupted, commit the pending results."""
         try:
             return next(results, None)
         except KeyboardInterrupt:
-            self._executor.stop()
-            self._commit(committer, pending)
+            self.job.executor.stop()
+            self._commit(pending)
             raise
 
-    def _batches(self, changes: pa.Table, *, dry_run: bool = False) -> Iterator[BatchSpec]:
-        paths, sizes = changes["path"].to_pylist(), changes["size_bytes"].to_pylist()
-        limit = batch_bytes(sum(sizes), self._executor)
-        start, size = 0, 0
-        for row, size_bytes in enumerate(sizes):
-            is_member = INSIDE in paths[row]
-            most = max(limit, MEMBER_BATCH_BYTES) if is_member else limit
-            documents = MEMBER_BATCH_DOCUMENTS if is_member else BATCH_DOCUMENTS
-            if row > start and (size + size_bytes > most or row - start >= documents):
-                yield self._batch(changes[start:row], dry_run)
-                start, size = row, 0
-            size += size_bytes
-        if start < len(sizes):
-            yield self._batch(changes[start:], dry_run)
-
-    def _batch(self, changes: pa.Table, dry_run: bool) -> BatchSpec:
-        # Copy, because pickling a slice sends the whole underlying table.
-        rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
-        donations = only(self._donations, rows["path"].to_pylist()) if self._donations else {}
-        container_only_paths = (
-            self._carriers.intersection(rows["path"].to_pylist()) if self._carriers else self._carriers
-        )
-        how = self._scan_spec(()).how
-        return BatchSpec(self._source.source, self.entity, rows, dry_run, donations, how, container_only_paths)
-
-    def _find_donations(self, changes: pa.Table) -> Donations:
-        """Find lines that a branch or the main index already embedded."""
-        if self._plan.request.full or self._plan.replaces is not None or self._plan.new_workspace:
-            return {}
-        paths, fingerprint = changes["path"].combine_chunks(), self._plan.model.fingerprint
-        return find_donations(self._plan.workspace, self._source.entity, paths, fingerprint, self._source.superseded)
-
-    def _commit(self, committer: Committer, results: list[BatchResult]) -> None:
+    def _commit(self, results: Sequence[BatchResult]) -> None:
         rows = [result.rows for result in results if len(result.rows)]
         if not rows:
             return
@@ -496,172 +569,86 @@ class SourceRun:
             replaced=tuple(path for result in results for path in result.replaced),
         )
         with interrupt_deferred():
-            self._commit_changes(committer, changes)
-            self._count_committed(changes, results)
+            self._commit_changes(changes)
+            self.job.tally.committed(changes.rows, results)
+            self.job.tally.indexes_lag |= changes.touches_lines
         if changes.fragments:
-            self._builds.committed(self.owner, committer.table)
+            self.job.builds.committed(self.owner, self.committer.table)
 
-    def _count_committed(self, changes: ChangeSet, results: Iterable[BatchResult]) -> None:
-        self.report.documents_committed += pc.sum(pc.is_null(changes.rows["reason"]), min_count=0).as_py()
-        self.report.lines_committed += sum(result.lines + result.lines_reused for result in results)
-        self.indexes_lag |= changes.touches_lines
-
-    def _commit_changes(self, committer: Committer, changes: ChangeSet, phase: str = "commit") -> None:
+    def _commit_changes(self, changes: ChangeSet, phase: str = "commit") -> None:
         def commit() -> None:
-            with self._committing:
-                committer.commit(changes)
+            with self.job.committing:
+                self.committer.commit(changes)
 
         counts = f"{len(changes.rows):,} documents committed, {len(changes.removed):,} removed"
-        with self._timed(phase):
+        with self.job.timed(phase):
             run_stage(f"commit {self.entity}", commit, lambda _: counts, after=(f"embed {self.entity}",))
 
-    # -- delete ------------------------------------------------------------------------------
-
-    def _delete(self, scans: list[ScanResult], committer: Committer) -> DeletionRefused | None:
+    def _delete(self) -> DeletionRefused | None:
         """Delete missing documents; return the refusal if there are suspiciously many."""
-        vanished = self._vanished(scans)
-        if not len(vanished):
+        missing, tally = self.work.missing, self.job.tally
+        if not len(missing):
             return None
-        refused = self._refusal(vanished)
+        refused = deletion_refused(self.job, self.work)
         if refused is None:
-            removed = ChangeSet(SCHEMA.empty_table(), removed=tuple(vanished["path"].to_pylist()))
-            self._commit_changes(committer, removed, "delete")
-            self.indexes_lag |= pc.any(pc.greater(vanished["lines"], 0)).as_py()
-            self._count_deleted(vanished)
+            self._commit_changes(ChangeSet(SCHEMA.empty_table(), removed=tuple(missing["path"].to_pylist())), "delete")
+            tally.indexes_lag |= pc.any(pc.greater(missing["lines"], 0)).as_py()
+            tally.deleted(missing)
         return refused
 
-    def _vanished(self, scans: list[ScanResult]) -> pa.Table:
-        """Return the documents that are missing from the listing; none if the listing is incomplete."""
-        vanished = pa.concat_tables([scan.diff.deleted for scan in scans])
-        if len(vanished) and not all(scan.complete for scan in scans):
-            self._progress.message("Parts of the source could not be listed, so this run deletes nothing.")
-            return vanished[:0]
-        return vanished
+    def _mark_opened(self) -> None:
+        """Record which archives are completely indexed: the next run reopens the others.
 
-    def _refusal(self, vanished: pa.Table) -> DeletionRefused | None:
-        documents = self._exempt_from_limit(vanished.filter(pc.is_null(vanished["reason"])))
-        renamed = (Counter(documents["hash"].to_pylist()) & self._new_hashes).total()
-        lost = len(documents) - renamed
-        states = self.report.states
-        if self._only is None:
-            known = (DocumentState.UNCHANGED, DocumentState.TOUCHED, DocumentState.CHANGED)
-            before = len(documents) + sum(states[state] for state in known)
-        else:
-            before = self._totals()[0] - states[DocumentState.NEW]
-        limit = self._plan.request.max_delete_fraction
-        if lost <= GUARDED_DELETIONS or lost <= limit * before:
-            return None
-        return DeletionRefused(
-            f"{lost:,} of {before:,} documents are missing, more than the fraction {limit:g}; the index keeps them",
-            str(self._source.entity),
-            "To delete them, run again with --max-delete-fraction 1.",
-        )
-
-    def _exempt_from_limit(self, vanished: pa.Table) -> pa.Table:
-        """Drop documents that the request excludes or another source claims:
-
-        the deletion limit does not apply to them.
+        Call it last, after all members are committed and missing ones deleted. An archive is incomplete if it changed
+        since the scan, or if a member could not be read.
         """
-        paths = vanished["path"].combine_chunks()
-        left_out = Matcher(self._source.rules).excluded(paths) | claimed(paths, self._source.claims)
-        if not self._source.record.archives:
-            left_out |= pc.match_substring(paths, INSIDE).to_numpy(zero_copy_only=False)
-        return vanished.filter(pa.array(~left_out))
+        tally = self.job.tally
+        incomplete = {container_of(path) for path in tally.passing()}
+        opened = {p: each for scan in self.work.scans for p, each in scan.opened.items() if p not in incomplete}
+        mark, rows = self.survey.scan_spec().how.opened, []
+        for row in self.job.manifest.get([*opened], columns=SCHEMA.names).to_pylist():
+            archive = opened[row["path"]]
+            if row["hash"] == archive.content_hash:
+                why = archive.reason if row["reason"] == SkipReason.ARCHIVE else None
+                row["extractor"] = "+".join(filter(None, (without_opened(row["extractor"]), mark)))
+                rows.append(row | ({"reason": why.value} if why is not None else {}))
+        if rows:
+            self._commit_changes(ChangeSet(pa.Table.from_pylist(rows, SCHEMA)))
+        tally.opened({row["path"]: row["reason"] for row in rows if row["reason"] is not None})
 
-    # -- counting ----------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------
 
-    def _count(self, result: BatchResult) -> None:
-        for state, count in result.states.items():
-            self.report.states[state] += count
-        self.report.skipped += result.skipped
-        self.report.truncated += result.truncated
-        self.report.lines_embedded += result.lines
-        self.report.lines_reused += result.lines_reused
-        self.report.bytes_read += result.bytes_read
-        for rule, count in result.redacted.items():
-            self.report.redacted[rule] = self.report.redacted.get(rule, 0) + count
-        self._count_seconds(result.seconds)
-        self._new_hashes.update(result.new_hashes)
+    def _is_complete(self) -> bool:
+        """Return whether every scanned file is indexed, or skipped until it changes."""
+        return self.work.is_listed and not self.job.tally.passing()
 
-    def _count_seconds(self, of_workers: Mapping[str, float]) -> None:
-        for phase, seconds in of_workers.items():
-            self.report.worker_phases[phase] = self.report.worker_phases.get(phase, 0.0) + seconds
+    def _reached(self, at: AtCommit) -> IndexedCommit | None:
+        """Return the commit and manifest revision to record at the end of the run."""
+        token, batch, before = self.committer.lease.token, self.committer.batch, self.record.reached
+        reached = at.reached(token)
+        if reached is None:
+            return None
+        known = before.revision if before is not None and before.token == token - 1 else 0
+        return replace(reached, revision=revision(token, batch) if batch else known)
 
-    def _count_retouched(self, retouched: pa.Table) -> None:
-        indexed = pc.is_null(retouched["reason"])
-        self.report.states[DocumentState.TOUCHED] += pc.sum(indexed, min_count=0).as_py()
-        skipped = retouched.filter(pc.invert(indexed))
-        self.report.skipped += zip(*(skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
-
-    def _count_deleted(self, vanished: pa.Table) -> None:
-        self.report.states[DocumentState.DELETED] += pc.sum(pc.is_null(vanished["reason"]), min_count=0).as_py()
-
-    def _count_unchanged(self, at_revision: int) -> None:
-        self.report.revision = at_revision
-        self._count_totals()
-        self.report.states[DocumentState.UNCHANGED] = self.report.documents_total
-
-    def _count_totals(self, documents: pa.Table | None = None) -> None:
-        columns = ["path", "size_bytes", "lines", "reason", "extractor"]
-        if documents is None:
-            documents = self._plan.workspace.manifest(self._source.entity).read(columns=columns)
-        self.report.documents_total, self.report.lines_total = totals(documents)
-        marks = [mark for mark in pc.unique(documents["extractor"]).to_pylist() if mark]
-
-        def marked(pattern: str) -> pa.Table:
-            found = [mark for mark in marks if re.search(pattern, mark)]
-            return documents.filter(pc.is_in(documents["extractor"], pa.array(found, pa.string())))
-
-        self.report.missing_extra, partially_indexed = len(marked(MISSING_MARK)), marked(ENDS_MARK)
-        self.report.partially_indexed = dict(
-            zip(partially_indexed["path"].to_pylist(), partially_indexed["size_bytes"].to_pylist(), strict=True)
-        )
-        if self._only is not None and isinstance(self._source.source, RepositorySource):  # the others were not scanned
-            seen = (DocumentState.NEW, DocumentState.CHANGED, DocumentState.TOUCHED)
-            others = self.report.documents_total - sum(self.report.states[state] for state in seen)
-            self.report.states[DocumentState.UNCHANGED] = others
-
-    def _totals(self) -> tuple[int, int]:
-        """Return the number of documents and of lines in the manifest."""
-        return totals(self._plan.workspace.manifest(self._source.entity).read(columns=["lines", "reason"]))
-
-    def _count_deltas(self, lease: Lease | None) -> None:
-        """Count the deltas, and fold many small deltas under ``lease``: there may be no scheduled compaction."""
-        documents = self._plan.workspace.manifest(self._source.entity)
-        log = documents.log()
+    def _fold_deltas(self) -> None:
+        """Count the deltas, and fold many small deltas if the run committed: there may be no scheduled compaction."""
+        manifest, lease = self.job.manifest, self.committer.lease
+        log = manifest.log()
         deltas = len(log.deltas)
-        if lease is not None and deltas >= FOLDED_BY_RUNS and log.base_bytes + sum(log.delta_bytes) <= MAX_FOLD_BYTES:
+        is_small = log.base_bytes + sum(log.delta_bytes) <= MAX_FOLD_BYTES
+        if self.committer.batch and deltas >= FOLDED_BY_RUNS and is_small:
             try:
                 lease.check()
-                documents.compact()
+                manifest.compact()
                 deltas = 0
             except (StorageError, CorruptFile, LeaseLost) as error:  # this run's commits are kept
-                self._progress.message(f"Cannot fold the deltas of {self._source.entity}: {error}")
-        self.report.deltas = deltas
+                self.job.progress.message(f"Cannot fold the deltas of {self.entity}: {error}")
+        self.job.tally.report.deltas = deltas
         if deltas > DEFAULT_MAX_DELTAS:
-            self._progress.message(
-                f"{self._source.entity} has {deltas:,} deltas, which slow down runs. Run: driftline compact"
+            self.job.progress.message(
+                f"{self.entity} has {deltas:,} deltas, which slow down runs. Run: driftline compact"
             )
-
-    def _dry_run(self) -> None:
-        self._narrow(self._record_before())
-        scans = self._scan()
-        changes = pa.concat_tables([t for scan in scans for t in (scan.diff.new, scan.diff.candidates)])
-        for result in self._executor.map(embed_batch, self._batches(changes, dry_run=True)):
-            self._count(result)
-        for scan in scans:
-            self._count_retouched(scan.diff.retouched)
-        vanished = self._vanished(scans)
-        refused = self._refusal(vanished)
-        if refused:
-            raise refused
-        self._count_deleted(vanished)
-        self._count_totals()
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        with self._watch.phase(phase), store_requests.phase(phase):
-            yield
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from driftline.flows.config.workspace_names import SERVER_VARIABLE
 from driftline.flows.output.report_page import line_plot
 from driftline.flows.output.rich_tables import requests_text
 from driftline.flows.output.run_history import History, Series, in_words, newest_runs
+from driftline.flows.output.run_reports import FleetsReport
 from driftline.flows.runs.index import IndexRequest
 from driftline.storage.errors import DriftlineError
 from driftline.storage.objects.store_requests import KINDS
@@ -91,14 +92,14 @@ def _skipped_before(runs: Iterable[RunRecord], run_id: str) -> list[dict[str, An
     return [{"source": entity, **file} for entity, files in found.items() for file in files]
 
 
-def show_fleets(result: dict[str, Any]) -> None:
+def show_fleets(report: FleetsReport) -> None:
     """Publish a fleet sync's changes and failures, if any."""
-    indexed, rows = set(result["to_index"]), list[dict[str, Any]]()
-    for fleet in result["fleets"]:
-        for row in fleet["repositories"]:
-            if row["entity"] in indexed or row["state"] == "retired" or row["has_failed"]:
-                told = {name: row[name] for name in ("path", "state", "entity", "indexed", "reason")}
-                rows.append({"fleet": fleet["name"], **told})
+    indexed, rows = set(report.sync.to_index if report.sync else ()), list[dict[str, Any]]()
+    for fleet in report.fleets:
+        for row in fleet.repositories:
+            if row.entity in indexed or row.state == "retired" or row.has_failed:
+                told = {name: getattr(row, name) for name in ("path", "state", "entity", "indexed", "reason")}
+                rows.append({"fleet": fleet.name, **told})
     _table("driftline-fleet", rows, "changed or failed")
 
 

@@ -91,7 +91,7 @@ class IndexView:
 
 def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexView:
     """Read the index page's data inside the boundary ``within``. Raises StorageError, CorruptFile."""
-    runs = newest_runs(workspace, MAX_RUNS)
+    runs = newest_runs(workspace, MAX_RUNS, within=within)
     return IndexView(
         stats=workspace.stats(within),
         skipped=tuple(_skipped(workspace, within)),
@@ -112,7 +112,8 @@ class HomeView:
 def home_view(workspace: Workspace, within: Boundary | None = None) -> HomeView:
     """Read the home page's data. Raises StorageError, CorruptFile."""
     stats = workspace.stats(within)
-    runs = (run for run in newest_runs(workspace, MAX_RECENT_RUNS) if run.outcome == DONE and run.main_sources)
+    recent = newest_runs(workspace, MAX_RECENT_RUNS, within=within)
+    runs = (run for run in recent if run.outcome == DONE and run.main_sources)
     last = next((run for run in runs if within is None or any(_within((run,), within))), None)
     indexed = datetime.fromisoformat(last.started).astimezone(UTC) if last is not None else None
     return HomeView(stats.total_documents, stats.total_lines, tuple(stats.sources), indexed)

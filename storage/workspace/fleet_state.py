@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound
@@ -31,8 +31,6 @@ LOOKED_AT_AGAIN_AFTER = timedelta(days=1)
 """A repository's commit is looked up at least this often, even if the host lists no change."""
 RETIRED_AFTER_MISSES = 2
 """How many complete listings must lack a repository before it may be retired, however short the grace period is."""
-GUARDED_REPOSITORIES = 3
-"""This many retirements never need confirmation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,32 +126,6 @@ class KnownRepository:
     def lag_seconds(self, now: datetime) -> float:
         """Return how long the index has been known to be behind."""
         return (now - self.behind_since).total_seconds() if self.behind_since is not None else 0.0
-
-    def to_dict(self, now: datetime) -> dict[str, Any]:
-        """Return the repository in the format of ``fleet status --json``."""
-        listed = self.listed
-        times = {name: getattr(self, name) for name in ("looked_at", "indexed_at", "missed_since", "retry_at")}
-        return {
-            "id": listed.id,
-            "path": listed.path,
-            "entity": self.entity,
-            "state": self.state,
-            "former_path": self.former_path,
-            "archived": listed.archived,
-            "fork": listed.fork,
-            "visibility": listed.visibility,
-            "size_bytes": listed.size_bytes,
-            "commit": self.commit,
-            "indexed": self.indexed,
-            "lag_seconds": round(self.lag_seconds(now), 3),
-            "failures": self.failures,
-            "reason": self.excluded or self.reason,
-            "branches": {name: each.indexed or None for name, each in self.branches.items()},
-            "skipped_branches": self.skipped_branches,
-            "pull_requests_problem": self.pulls_problem,
-            "readers_at": self.readers.at.isoformat() if self.readers is not None else None,
-            "readers_problem": self.readers_problem,
-        } | {name: moment.isoformat() if moment else None for name, moment in times.items()}
 
     def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, followed: tuple[str, ...]) -> bool:
         """Return whether its host must be asked for its commit; not if the listing shows that nothing was pushed.
@@ -345,11 +317,6 @@ def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace:
         for identifier, each in repositories.items()
         if (gone := since(each)) is not None and now - gone >= grace
     ]
-
-
-def is_suspicious(retired: int, known: int, max_fraction: float) -> bool:
-    """Return whether so many known repositories would be retired that a user should confirm it."""
-    return retired > GUARDED_REPOSITORIES and retired > max_fraction * known
 
 
 def settled_stamp(host: Host, listing: Listing, repository: Repository) -> str:

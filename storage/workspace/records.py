@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -212,6 +212,10 @@ class _Versioned:
 log = logging.getLogger(__name__)
 DONE = "done"
 """The outcome of a run without a failure."""
+INDEX = "index"
+"""The kind of an index run."""
+_OF_TENANTS = ("sources", "failed")
+"""The lists in an index run's report that differ between its tenants."""
 CHANGE_ATTEMPTS = 20
 """Attempts to change a record that other processes change at the same time."""
 
@@ -247,14 +251,40 @@ class RunRecord:
     @property
     def main_sources(self) -> list[Mapping[str, Any]]:
         """The report's entries of the sources whose main index an index run updated, and not a branch."""
-        if self.kind != "index":
+        if self.kind != INDEX:
             return []
         return [source for source in self.report.get("sources", ()) if source.get("branch") is None]
 
 
+def whole_run(parts: Sequence[RunRecord]) -> RunRecord:
+    """Join the records that one run wrote to several tenants.
+
+    An index run's record lists the sources of all of them; every part has the counts of the whole run, such as its
+    requests. The report of other runs holds the tenants' reports as ``parts``.
+    """
+    first, reports = parts[0], [part.report for part in parts]
+    if len(parts) == 1:
+        return first
+    if first.kind != INDEX:
+        return replace(first, report={"parts": reports})
+    joined = {name: [each for report in reports for each in report.get(name, ())] for name in _OF_TENANTS}
+    return replace(first, report=first.report | joined)
+
+
+def _own(run: RunRecord, tenant: Entity) -> RunRecord:
+    """Return the record of an index run without other tenants' sources, which older runs wrote to each tenant."""
+    sources = run.report.get("sources", ()) if run.kind == INDEX else ()
+    own = [each for each in sources if each["entity"].startswith(f"{tenant}/")]
+    if len(own) == len(sources):
+        return run
+    uris = {each["uri"] for each in own}
+    failed = [each for each in run.report.get("failed", ()) if each["uri"] in uris]
+    return replace(run, report=run.report | {"sources": own, "failed": failed})
+
+
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """A tenant's run history."""
+    """A tenant's run history. Its records name nothing of other tenants."""
 
     objects: ObjectStore
     tenant: Entity
@@ -270,7 +300,8 @@ class RunHistory:
 
     def get(self, run_id: str) -> RunRecord | None:
         """Return a run's record, or None."""
-        return read_record(self.objects, f"{self._directory}/{run_id}.json", RunRecord)
+        run = read_record(self.objects, f"{self._directory}/{run_id}.json", RunRecord)
+        return _own(run, self.tenant) if run is not None else None
 
     def revision(self, run_id: str, entity: Entity) -> int:
         """Return the ``rev`` of ``entity`` after a run, for reading its manifest ``as_of``. Raises UsageError."""

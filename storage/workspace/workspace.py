@@ -60,6 +60,7 @@ from driftline.storage.workspace.records import (
     read_copy_record,
     read_record,
     too_many_changes,
+    whole_run,
 )
 from driftline.storage.workspace.stats import WorkspaceStats
 
@@ -95,8 +96,9 @@ def collect(
         tables = [LineTable(objects, tenant, config.fingerprint) for tenant in tenants]
         known = (index for table in tables if table.exists() for index in table.open().describe_indices())
         index_types = {index.index_type for index in known if index.name == VECTOR}
-    runs = workspace.map_parallel(lambda tenant: RunHistory(objects, tenant).last(), tenants)
-    last = max((run for run in runs if run is not None), key=lambda run: run.run_id, default=None)
+    runs = [run for run in workspace.map_parallel(lambda tenant: RunHistory(objects, tenant).last(), tenants) if run]
+    newest = max((run.run_id for run in runs), default=None)
+    last = whole_run([run for run in runs if run.run_id == newest]) if runs else None
     return WorkspaceStats(
         workspace=objects.uri,
         total_documents=sum(row["documents"] for row, _ in counted),

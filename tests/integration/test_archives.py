@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.flows.runs.source_run import SourceRun
+from driftline.flows.runs.source_run import LeasedRun
 from driftline.storage.documents import DocumentState, SkipReason, content_hash
 from driftline.storage.errors import DeletionRefused, StorageError
 from driftline.storage.workspace.workspace import Workspace
@@ -185,7 +185,7 @@ def test_a_run_that_ends_early_opens_the_archive_again(
 ) -> None:
     ws = tmp_path / "ws"
     with monkeypatch.context() as broken:
-        broken.setattr(SourceRun, "_delete", lambda *_: _fail())
+        broken.setattr(LeasedRun, "_delete", lambda *_: _fail())
         with pytest.raises(StorageError):
             index(tree, ws, model=str(tiny_model), archives=True)
     opened = list[str]()

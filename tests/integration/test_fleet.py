@@ -17,8 +17,7 @@ from driftline.flows.runs import branches as branch_runs
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs import plan, source_group
 from driftline.flows.runs.branches import prune_branches
-from driftline.flows.runs.fleet import has_failed, summary
-from driftline.flows.runs.source_run import SourceRun
+from driftline.flows.runs.source_run import Survey
 from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.errors import StorageError
 from driftline.storage.objects.store import ObjectStore
@@ -110,11 +109,11 @@ def test_repositories_are_fetched_ahead_of_their_scans(
         project.write("more.md", f"more of {name}\n")
         project.push()
 
-    attempts, looks, look = list[str](), list[str](), SourceRun._unchanged_at
+    attempts, looks, look = list[str](), list[str](), Survey.unchanged_at
 
-    def looked(run: SourceRun) -> int | None:
-        looks.append(run.entity.id)
-        return look(run)
+    def looked(survey: Survey) -> int | None:
+        looks.append(survey.job.entity.id)
+        return look(survey)
 
     def lost(mirror: Mirror, commit: str) -> None:
         attempts.append(mirror.remote.name)
@@ -123,7 +122,7 @@ def test_repositories_are_fetched_ahead_of_their_scans(
         fetch(mirror, commit)
 
     monkeypatch.setattr(Mirror, "_fetch", lost)
-    monkeypatch.setattr(SourceRun, "_unchanged_at", looked)
+    monkeypatch.setattr(Survey, "unchanged_at", looked)
     report = fleet.sync(how={"workers": 1})
     assert states(report) == {"team/a": "indexed", "team/b": "failing", "team/c": "indexed"}
     assert "The connection is lost" in rows(report)["team/b"]["reason"]
@@ -200,7 +199,7 @@ def test_a_failing_repository_is_retried_with_backoff_and_does_not_stop_others(
     first = fleet.sync()
     assert states(first) == {"team/a": "indexed", "team/gone": "failing", "team/c": "indexed"}
     assert "no such repository" in rows(first)["team/gone"]["reason"]
-    assert has_failed(first)
+    assert fleet.has_failed
     git_server.requested.clear()
     fleet.now += timedelta(minutes=4)
     fleet.sync()
@@ -216,7 +215,7 @@ def test_a_failing_repository_is_retried_with_backoff_and_does_not_stop_others(
 def test_an_empty_repository_is_no_failure(git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet) -> None:
     git_server.create("team/empty.git")
     report = fleet.sync()
-    assert (states(report)["team/empty"], has_failed(report)) == ("empty", False)
+    assert (states(report)["team/empty"], fleet.has_failed) == ("empty", False)
 
 
 def test_missing_repositories_are_retired_after_the_grace_period_and_returning_ones_indexed_again(
@@ -300,7 +299,7 @@ def test_a_repository_without_commits_is_kept_for_the_grace_period(
     fleet.sync()
     git(projects["a"].remote, "update-ref", "-d", "refs/heads/main")
     report = fleet.sync()
-    assert (states(report)["team/a"], has_failed(report)) == ("empty", False)
+    assert (states(report)["team/a"], fleet.has_failed) == ("empty", False)
     assert "no longer has a commit" in rows(report)["team/a"]["reason"]
     fleet.now += timedelta(days=6)
     fleet.sync()
@@ -455,7 +454,7 @@ def test_branches_that_a_uri_cannot_name_are_skipped_with_a_reason(projects: dic
         git(projects["a"].remote, "branch", name, "main")
     report = fleet.sync()
     skipped = rows(report)["team/a"]["skipped_branches"]
-    assert (set(skipped), all(skipped.values()), has_failed(report)) == ({*odd}, True, False)
+    assert (set(skipped), all(skipped.values()), fleet.has_failed) == ({*odd}, True, False)
     assert branches(fleet) == {"a": {"topic": {"a.md"}}}
     git(projects["a"].remote, "branch", "-D", "x@y")
     assert set(rows(fleet.sync())["team/a"]["skipped_branches"]) == {odd[0], odd[2]}
@@ -468,7 +467,7 @@ def test_runs_of_branches_are_reported(projects: dict[str, Checkout], fleet: Fle
         git(projects[name].remote, "branch", "topic", "main")
     report = fleet.sync()
     assert (report["run_id"], len(report["branch_run_ids"])) == (None, 1)
-    assert summary(report) == "3 repositories, 0 changed, 2 branches changed, 0 retired"
+    assert (fleet.report and fleet.report.in_words()) == "3 repositories, 0 changed, 2 branches changed, 0 retired"
     assert fleet.sync()["branch_run_ids"] == []
 
 

@@ -17,7 +17,6 @@ import pytest
 import driftline
 from driftline.flows.commands.web import _access_rules
 from driftline.flows.runs import fleet as fleet_runs
-from driftline.flows.runs.fleet import has_failed
 from driftline.flows.runs.index import remove_source
 from driftline.flows.web import authentication as authenticating
 from driftline.flows.web.api import Reader
@@ -470,10 +469,10 @@ def test_open_pull_requests_are_branches_until_the_host_closes_them(
     report = fleet.sync()
     assert "the host failed" in rows(report)["acme/r1"]["pull_requests_problem"].lower()
     assert set(branches(fleet)["r1"]) == {"pr/7"}, "a host that fails closes nothing"
-    assert (report["fleets"][0]["complete"], has_failed(report)) == (True, True)
+    assert (report["fleets"][0]["complete"], fleet.has_failed) == (True, True)
     report = fleet.sync()
     assert not any(row["pull_requests_problem"] for row in rows(report).values())
-    assert not has_failed(report)
+    assert not fleet.has_failed
     assert branches(fleet) == {}
     api.repositories[0].closed.clear()
     assert len(fleet.sync()["branches"]) == 5
@@ -494,7 +493,8 @@ def test_a_sync_stops_asking_for_pull_requests_at_the_first_wait_that_is_too_lon
     assert not [each for each in api.served if "/pulls" in each]
     assert report["fleets"][0]["problems"] == ["the pull requests of 3 repositories cannot be listed"]
     fleet.tables = fleet.tables.replace("pull_requests = true\n", "")
-    assert not has_failed(fleet.sync())
+    fleet.sync()
+    assert not fleet.has_failed
     fleet.tables += fleet.tables.replace("[[fleet]]", '[[fleet]]\nname = "again"')
     asked, api.faults = len(api.served), [throttled(429, Retry_After="86400")]
     assert [each["complete"] for each in fleet.sync()["fleets"]] == [False, False]
@@ -527,12 +527,13 @@ def test_the_last_answer_about_readers_holds_until_the_host_denies_another(
     api.faults = [*listing, lambda _: None, failing(), failing()]
     report = fleet.sync()
     assert readable(fleet) == {"ann": {"r2"}, "bob": {"r1", "r2"}}, "nobody is known to read what was public"
-    assert (rows(report)["acme/r2"]["readers_at"], has_failed(report)) == (asked_at, True)
+    assert (rows(report)["acme/r2"]["readers_at"], fleet.has_failed) == (asked_at, True)
     assert report["fleets"][0]["problems"] == ["the readers of 2 repositories cannot be listed"]
     api.faults = [*listing, lambda _: None, failing(404), failing(403)]
     fleet.sync()
     assert readable(fleet) == {"bob": {"r1"}}
-    assert not has_failed(fleet.sync())
+    fleet.sync()
+    assert not fleet.has_failed
     assert readable(fleet) == {"ann": {"r2"}, "bob": {"r1", "r2"}}
     del api.repositories[1]
     fleet.sync()

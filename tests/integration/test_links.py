@@ -190,7 +190,7 @@ def test_a_killed_run_removes_links_only_of_documents_that_it_wrote(
     tree.write("src/a.py", "def alpha():\n    return 5\n")
     tree.push()
     with monkeypatch.context() as patch:
-        patch.setattr("driftline.flows.runs.source_run.SourceRun._delete", lambda *_: 1 / 0)
+        patch.setattr("driftline.flows.runs.source_run.LeasedRun._delete", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             index(location, tiny_model, git_server.url("app.git"))
     assert urls_with(location) == {"src/a.py": None, "docs/b.md": f"{HOST}/{at}/docs/b.md?plain=1#L1"}

@@ -17,7 +17,7 @@ import driftline as dl
 from driftline.flows.runs import index
 from driftline.flows.runs.executors import InlineExecutor, Result, Spec, Task
 from driftline.flows.runs.pull import PullRequest, pull_workspace
-from driftline.flows.runs.source_run import SourceRun
+from driftline.flows.runs.source_run import LeasedRun, SourceRun
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.batch import BatchSpec
@@ -138,7 +138,7 @@ def test_fifty_sources_are_indexed_concurrently_whatever_happens_to_two_of_them(
     monkeypatch.delenv("DRIFTLINE_WORKSPACE", raising=False)
     threads, concurrent, begin = set[int](), threading.Event(), SourceRun.begin
 
-    def watched(run: SourceRun, stack: ExitStack, marker_token: Any) -> bool:
+    def watched(run: SourceRun, stack: ExitStack, marker_token: Any) -> LeasedRun | None:
         threads.add(threading.get_ident())
         if len(threads) > 1:
             concurrent.set()

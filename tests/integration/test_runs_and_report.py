@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -17,9 +18,12 @@ import pytest
 
 from driftline.flows.output.report_page import bar_plot, line_plot, number, render
 from driftline.flows.output.run_history import History, Series, newest_runs, to_row
-from driftline.storage.entities import Entity
+from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.plan import IndexRequest, SourceRequest
+from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StorageError
 from driftline.storage.objects.local_disk import LocalDisk
+from driftline.storage.sql import query
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.stats import WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
@@ -116,14 +120,51 @@ def test_a_run_over_several_tenants_is_one_run(tmp_path: Path) -> None:
     for tenant in (Entity.parse("org:acme"), Entity.parse("org:other")):
         runs = RunHistory(workspace.objects, tenant)
         workspace.objects.create(f"{tenant.directory}/project:p/source:s/_source.json", b"{}")
-        runs.record(run("cleanup", 2, {"deleted_count": 3}))
-        runs.record(run("index", 1, {"sources": [source("web", 5, new=1)]}))
+        runs.record(run("cleanup", 2, {"deleted_count": 3 if tenant.id == "acme" else 4}))
+        runs.record(run("index", 1, {"sources": [source(f"{tenant}/project:p/source:s", 5, new=1)]}))
     rows = [to_row(found) for found in newest_runs(workspace, 10)]
     assert [(row["kind"], row.get("deleted"), row.get("new")) for row in rows] == [
-        ("cleanup", 6, None),
-        ("index", 0, 1),
+        ("cleanup", 7, None),
+        ("index", 0, 2),
     ]
     assert len(newest_runs(workspace, 1)) == 1
+
+
+def test_a_tenants_record_of_a_run_names_nothing_of_other_tenants(
+    driftline: Driftline, tiny_model: Path, tmp_path: Path
+) -> None:
+    sources = []
+    for name in ("acme", "other"):
+        (tmp_path / f"of-{name}").mkdir()
+        (tmp_path / f"of-{name}" / f"{name}.txt").write_text("hello\n")
+        (tmp_path / f"of-{name}" / f"{name}.bin").write_bytes(b"\0\0")
+        for folder in (f"of-{name}", f"missing-{name}"):
+            entity = f"org:{name}/project:p/source:{folder}"
+            sources.append(SourceRequest(str(tmp_path / folder), entity))
+    request = IndexRequest(
+        sources=tuple(sources), workspace=str(tmp_path / "index"), model=str(tiny_model), keep_going=True
+    )
+    report = index_sources(request)
+    workspace = Workspace.open(str(tmp_path / "index"))
+    for name, others in (("acme", "other"), ("other", "acme")):
+        (written,) = (tmp_path / "index" / f"org:{name}" / "_runs").iterdir()
+        text = written.read_text()
+        names = (f"of-{name}", f"{name}.bin", f"missing-{name}", others)
+        assert [each for each in names if each not in text] == [others]
+        # Records of before hold the whole report, and tell a reader no more.
+        whole = json.loads(text) | {"report": report.to_dict()}
+        written.write_text(json.dumps(whole))
+        last = RunHistory(workspace.objects, Entity.parse(f"org:{name}")).last()
+        assert f"of-{name}" in str(last)
+        assert others not in str(last)
+    (row,) = (to_row(each) for each in newest_runs(workspace, 10))
+    assert (row["new"], row["skipped"], row["failed"]) == (2, 2, [])
+    assert sorted(row["sources"]) == [f"org:{name}/project:p/source:of-{name}" for name in ("acme", "other")]
+    (row,) = (to_row(each) for each in newest_runs(workspace, 10, within=Boundary.of(Entity.parse("org:acme"))))
+    assert row["sources"] == ["org:acme/project:p/source:of-acme"]
+    with query(workspace, "SELECT count(*), sum(sources), (SELECT count(*) FROM run_sources) FROM runs") as result:
+        assert list(result.rows()) == [(1, 2, 2)]
+    assert len((workspace.stats().last_run or {})["report"]["sources"]) == 2
 
 
 @pytest.mark.parametrize("outcome", ["done", "storage_error"])

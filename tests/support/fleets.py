@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from driftline.flows.config.driftline_toml import load_config
+from driftline.flows.output.run_reports import FleetsReport
 from driftline.flows.runs.fleet import FleetRequest, sync_fleets
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.workspace import Workspace
@@ -22,6 +23,8 @@ class Fleet:
     model: Path
     tables: str
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    report: FleetsReport | None = None
+    """The last sync's report."""
 
     @property
     def config(self) -> Path:
@@ -31,7 +34,13 @@ class Fleet:
 
     def sync(self, **options: Any) -> dict[str, Any]:
         config = load_config(self.config)
-        return sync_fleets(FleetRequest(config, config.workspace, **options), now=lambda: self.now)
+        self.report = sync_fleets(FleetRequest(config, config.workspace, **options), now=lambda: self.now)
+        return self.report.to_dict()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last sync failed for a repository or could not list all of them."""
+        return self.report is not None and bool(self.report.failures)
 
     @property
     def workspace(self) -> Workspace:
