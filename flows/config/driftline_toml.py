@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # commands that find no such file import none of these
         WorkspaceTable,
     )
     from driftline.storage.lines.line_filter import LineFilter
-    from driftline.storage.sources.discovery import Selection
+    from driftline.storage.sources.discovery import FleetSelection
     from driftline.storage.sources.hosts import Host, OwnerKind
 
 
@@ -125,7 +125,7 @@ class ConfiguredFleet:
 
     name: str
     host: Host
-    selection: Selection
+    selection: FleetSelection
     template: str
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -494,7 +494,7 @@ def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
 
 
 def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
-    from driftline.storage.sources.discovery import Selection
+    from driftline.storage.sources.discovery import FleetSelection
     from driftline.storage.sources.hosts import OWNERS, Host
 
     provider = table.provider
@@ -534,7 +534,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
         raise UsageError(f"A {provider} fleet does not support pull requests", "", fix)
     if table.readers is not None:
         _check_readers(table.readers, host)
-    selection = Selection(
+    selection = FleetSelection(
         tuple(table.include),
         tuple(table.exclude),
         tuple(table.topics),

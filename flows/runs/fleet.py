@@ -39,7 +39,7 @@ from driftline.storage.errors import (
 from driftline.storage.layout import SOURCE, new_ulid
 from driftline.storage.leases.lease import Lease
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Listing, RateLimit, discover, open_pulls, readers_of
+from driftline.storage.sources.discovery import HostListing, RateLimit, discover, open_pulls, readers_of
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
 from driftline.storage.workspace.branch_cuts import check_name
 from driftline.storage.workspace.fleet_state import (
@@ -101,7 +101,7 @@ class FleetPart:
 
     fleet: ConfiguredFleet
     before: FleetRecord
-    listing: Listing
+    listing: HostListing
     repositories: dict[str, KnownRepository]
     asked: int = 0
     retired: dict[str, KnownRepository] = field(default_factory=dict)

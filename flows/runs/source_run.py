@@ -134,7 +134,7 @@ class SourceRun:
         self._work_tree: WorkTreeAtCommit | RepositoryAtCommit | None = None
         self._only: tuple[str, ...] | None = None
         self._donations: Donations = {}
-        self._carriers = frozenset[str]()
+        self._container_only_paths = frozenset[str]()
         self._fetched: Future[int | None] | None = None
         self._work: _Work
 
@@ -315,7 +315,7 @@ class SourceRun:
         if self._source.superseded is not None or self._plan.request.build is not None:
             return None
         lease = peek(self._plan.workspace.objects, self._plan.workspace.lease_of(self.entity))
-        if not lease.is_free or lease.is_abandoned or not at.is_indexed(known.commit, lease.token):
+        if not lease.is_free or lease.holder_died or not at.is_indexed(known.commit, lease.token):
             return None
         return revision(lease.token + 1, 0)  # the revision of a run that took the lease and found nothing
 
@@ -360,7 +360,7 @@ class SourceRun:
             self._count_seconds({"scan": scan.seconds})
             self.report.states[DocumentState.UNCHANGED] += scan.diff.unchanged
             self.report.too_large.update(scan.too_large)
-            self._carriers |= scan.container_only_paths
+            self._container_only_paths |= scan.container_only_paths
             skipped = zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True)
             self.report.skipped += [each for each in skipped if not self._is_open(*each)]
         return scans
@@ -473,11 +473,11 @@ class SourceRun:
         # Copy, because pickling a slice sends the whole underlying table.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
         donations = only(self._donations, rows["path"].to_pylist()) if self._donations else {}
-        container_only_paths = (
-            self._carriers.intersection(rows["path"].to_pylist()) if self._carriers else self._carriers
-        )
+        containers = self._container_only_paths
+        if containers:
+            containers = containers.intersection(rows["path"].to_pylist())
         how = self._scan_spec(()).how
-        return BatchSpec(self._source.source, self.entity, rows, dry_run, donations, how, container_only_paths)
+        return BatchSpec(self._source.source, self.entity, rows, dry_run, donations, how, containers)
 
     def _find_donations(self, changes: pa.Table) -> Donations:
         """Find lines that a branch or the main index already embedded."""

@@ -218,7 +218,7 @@ BranchName = Annotated[
     Query(description="Read the document on this branch."),
 ]
 DocumentLimit = Annotated[int, Query(ge=1, le=MAX_DOCUMENTS, description="Maximum number of documents.")]
-Cursor = Annotated[
+PageCursor = Annotated[
     _CursorText | SkipJsonSchema[None],
     Query(description="Start of the page, from the 'next' link."),
 ]
@@ -445,7 +445,7 @@ class Api:
     reader: Reader
 
     @spread("given", parameters(options_in("http")))
-    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
+    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: PageCursor = None) -> Response:
         """Find the lines that match a query best, as in ``driftline search --json``.
 
         The response's 'next' link points to the next page.
@@ -468,7 +468,7 @@ class Api:
 
     @spread("given", parameters(options_in("http", "sources", "dirs", "exts")))
     def documents(
-        self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
+        self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: PageCursor = None
     ) -> Response:
         """List the documents, sorted by source and path. The response's 'next' link points to the next page."""
         after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None

@@ -41,7 +41,7 @@ def new_claim_owner() -> str:
     return ":".join((_host(this), str(this.pid), this.start_time, unique, this.liveness_file))
 
 
-def has_ended(claim_owner: str) -> bool:
+def is_dead_owner(claim_owner: str) -> bool:
     """Return whether the ``claim_owner`` process ran on this host, in this boot, and is provably dead."""
     this = ProcessIdentity.current()
     host, _, rest = claim_owner.partition(":")
@@ -237,7 +237,7 @@ class Flusher:
         now = self._now()
         until = now + timedelta(seconds=seconds)
         return self._catalog.write(
-            lambda connection: outbox.claim(connection, tenant, self._name, now, until, has_ended)
+            lambda connection: outbox.claim(connection, tenant, self._name, now, until, is_dead_owner)
         )
 
     def _run(self) -> None:

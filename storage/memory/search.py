@@ -24,11 +24,11 @@ from driftline.storage.memory.vectors import (
 )
 from driftline.storage.objects.store import ObjectStore
 
-Mode = Literal["hybrid", "vector", "text"]
-MODES: tuple[Mode, ...] = ("hybrid", "vector", "text")
+MemoryMode = Literal["hybrid", "vector", "text"]
+MODES: tuple[MemoryMode, ...] = ("hybrid", "vector", "text")
 
 
-def relevance(entry: Found, mode: Mode) -> float:
+def relevance(entry: Found, mode: MemoryMode) -> float:
     """Return the score that hits are sorted by, at most 1: from the cosine and the word match.
 
     A word match closes its share of the gap between the cosine and 1; with no match, the score is the cosine.
@@ -44,7 +44,7 @@ def relevance(entry: Found, mode: Mode) -> float:
 
 
 def ranked(
-    near: Iterable[Found], worded: Iterable[Found], mode: Mode, max_distance: float | None = None
+    near: Iterable[Found], worded: Iterable[Found], mode: MemoryMode, max_distance: float | None = None
 ) -> list[Found]:
     """Return the distinct entries from both searches within ``max_distance``, best first.
 
@@ -96,7 +96,7 @@ class MemoryQuery:
     top_k: int
     within: Entity
     where: VectorFilter
-    mode: Mode = "hybrid"
+    mode: MemoryMode = "hybrid"
     max_distance: float | None = None
     explain: bool = False
 

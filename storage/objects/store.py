@@ -28,7 +28,7 @@ from driftline.storage.errors import (
     UsageError,
     may_hold_secret,
 )
-from driftline.storage.layout import ObjectInfo, Range
+from driftline.storage.layout import ByteRange, ObjectInfo
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
 from driftline.storage.option_table import path_or_uri
 from driftline.storage.shared_cache import SharedCache
@@ -47,7 +47,7 @@ class Backend(Protocol):
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None: ...
 
-    def read_ahead(self, ranges: Mapping[str, Range]) -> None: ...
+    def read_ahead(self, ranges: Mapping[str, ByteRange]) -> None: ...
 
     def get(self, path: str) -> tuple[bytes, str]: ...
 
@@ -177,7 +177,7 @@ class ObjectStore:
         """
         return self._backend.cached_lance(_checked(path))
 
-    def read_ahead(self, ranges: Mapping[str, Range]) -> None:
+    def read_ahead(self, ranges: Mapping[str, ByteRange]) -> None:
         """Prefetch ``ranges`` of immutable bucket objects into the block cache, if there is one.
 
         A range with no end means a whole small object.

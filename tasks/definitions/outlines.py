@@ -413,11 +413,11 @@ EXIT_SECONDS = 2.0
 _LENGTH = struct.Struct("<Q")
 _SERVE = "from driftline.tasks.definitions.outlines import serve; serve()"
 
-Document = tuple[str, str]
+PathAndText = tuple[str, str]
 """Path and text."""
 
 
-def definitions_in_worker(documents: Sequence[Document], *, allowed: bool) -> Callable[[], list[list[Definition]]]:
+def definitions_in_worker(documents: Sequence[PathAndText], *, allowed: bool) -> Callable[[], list[list[Definition]]]:
     """Start finding the definitions of ``documents``; call the result to wait for them, in the same order.
 
     If there are few documents or only one core, or if another process is not ``allowed``, that call parses them.
@@ -429,7 +429,7 @@ def definitions_in_worker(documents: Sequence[Document], *, allowed: bool) -> Ca
     return pending.result
 
 
-def _request_definitions(documents: list[Document]) -> list[list[Definition]]:
+def _request_definitions(documents: list[PathAndText]) -> list[list[Definition]]:
     answer = _helper().ask(documents)
     if answer is None:
         return [definitions(path, text) for path, text in documents]
@@ -457,7 +457,7 @@ class _Helper:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_lost = False
 
-    def ask(self, documents: list[Document]) -> list[list[tuple[str, str, int, int, int]]] | None:
+    def ask(self, documents: list[PathAndText]) -> list[list[tuple[str, str, int, int, int]]] | None:
         """Return the fields of each document's definitions; None if no process responds."""
         with self._lock:
             if self._is_lost:
@@ -502,7 +502,7 @@ def serve() -> None:
     """Read documents from standard input and write their definitions to standard output until the input is closed."""
     while True:
         try:
-            documents: list[Document] = _received(sys.stdin.buffer)
+            documents: list[PathAndText] = _received(sys.stdin.buffer)
         except EOFError:
             return
         _send(

@@ -54,7 +54,7 @@ def line_rows(
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
-    numbers = Numbers.of(doc_index, line_number, columns_of_lines)
+    numbers = RowPositions.of(doc_index, line_number, columns_of_lines)
     meaningless = pa.array(~vectors.any(axis=1))
     paths = [document.path for document in documents]
     names = [str(entities)] * len(paths) if isinstance(entities, Entity) else [str(entity) for entity in entities]
@@ -83,14 +83,14 @@ def line_rows(
     return pa.table(columns, schema=schema(dim))
 
 
-def _texts_of_lines(documents: int, numbers: Numbers, text: pa.StringArray) -> list[str]:
+def _texts_of_lines(documents: int, numbers: RowPositions, text: pa.StringArray) -> list[str]:
     bounds = np.searchsorted(numbers.document, np.arange(documents + 1)).tolist()
     lines, parts = numbers.line.tolist(), text.to_pylist()
     return [text_of_lines(lines[start:stop], parts[start:stop]) for start, stop in pairwise(bounds)]
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class RowPositions:
     """The positions of ``n`` rows, in order, as arrays ``(n,) int32``. ``starts`` holds the rows that start a block."""
 
     document: NDArray[np.int32]
@@ -99,7 +99,7 @@ class Numbers:
     starts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, doc_index: pa.Int32Array, line_number: pa.Int32Array, column_number: pa.Int32Array) -> Numbers:
+    def of(cls, doc_index: pa.Int32Array, line_number: pa.Int32Array, column_number: pa.Int32Array) -> RowPositions:
         """Number the rows.
 
         Each group of LINES_PER_BLOCK lines is one block, or several if it has more rows than that.
@@ -124,7 +124,7 @@ class Numbers:
 
 def blocks(
     paths: Sequence[str],
-    numbers: Numbers,
+    numbers: RowPositions,
     text: pa.StringArray,
     definitions: Sequence[Sequence[Definition]] | None = None,
 ) -> pa.StringArray:
@@ -157,7 +157,7 @@ def blocks(
 
 
 def outlines(
-    numbers: Numbers,
+    numbers: RowPositions,
     definitions: Sequence[Sequence[Definition]] | None,
     anchors: Sequence[Sequence[Anchor]] | None = None,
 ) -> pa.StringArray:
@@ -217,7 +217,7 @@ def extension(path: str) -> str:
     return posixpath.splitext(path)[1][1:].lower()
 
 
-def row_ids(entities: Sequence[str], paths: Sequence[str], numbers: Numbers) -> NDArray[np.int64]:
+def row_ids(entities: Sequence[str], paths: Sequence[str], numbers: RowPositions) -> NDArray[np.int64]:
     """Return ``(n,) int64`` ids derived from entity, path, line and column: stable across attempts and workers.
 
     Document hash and position are mixed as in splitmix64 (Steele et al., 2014).

@@ -124,7 +124,7 @@ def rewrite(store: ObjectStore, **owner: object) -> None:
 
 
 def held_by_another_host(store: ObjectStore, ttl_seconds: float = 60.0) -> None:
-    acquire(store, PATH, "run-far", ttl_seconds=ttl_seconds).abandon()
+    acquire(store, PATH, "run-far", ttl_seconds=ttl_seconds).leave_held()
     rewrite(store, host="far-away", boot_id="another boot", pid=1)
 
 
@@ -188,13 +188,13 @@ def test_a_killed_holder_on_this_host_is_replaced_at_once(disk: ObjectStore) -> 
 
 
 def test_a_reused_pid_does_not_hold_a_lease(disk: ObjectStore) -> None:
-    acquire(disk, PATH, "run-1").abandon()
+    acquire(disk, PATH, "run-1").leave_held()
     rewrite(disk, start_time="1")
     assert acquire(disk, PATH, "run-2").taken_over
 
 
 def test_a_pid_of_another_boot_or_container_proves_nothing(disk: ObjectStore) -> None:
-    acquire(disk, PATH, "run-1").abandon()
+    acquire(disk, PATH, "run-1").leave_held()
     rewrite(disk, boot_id="another boot", pid=2**22 + 1)
     with pytest.raises(LeaseHeld):
         acquire(disk, PATH, "run-2")
@@ -338,7 +338,7 @@ def test_old_liveness_files_of_dead_processes_are_removed(tmp_path: Path, monkey
     for number, age in enumerate((10, liveness.FORGOTTEN_AFTER_SECONDS + 60)):
         (folder / f"{number:016x}").touch()
         os.utime(folder / f"{number:016x}", (time.time() - age,) * 2)
-    mine = liveness.own_file_name().partition("-")[2]
+    mine = liveness.liveness_file_name().partition("-")[2]
     assert sorted(path.name for path in folder.iterdir()) == sorted([f"{0:016x}", mine])
     assert liveness.read(f"{os.getuid()}-{mine}") is Liveness.ALIVE
 
@@ -398,7 +398,7 @@ def test_a_holder_renews_for_longer_than_its_ttl(store: ObjectStore) -> None:
 
 def test_an_abandoned_lease_stays_held_and_warns_its_next_holder(disk: ObjectStore) -> None:
     with acquire(disk, PATH, "run-1", ttl_seconds=0.4) as first:
-        first.abandon()
+        first.leave_held()
     assert lease_file(disk)["state"] == "held"
     with pytest.raises(LeaseLost):
         first.check()
