@@ -314,8 +314,7 @@ class Runs:
             index_sources(self._request(work))
 
     def _start(self, work: Work) -> None:
-        from driftline.flows.ci.deployment_runs import start_fleet_run, start_index_run  # loads Prefect
-        from driftline.flows.scheduling.deployments import fleet_deployments
+        from driftline.flows.scheduling.deployments import fleet_deployments, start_fleet_run, start_index_run
 
         commit, fleet = resolve(_remote(work.uri)), self._fleet_of(work.source)
         if fleet:

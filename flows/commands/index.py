@@ -160,7 +160,7 @@ def index(
     configuration = _configuration(config, sources, all_sources, filtered=bool(entity or include or exclude))
     target = workspace_for_indexing(workspace, sources or (), configuration)
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.rich_tables import print_index
+    from driftline.flows.output.terminal_reports import print_index
     from driftline.flows.runs.index import IndexRequest, index_sources
     from driftline.flows.runs.plan import requests_of
 
@@ -295,7 +295,7 @@ def list_repositories(
 ) -> int:
     """List the repositories on the hosts, and why some are excluded. Writes nothing."""
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.rich_tables import print_fleets
+    from driftline.flows.output.terminal_reports import print_fleets
     from driftline.flows.runs.fleet import has_failed, list_fleets
 
     with open_progress() as progress:
@@ -322,7 +322,7 @@ def sync(
     Exit code 3 if a repository fails or a listing is incomplete; the sync continues with the others.
     """
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.rich_tables import print_fleets
+    from driftline.flows.output.terminal_reports import print_fleets
     from driftline.flows.runs.fleet import has_failed, sync_fleets
 
     request = _fleet_request(
@@ -343,7 +343,7 @@ def sync(
 @fleet.command()
 def status(config: ConfigOption = None, workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """Show each repository after the last sync: the indexed commit, lag, and failures. Contacts no host."""
-    from driftline.flows.output.rich_tables import print_fleets
+    from driftline.flows.output.terminal_reports import print_fleets
     from driftline.flows.runs.fleet import fleet_status, has_failed
 
     result = fleet_status(_fleet_request(config, workspace))

@@ -38,8 +38,7 @@ from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branch_cuts import branch_records, on_branch
-from driftline.storage.workspace.records import RunRecord, SourceRecord
-from driftline.storage.workspace.stats import WorkspaceStats
+from driftline.storage.workspace.records import RunRecord, SourceRecord, WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.documents import (
     DocumentCursor,

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, CorruptFile, StorageError, UsageError
 from driftline.storage.globs import is_unicode
-from driftline.storage.lance.reader_process import ProcessDied, survived
-from driftline.storage.lance.retries import (
+from driftline.storage.lance.failures import (
     is_conflict,
     is_lance_failure,
     is_network_failure,
@@ -38,6 +37,7 @@ from driftline.storage.lance.retries import (
     write_failed,
     writing,
 )
+from driftline.storage.lance.reader_process import ProcessDied, survived
 from driftline.storage.layout import ByteRange, branch_table_path, table_path
 from driftline.storage.objects.store import ObjectStore
 

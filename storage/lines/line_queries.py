@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.errors import UsageError
+from driftline.storage.lance.failures import with_indexes
 from driftline.storage.lance.lance_table import (
     EXACT_SEARCH_ROWS,
     VECTOR,
@@ -34,7 +35,6 @@ from driftline.storage.lance.lance_table import (
     quote,
     through_index,
 )
-from driftline.storage.lance.retries import with_indexes
 from driftline.storage.lines.block_codes import BlockCodes, codes_of, join
 from driftline.storage.lines.commit_marker import no_lines
 from driftline.storage.lines.line_filter import LineFilter

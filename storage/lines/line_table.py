@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, DriftlineError, LeaseLost, StorageError
+from driftline.storage.lance.failures import reading, with_indexes, write_failed
 from driftline.storage.lance.lance_table import (
     COMMIT_ATTEMPTS,
     VECTOR_TYPE,
@@ -25,7 +26,6 @@ from driftline.storage.lance.lance_table import (
     quote,
     without_rows,
 )
-from driftline.storage.lance.retries import reading, with_indexes, write_failed
 from driftline.storage.layout import ByteRange
 from driftline.storage.lines.commit_marker import (
     CommitMarker,

@@ -56,12 +56,12 @@ from driftline.storage.workspace.records import (
     RunHistory,
     SourceRecord,
     WorkspaceConfig,
+    WorkspaceStats,
     parse_record,
     read_copy_record,
     read_record,
     too_many_changes,
 )
-from driftline.storage.workspace.stats import WorkspaceStats
 
 if TYPE_CHECKING:  # a search loads neither
     from driftline.storage.deltas.manifest import Manifest

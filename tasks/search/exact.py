@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.lance.retries import without_panic
+from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition, parts_of_name

@@ -20,8 +20,7 @@ from driftline.flows.output.run_history import History, Series, newest_runs, to_
 from driftline.storage.entities import Entity
 from driftline.storage.errors import StorageError
 from driftline.storage.objects.local_disk import LocalDisk
-from driftline.storage.workspace.records import RunHistory, RunRecord
-from driftline.storage.workspace.stats import WorkspaceStats
+from driftline.storage.workspace.records import RunHistory, RunRecord, WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
 
 Driftline = Callable[..., Any]

@@ -30,9 +30,9 @@ from driftline.storage.errors import (
     StorageError,
 )
 from driftline.storage.json_records import to_json
+from driftline.storage.lance.failures import reading
 from driftline.storage.lance.lance_table import quote
 from driftline.storage.lance.reader_process import ProcessDied, survived
-from driftline.storage.lance.retries import reading
 from driftline.storage.layout import (
     CONFIG,
     SOURCE,
