@@ -56,6 +56,11 @@ if TYPE_CHECKING:  # commands that find no such file import none of these
     from driftline.storage.sources.discovery import FleetSelection
     from driftline.storage.sources.hosts import Host, OwnerKind
 
+LOGIN = "{login}"
+HOOK_HOSTS = ("github", "gitlab", "gitea", "bitbucket")
+
+log = logging.getLogger(__name__)
+
 
 def is_trusted(file: Path, content: bytes) -> bool:
     """Return whether the user trusts ``file`` with exactly this content."""
@@ -83,12 +88,6 @@ def distrust(file: Path, content: bytes) -> None:
 def _mark(file: Path, content: bytes) -> Path:
     digest = hashlib.sha256(os.fsencode(file) + b"\0" + content).hexdigest()
     return user_folder("XDG_STATE_HOME") / "driftline" / "trusted" / digest
-
-
-log = logging.getLogger(__name__)
-
-LOGIN = "{login}"
-HOOK_HOSTS = ("github", "gitlab", "gitea", "bitbucket")
 
 
 @dataclass(frozen=True, slots=True)

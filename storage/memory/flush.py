@@ -32,6 +32,17 @@ from driftline.storage.objects.store import ObjectStore
 
 _HOST_CHARACTERS = 10
 _UNIQUE_CHARACTERS = 4
+FLUSH_SECONDS = 1.0
+FLUSH_ROWS = 1_000
+BATCH_ROWS = 50_000
+"""Maximum number of changes per delta; bounds memory."""
+CLAIM_SECONDS = 30.0
+OVERDUE_SECONDS = 2.0
+"""Older changes were left behind by a process that exited; a live process flushes after ``FLUSH_SECONDS``."""
+MAX_PAUSE_SECONDS = 60.0
+"""Longest delay between attempts while the workspace is not writable; the outbox keeps the changes."""
+
+_log = logging.getLogger(__name__)
 
 
 def new_claim_owner() -> str:
@@ -55,19 +66,6 @@ def is_dead_owner(claim_owner: str) -> bool:
 
 def _host(process: ProcessIdentity) -> str:
     return content_hash(f"{process.host}/{process.boot_id}".encode())[:_HOST_CHARACTERS]
-
-
-FLUSH_SECONDS = 1.0
-FLUSH_ROWS = 1_000
-BATCH_ROWS = 50_000
-"""Maximum number of changes per delta; bounds memory."""
-CLAIM_SECONDS = 30.0
-OVERDUE_SECONDS = 2.0
-"""Older changes were left behind by a process that exited; a live process flushes after ``FLUSH_SECONDS``."""
-MAX_PAUSE_SECONDS = 60.0
-"""Longest delay between attempts while the workspace is not writable; the outbox keeps the changes."""
-
-_log = logging.getLogger(__name__)
 
 
 class Flusher:

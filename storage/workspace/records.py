@@ -32,6 +32,12 @@ from driftline.storage.objects.store import ObjectStore
 FORMAT_VERSION = 1
 
 _Record = TypeVar("_Record")
+DONE = "done"
+"""The outcome of a run without a failure."""
+CHANGE_ATTEMPTS = 20
+"""Attempts to change a record that other processes change at the same time."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,13 +217,6 @@ def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Recor
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Versioned:
     format_version: int
-
-
-log = logging.getLogger(__name__)
-DONE = "done"
-"""The outcome of a run without a failure."""
-CHANGE_ATTEMPTS = 20
-"""Attempts to change a record that other processes change at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

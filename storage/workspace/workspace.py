@@ -72,6 +72,9 @@ _Read = TypeVar("_Read")
 READ_THREADS = 16
 LISTING_SECONDS = 5.0
 """How long the listing started on opening a workspace is valid."""
+_RESTORE = "Run 'driftline verify --repair'."
+
+log = logging.getLogger(__name__)
 
 
 def collect(
@@ -111,11 +114,6 @@ def collect(
         if last
         else None,
     )
-
-
-log = logging.getLogger(__name__)
-
-_RESTORE = "Run 'driftline verify --repair'."
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,13 @@ from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Branch, Workspace
 
+_Part = TypeVar("_Part", Definition, Anchor)
+MAX_DONORS = 20
+"""Maximum number of branches to search for donors, newest first; each costs a few requests."""
+_COLUMNS = ["path", "hash", "lines", "fingerprint", "reason", "extractor"]
+
+log = logging.getLogger(__name__)
+
 
 def line_rows(
     entities: Entity | Sequence[Entity],
@@ -180,9 +187,6 @@ def outlines(
     return numbers.of_starts(pa.array(known, pa.string()))
 
 
-_Part = TypeVar("_Part", Definition, Anchor)
-
-
 def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
     """Map each block to the document's definitions or anchors that overlap it, in order."""
     found: dict[int, list[_Part]] = {}
@@ -230,13 +234,6 @@ def row_ids(entities: Sequence[str], paths: Sequence[str], numbers: RowPositions
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
-
-
-log = logging.getLogger(__name__)
-
-MAX_DONORS = 20
-"""Maximum number of branches to search for donors, newest first; each costs a few requests."""
-_COLUMNS = ["path", "hash", "lines", "fingerprint", "reason", "extractor"]
 
 
 @dataclass(frozen=True, slots=True)
