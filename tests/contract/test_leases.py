@@ -308,7 +308,7 @@ lease = acquire(ObjectStore.open(sys.argv[1]), sys.argv[2], "run-child")
 getattr(lease, sys.argv[3])()
 """
     (tmp_path / "tmp").mkdir()
-    for end, left in (("release", 0), ("abandon", 1)):
+    for end, left in (("release", 0), ("leave_held", 1)):
         subprocess.run(
             [sys.executable, "-c", program, disk.uri, PATH, end],
             check=True,
