@@ -39,7 +39,7 @@ from driftline.storage.errors import (
 from driftline.storage.layout import SOURCE, new_ulid
 from driftline.storage.leases.lease import Lease
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import HostListing, RateLimit, discover, open_pulls, readers_of
+from driftline.storage.sources.discovery import HostListing, HostWaits, discover, open_pulls, readers_of
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
 from driftline.storage.workspace.branch_cuts import check_name
 from driftline.storage.workspace.fleet_state import (
@@ -358,7 +358,7 @@ def _discover(
     request: FleetRequest, known: Mapping[str, FleetRecord], progress: Progress, now: datetime
 ) -> list[FleetPart]:
     """List each fleet's host. Fleets with the same host and token share a rate limit."""
-    parts, limits = [], defaultdict[tuple[str, ...], RateLimit](RateLimit)
+    parts, limits = [], defaultdict[tuple[str, ...], HostWaits](HostWaits)
     for fleet in request.fleets:
         before, host = known.get(fleet.name, FleetRecord()), fleet.host
         progress.phase(f"listing {fleet.name}")

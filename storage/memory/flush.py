@@ -24,7 +24,7 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.leases.liveness import ProcessIdentity
 from driftline.storage.memory.catalog import outbox
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.outbox import Change
+from driftline.storage.memory.catalog.outbox import OutboxRow
 from driftline.storage.memory.memory_indexes import DeltaWatch, publish
 from driftline.storage.memory.search import MemorySearch
 from driftline.storage.memory.vectors import vector_tables
@@ -210,13 +210,13 @@ class Flusher:
     def _visible(self, tenants: Sequence[Entity]) -> list[Entity]:
         return [tenant for tenant in tenants if self._within is None or tenant == self._within.tenant]
 
-    def _counts(self, change: Change) -> bool:
+    def _counts(self, change: OutboxRow) -> bool:
         if self._within is None:
             return True
         top = f"{self._within.directory}/"
         return any(f"{path}/".startswith(top) for path in (change.path, change.left_path) if path)
 
-    def _publish(self, tenant: Entity, batch: list[Change]) -> None:
+    def _publish(self, tenant: Entity, batch: list[OutboxRow]) -> None:
         changes = [change for change in batch if not change.is_indexed]
         publish(self._objects, changes, self._now(), self._encoding)
         ids = [change.id for change in batch]
@@ -227,7 +227,7 @@ class Flusher:
             return
         self._catalog.write(lambda connection: outbox.forget(connection, ids))
 
-    def _batch(self, tenant: Entity) -> list[Change]:
+    def _batch(self, tenant: Entity) -> list[OutboxRow]:
         find = partial(outbox.batch, for_vectors=self._search is not None)
         return self._catalog.read(lambda connection: find(connection, tenant, BATCH_ROWS))
 

@@ -13,7 +13,7 @@ from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.memory.catalog.entry_queries import EntryRow
-from driftline.storage.memory.catalog.outbox import Change
+from driftline.storage.memory.catalog.outbox import OutboxRow
 from driftline.storage.memory.vectors import (
     Found,
     MemoryExplanation,
@@ -134,7 +134,7 @@ class MemorySearch:
         """Return a tenant's table for this embedder; it may not exist yet."""
         return VectorTable(self._objects, tenant, self.embedder.fingerprint)
 
-    def apply(self, tenant: Entity, changes: Sequence[Change]) -> None:
+    def apply(self, tenant: Entity, changes: Sequence[OutboxRow]) -> None:
         """Apply ``changes`` to a tenant's vectors, in one commit. Raises CommitConflict, StorageError."""
         latest = {change.key: change.id for change in changes}
         rows = self._vectors([change.row for change in changes if change.row is not None])

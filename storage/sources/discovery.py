@@ -118,7 +118,7 @@ def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:
 
 
 @dataclass(slots=True)
-class RateLimit:
+class HostWaits:
     """The waits requested by a host, shared by concurrent requests. After a ``refused`` wait, no request is sent."""
 
     waits: int = 0
@@ -142,7 +142,7 @@ class HostListing:
     at: float | None = None
     requests: int = 0
     unchanged_pages: int = 0
-    limit: RateLimit = field(default_factory=RateLimit)
+    limit: HostWaits = field(default_factory=HostWaits)
 
     @property
     def is_complete(self) -> bool:
@@ -161,7 +161,7 @@ def discover(
     known: Mapping[str, HostedRepository] | None = None,
     pages: Sequence[KnownPage] = (),
     *,
-    limit: RateLimit | None = None,
+    limit: HostWaits | None = None,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
@@ -172,7 +172,7 @@ def discover(
     unchanged pages. ``limit`` holds the waits of earlier requests; ``notify`` receives messages for waiting users.
     Raises UsageError if the token's variable is not set.
     """
-    listing = HostListing(limit=limit or RateLimit())
+    listing = HostListing(limit=limit or HostWaits())
     token = host.token(environ)
     try:
         if host.provider == "folder":
@@ -192,7 +192,7 @@ def open_pulls(
     known: Collection[int] = (),
     etag: str = "",
     *,
-    limit: RateLimit | None = None,
+    limit: HostWaits | None = None,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
@@ -203,7 +203,7 @@ def open_pulls(
     the listing still has ``etag``. ``limit`` holds the waits of earlier requests. Raises AccessDenied, SourceNotFound,
     StorageError, UsageError.
     """
-    listing = HostListing(limit=limit or RateLimit())
+    listing = HostListing(limit=limit or HostWaits())
     return _HostReader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
 
 
@@ -212,7 +212,7 @@ def readers_of(
     repository: HostedRepository,
     pages: Sequence[KnownPage] = (),
     *,
-    limit: RateLimit | None = None,
+    limit: HostWaits | None = None,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
@@ -223,7 +223,7 @@ def readers_of(
     ``pages`` are the pages of the last answer. ``limit`` has the waits of earlier requests. Raises AccessDenied,
     SourceNotFound, StorageError if the host does not list everyone, UsageError.
     """
-    listing = HostListing(limit=limit or RateLimit())
+    listing = HostListing(limit=limit or HostWaits())
     return _HostReader(host, host.token(environ), listing, {}, pages, sleep, notify).readers(repository)
 
 

@@ -28,8 +28,8 @@ from driftline.storage.sources import discovery, hosts
 from driftline.storage.sources.discovery import (
     FleetSelection,
     HostListing,
+    HostWaits,
     KnownPage,
-    RateLimit,
     discover,
     open_pulls,
     readers_of,
@@ -236,7 +236,7 @@ def test_an_answer_without_all_readers_is_none(api: HostApi) -> None:
 
 @pytest.mark.parametrize("api", ["github"], indirect=True)
 def test_all_requests_of_a_host_share_the_time_that_it_makes_them_wait(api: HostApi) -> None:
-    limit, waits, host = RateLimit(), list[float](), host_of(api)
+    limit, waits, host = HostWaits(), list[float](), host_of(api)
     for answered in (1, 2):
         api.faults = [throttled(429, Retry_After="400")]
         assert discover(host, limit=limit, sleep=waits.append).is_complete
@@ -250,7 +250,7 @@ def test_all_requests_of_a_host_share_the_time_that_it_makes_them_wait(api: Host
 
 @pytest.mark.parametrize("api", ["github"], indirect=True)
 def test_concurrent_requests_wait_together(api: HostApi) -> None:
-    limit, waits, host, both = RateLimit(), list[float](), host_of(api), threading.Barrier(2)
+    limit, waits, host, both = HostWaits(), list[float](), host_of(api), threading.Barrier(2)
 
     def limited(_: str) -> Reply:
         both.wait(PATIENCE_SECONDS)
