@@ -2,7 +2,7 @@
 
 ``deployments_of`` fills ``deployments/prefect.yaml`` from ``driftline.toml``, without side effects. ``register`` sends
 them and their automations to a Prefect server, and is idempotent. ``serve`` runs them on this machine, and starts a
-Prefect server if there is none. ``run_deployments`` starts them for a commit, once for each commit, and waits.
+Prefect server if there is none. ``run_deployments`` starts them for a commit, once per commit, and waits.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from filelock import FileLock, Timeout
@@ -48,6 +49,7 @@ from driftline.storage.defaults import DEFAULT_EXECUTOR
 from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
 from driftline.storage.errors import DeploymentFailed, ExecutorError, StorageError, UsageError
 
+_T = TypeVar("_T")
 WORKSPACE_PLACEHOLDER = "{{ $DRIFTLINE_WORKSPACE }}"
 """Placeholder for the workspace in the file; Prefect's own command fills it in from the environment."""
 INDEX, FLEET = "index", "fleet"
@@ -357,13 +359,21 @@ def _pause_others(client: SyncPrefectClient, deployments: Deployments, names: se
     workspaces = {spec["parameters"]["workspace"] for spec in deployments.deployments}
     paused = []
     ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
-    flows = {flow.id: flow.name for flow in client.read_flows()}
-    for known in client.read_deployments(deployment_filter=ours):
+    flows = {flow.id: flow.name for flow in _all_pages(client.read_flows)}
+    for known in list(_all_pages(partial(client.read_deployments, deployment_filter=ours))):
         name = f"{flows[known.flow_id]}/{known.name}"
         if name not in names and known.parameters.get("workspace") in workspaces and not known.paused:
             client.pause_deployment(known.id)
             paused.append(name)
     return paused
+
+
+def _all_pages(read: Callable[..., list[_T]]) -> Iterator[_T]:
+    """Yield everything that Prefect returns in pages, whose size the server limits."""
+    offset = 0
+    while page := read(offset=offset):
+        yield from page
+        offset += len(page)
 
 
 START_SECONDS = 900
@@ -466,8 +476,9 @@ def run_deployments(
     server_url()
     deadline = time.monotonic() + timeout_seconds
     with connected() as client:
-        ids = {_full_name(name): _deployment_id(client, _full_name(name)) for name in names}
-        runs = {name: _start(client, name, ids[name], commit) for name in ids}
+        with _accepted(", ".join(names)):
+            ids = {_full_name(name): _deployment_id(client, _full_name(name)) for name in names}
+            runs = {name: _start(client, name, ids[name], commit) for name in ids}
         for name, run in runs.items():
             on_message(f"{name}: waiting for run {run.name} ({url_for(run) or run.id})")
         while not all(_has_ended(run) for run in runs.values()):
@@ -476,40 +487,58 @@ def run_deployments(
                     "did not finish in time", runs, "It is still running: follow it, or set a longer --timeout."
                 )
             time.sleep(POLL_SECONDS)
-            runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}
+            try:
+                runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}
+            except HTTPError as error:
+                on_message(f"The Prefect server does not respond, asking again: {error}")
     if not all(_has_completed(run) for run in runs.values()):
         raise _failure("has failed", runs, "Read its log; another build of the commit restarts it.")
     return [_report(name, run) for name, run in runs.items()]
 
 
-def start_index_run(source: SourceRequest, commit: str, branch: str | None = None) -> None:
-    """Start a source's deployment for a commit of its main index or of a branch, once per commit.
+def start_index_run(source: SourceRequest, commit: str, branch: str | None = None, delivery: str = "") -> None:
+    """Start a source's deployment for a commit of its main index or of a branch, once per delivery.
+
+    A push back to an earlier commit is another delivery.
 
     Does not wait for the run. Raises DeploymentFailed, StorageError, and UsageError if there is no server or
     deployment.
     """
     name = _full_name(deployment_name(Entity.parse(str(source.entity))))
-    _start_run(name, commit, {"sources": [source.uri], "branch": branch} if branch is not None else None)
+    parameters = {"sources": [source.uri], "branch": branch} if branch is not None else None
+    _start_run(name, commit, delivery, parameters)
 
 
-def start_fleet_run(deployment: str, commit: str) -> None:
+def start_fleet_run(deployment: str, commit: str, delivery: str = "") -> None:
     """Start a fleet's deployment for a commit in one of its repositories, like ``start_index_run``."""
-    _start_run(f"{FLEET_FLOW}/{deployment}", commit, None)
+    _start_run(f"{FLEET_FLOW}/{deployment}", commit, delivery)
 
 
-def _start_run(name: str, commit: str, parameters: dict[str, Any] | None) -> None:
+def _start_run(name: str, commit: str, delivery: str, parameters: dict[str, Any] | None = None) -> None:
     server_url()
+    with _accepted(name), connected() as client:
+        _start(client, name, _deployment_id(client, name), commit, delivery, parameters)
+
+
+@contextmanager
+def _accepted(name: str) -> Iterator[None]:
+    """Raise StorageError if the server cannot be reached or does not accept a run of ``name``."""
     try:
-        with connected() as client:
-            _start(client, name, _deployment_id(client, name), commit, parameters)
+        yield
     except HTTPError as error:
         raise StorageError("The Prefect server did not accept the run", name, str(error)) from error
 
 
 def _start(
-    client: SyncPrefectClient, name: str, deployment: Any, commit: str, parameters: dict[str, Any] | None = None
+    client: SyncPrefectClient,
+    name: str,
+    deployment: Any,
+    commit: str,
+    delivery: str = "",
+    parameters: dict[str, Any] | None = None,
 ) -> FlowRun:
     of = f"{name}@{parameters['branch']}" if parameters else name
+    of += f":{delivery}" if delivery else ""
     for attempt in range(1, MAX_ATTEMPTS + 1):
         # Prefect scopes these keys to a flow, and all index deployments share one.
         key = f"{commit}:{of}" if attempt == 1 else f"{commit}:{of}:{attempt}"

@@ -324,7 +324,7 @@ def test_without_a_writable_folder_leases_work_without_proof_of_death(
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", fail)
-    monkeypatch.setattr(liveness._process, "own", None)
+    monkeypatch.setattr(liveness._process, "file", None)
     with acquire(disk, PATH, "run-1"):
         assert lease_file(disk)["owner"]["liveness_file"] == ""
     assert liveness.read(f"{os.getuid()}-{'a' * 16}") is Liveness.UNKNOWN
@@ -332,7 +332,7 @@ def test_without_a_writable_folder_leases_work_without_proof_of_death(
 
 def test_old_liveness_files_of_dead_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(liveness._process, "own", None)
+    monkeypatch.setattr(liveness._process, "file", None)
     folder = tmp_path / f"driftline-{os.getuid()}"
     folder.mkdir()
     for number, age in enumerate((10, liveness.FORGOTTEN_AFTER_SECONDS + 60)):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from driftline.flows.config.memory_settings import catalog_to_keep
+from driftline.flows.runs import verify_and_repair
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.verify_and_repair import VerifyReport, VerifyRequest, verify_workspace
@@ -158,9 +159,9 @@ def test_memory_that_begins_during_a_verification_is_left_to_the_next_one(
             store.store("key", "value", ACME)
         return found
 
-    monkeypatch.setattr(checks, "catalog_to_keep", find_before_memory_begins)
+    monkeypatch.setattr(verify_and_repair, "catalog_to_keep", find_before_memory_begins)
     report = verify_workspace(VerifyRequest(uri))
     assert list(report.findings) == []
     assert any("another run is working on it" in reason for reason in report.skipped)
-    monkeypatch.setattr(checks, "catalog_to_keep", find_catalog)
+    monkeypatch.setattr(verify_and_repair, "catalog_to_keep", find_catalog)
     assert verify_workspace(VerifyRequest(uri)).memory_entries == 1
