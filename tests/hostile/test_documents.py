@@ -261,7 +261,7 @@ def started(monkeypatch: pytest.MonkeyPatch, readers: None) -> list[process._Ext
             super().__init__()
             found.append(self)
 
-    monkeypatch.setattr(process, "_Reader", Started)
+    monkeypatch.setattr(process, "_ExtractorProcess", Started)
     return found
 
 
