@@ -72,8 +72,7 @@ if TYPE_CHECKING:
     from driftline.storage.memory.search import MemoryHit, MemoryHits
     from driftline.storage.memory.store import MemoryItem, MemoryStore
     from driftline.storage.memory.vectors import MemoryExplanation
-    from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
-    from driftline.storage.workspace.stats import WorkspaceStats
+    from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig, WorkspaceStats
     from driftline.tasks.indexing.line_store import DocMeta, LineEmbedding, LineStore, Store
     from driftline.tasks.search.documents import Document, Excerpt
     from driftline.tasks.search.hits import Hit
@@ -125,8 +124,8 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "storage.workspace.records": (
         "SourceRecord",
         "WorkspaceConfig",
+        "WorkspaceStats",
     ),
-    "storage.workspace.stats": ("WorkspaceStats",),
     "tasks.indexing.line_store": (
         "DocMeta",
         "LineEmbedding",

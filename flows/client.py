@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 from driftline.storage import errors
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
 from driftline.storage.option_table import from_keywords, path_or_uri
-from driftline.storage.workspace.stats import WorkspaceStats
+from driftline.storage.workspace.records import WorkspaceStats
 from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.request import Mode, SearchRequest, options_in
 from driftline.tasks.search.search import SearchReport

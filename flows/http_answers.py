@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from driftline.flows.runs.branches import BranchReport
-from driftline.storage.workspace.stats import WorkspaceStats
+from driftline.storage.workspace.records import WorkspaceStats
 from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.facets import Facets
 from driftline.tasks.search.hits import Hit

@@ -32,7 +32,7 @@ from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.listings import KeyRange
 from driftline.storage.memory.maintenance import compact_index, compact_indexes, entries_of
-from driftline.storage.memory.search import MemoryHits, Mode
+from driftline.storage.memory.search import MemoryHits, MemoryMode
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.option_table import path_or_uri
 
@@ -488,7 +488,7 @@ class HierarchicalLTMBackend:
         entity: EntityName | None = None,
         allowed_ancestors: Sequence[EntityName] | None = None,
         max_distance: float | None = None,
-        mode: Mode = "hybrid",
+        mode: MemoryMode = "hybrid",
         explain: bool = False,
     ) -> Result:
         """Return the entries that match a query best, like ``MemoryStore.search_memory``.

@@ -357,7 +357,7 @@ def verify(
     Returns:
         The run's report, as in ``driftline verify --json``.
     """
-    from driftline.flows.runs.verify import VerifyRequest, verify_workspace
+    from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace
 
     options = options_of(storage_options)
     request = VerifyRequest(absolute_workspace(workspace), repair, options, catalog_of(catalog_url))

@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from driftline.flows.client import Client
     from driftline.flows.output.run_reports import IndexReport
     from driftline.flows.runs.plan import SourceRequest
-    from driftline.flows.runs.verify import VerifyReport
+    from driftline.flows.runs.verify_and_repair import VerifyReport
     from driftline.storage.documents import DocumentState
     from driftline.storage.lines.indexes import IndexScope
-    from driftline.storage.workspace.records import RunRecord
-    from driftline.storage.workspace.stats import WorkspaceStats
+    from driftline.storage.workspace.records import RunRecord, WorkspaceStats
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
     from driftline.tasks.indexing.line_store import LineStore
     from driftline.tasks.search.documents import Document, Excerpt
@@ -205,7 +204,7 @@ class Workspace:
             >>> list(ws.verify().findings)
             []
         """
-        from driftline.flows.runs.verify import VerifyRequest, verify_workspace
+        from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace
 
         return verify_workspace(VerifyRequest(self.uri, repair, self.storage.objects.storage_options))
 
@@ -382,8 +381,8 @@ def open(
     )
     if not cache:
         return Workspace(opened)
+    from driftline.flows.config.locate import cache_settings
     from driftline.flows.runs.cached_copies import open_copy
-    from driftline.flows.runs.search import cache_settings
 
     copy = open_copy(opened, max_bytes=cache_settings(cache)[1], warn=logging.getLogger(__name__).warning)
     return Workspace(copy)

@@ -39,8 +39,8 @@
 Every message describes what happened, where, and what to do. ``kind`` is stable and meant for programs. All errors can
 be pickled, because they cross process boundaries.
 
-``redacted`` removes user, password and query string from a URI. ``install_command`` and ``upgrade_command`` return
-commands for error hints, depending on how Driftline was installed.
+``without_secrets`` removes user, password and query string from a URI. ``install_command`` and ``upgrade_command``
+return commands for error hints, depending on how Driftline was installed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _STORES = frozenset({"s3", "s3a", "gs", "gcs", *_CONTAINERS})
 """Schemes whose keys may hold any character, so a question mark does not start a query."""
 
 
-def redacted(text: str) -> str:
+def without_secrets(text: str) -> str:
     """Remove user, password and query string from each URI in ``text``."""
     if "://" not in text:
         return text
@@ -178,7 +178,7 @@ class DriftlineError(Exception):
     exit_code: ClassVar[int] = 3
 
     def __init__(self, what: str, where: str = "", fix: str = "") -> None:
-        what, where, fix = redacted(what), redacted(where), redacted(fix)
+        what, where, fix = without_secrets(what), without_secrets(where), without_secrets(fix)
         super().__init__(what, where, fix)
         self.what = what
         self.where = where

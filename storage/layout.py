@@ -174,7 +174,7 @@ def leased_entity(path: str) -> tuple[str, Entity]:
 # -- parsing paths -----------------------------------------------------------------------------
 
 
-class Kind(enum.StrEnum):
+class ObjectKind(enum.StrEnum):
     """The kinds of objects defined by the layout."""
 
     PERMANENT = "permanent"
@@ -193,41 +193,41 @@ class Kind(enum.StrEnum):
 
 
 _KINDS = [
-    (Kind.TEMPORARY, rf"(?P<directory>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
+    (ObjectKind.TEMPORARY, rf"(?P<directory>(?:{_ENTITY}/)*(?:_leases/|_runs/)?)\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}}"),
     (
-        Kind.PERMANENT,
+        ObjectKind.PERMANENT,
         r"(?P<directory>)(?:_workspace\.json|_(?:catalog|cleanup|copy|tokens|fleet|fleet_lease)\.json|report\.html|\.gitignore|\.lock|_catalog\.sqlite(?:-wal|-shm|-journal)?)",
     ),
-    (Kind.PERMANENT, rf"(?P<directory>(?:{_ENTITY}/)+)_source\.json"),
+    (ObjectKind.PERMANENT, rf"(?P<directory>(?:{_ENTITY}/)+)_source\.json"),
     (
-        Kind.BRANCH_LEASE,
+        ObjectKind.BRANCH_LEASE,
         rf"(?P<directory>{_ENTITY}/_leases/)branch:[A-Za-z0-9._~:-]+~2F{BRANCHES}~2F{_BRANCH_ID}\.json",
     ),
-    (Kind.PERMANENT, rf"(?P<directory>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
+    (ObjectKind.PERMANENT, rf"(?P<directory>{_ENTITY}/_leases/)[a-z]+:[A-Za-z0-9._~:-]+\.json"),
     (
-        Kind.BRANCH,
+        ObjectKind.BRANCH,
         rf"(?P<directory>(?:{_ENTITY}/)+{BRANCHES}/{_BRANCH_ID}/)"
         rf"(?:_branch\.json|{_CUT}/(?:_index\.parquet|_index_delta_{_ULID}\.parquet|_staged_{_ULID}_\d{{6}}\.parquet)"
         rf"|(?:{_CUT}/)?\.tmp-(?:[a-z]+-)?[0-9a-f]{{32}})",
     ),
-    (Kind.RUN, rf"(?P<directory>{_ENTITY}/_runs/){_ULID}\.json"),
-    (Kind.BASE, rf"(?P<directory>(?:{_ENTITY}/)+)_index\.parquet"),
-    (Kind.DELTA, rf"(?P<directory>(?:{_ENTITY}/)+)_index_delta_{_ULID}\.parquet"),
-    (Kind.STAGED, rf"(?P<directory>(?:{_ENTITY}/)+)_staged_{_ULID}_\d{{6}}\.parquet"),
-    (Kind.BLOB, rf"(?P<directory>(?:{_ENTITY}/)+)[0-9a-f]{{16,64}}-[0-9a-f]{{16,64}}-{_ULID}\.json"),
+    (ObjectKind.RUN, rf"(?P<directory>{_ENTITY}/_runs/){_ULID}\.json"),
+    (ObjectKind.BASE, rf"(?P<directory>(?:{_ENTITY}/)+)_index\.parquet"),
+    (ObjectKind.DELTA, rf"(?P<directory>(?:{_ENTITY}/)+)_index_delta_{_ULID}\.parquet"),
+    (ObjectKind.STAGED, rf"(?P<directory>(?:{_ENTITY}/)+)_staged_{_ULID}_\d{{6}}\.parquet"),
+    (ObjectKind.BLOB, rf"(?P<directory>(?:{_ENTITY}/)+)[0-9a-f]{{16,64}}-[0-9a-f]{{16,64}}-{_ULID}\.json"),
 ]
 _TABLE = rf"(?P<directory>{_ENTITY}/_tables/(?:line|memory|deep)_embeddings-[0-9a-f]+\.lance/)(?P<rest>.+)"
 _TABLE_KINDS = [
     (
-        Kind.TABLE,
+        ObjectKind.TABLE,
         rf"data/[0-9a-f]+\.lance(?:#\d+)?|_deletions/\d+-\d+-\d+\.(?:arrow|bin)(?:#\d+)?"
         rf"|_transactions/\d+-{_UUID}\.txn(?:#\d+)?|_indices/{_UUID}/(?:staging/)?[A-Za-z0-9_.-]+(?:#\d+)?"
         rf"|_versions/\d+\.manifest#\d+"
         rf"|(?:data|_versions|_deletions|_transactions|_indices/{_UUID}(?:/staging)?)/{_LANCE_TEMPORARY}",
     ),
-    (Kind.BRANCH, rf"(?:tree/cut-{_CUT}/.+|_refs/branches/cut-{_CUT}\.json(?:#\d+)?)"),
-    (Kind.VERSION, r"_versions/\d+\.manifest"),
-    (Kind.TABLE_HINT, r"_versions/latest_version_hint\.json"),
+    (ObjectKind.BRANCH, rf"(?:tree/cut-{_CUT}/.+|_refs/branches/cut-{_CUT}\.json(?:#\d+)?)"),
+    (ObjectKind.VERSION, r"_versions/\d+\.manifest"),
+    (ObjectKind.TABLE_HINT, r"_versions/latest_version_hint\.json"),
 ]
 _compiled = cache(re.compile)
 """Compiled on first use, because a search classifies no names."""
@@ -236,7 +236,7 @@ _compiled = cache(re.compile)
 class Name(NamedTuple):
     """A classified path. ``directory`` is the directory it belongs to; for a table's file, the table."""
 
-    kind: Kind
+    kind: ObjectKind
     directory: str = ""
     rest: str = ""
 
@@ -248,12 +248,12 @@ def parse_name(path: str) -> Name:
         for kind, pattern in _TABLE_KINDS:
             if _compiled(pattern).fullmatch(table["rest"]):
                 return Name(kind, table["directory"][:-1], table["rest"])
-        return Name(Kind.FOREIGN)
+        return Name(ObjectKind.FOREIGN)
     for kind, pattern in _KINDS:
         match = _compiled(pattern).fullmatch(path)
         if match is not None:
             return Name(kind, match["directory"].rstrip("/"), path[match.end("directory") :])
-    return Name(Kind.FOREIGN)
+    return Name(ObjectKind.FOREIGN)
 
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -291,5 +291,5 @@ class ObjectInfo:
     version: str
 
 
-Range = tuple[int, int | None]
+ByteRange = tuple[int, int | None]
 """A byte range of an object: from the first number to the second (exclusive), or to the end."""

@@ -35,7 +35,7 @@ import pyarrow.dataset as pads
 from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
-from driftline.storage.lance.retries import is_lance_failure, read_failed
+from driftline.storage.lance.failures import is_lance_failure, read_failed
 from driftline.storage.layout import BASE, is_delta
 from driftline.storage.lines.commit_marker import MARKER_LINE
 from driftline.storage.lines.line_table import LineTable

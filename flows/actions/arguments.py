@@ -1,6 +1,7 @@
 """Convert the arguments of actions from template values to their declared types; errors name the argument.
 
-An action declares its arguments as annotations with a ``Kind``: ``top_k: Count = 10``, ``paths: Names | None = None``.
+An action declares its arguments as annotations that contain an ``ArgumentType``:
+``top_k: Count = 10``, ``paths: Names | None = None``.
 ``Parameters.of(action).read(positional, named)`` then returns its keyword arguments:
 
 - scalars are converted to text where text is expected, and text to numbers, booleans and times;
@@ -10,7 +11,7 @@ An action declares its arguments as annotations with a ``Kind``: ``top_k: Count 
 - the engines' own arguments (``ENGINE_ARGUMENTS``, names that start with ``_``, objects that YAML cannot express) are
   dropped; any other unknown name is an error that suggests the closest known name.
 
-Parameters without a Kind (``state``, handles) are not arguments: ``read`` passes them on by name.
+Parameters without one (``state``, handles) are not arguments: ``read`` passes them on by name.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class InvalidArgument(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ArgumentType:
     """The type of an argument. ``read`` converts a value or raises InvalidArgument. If ``keeps_blank`` is set, blank
     text is a value.
     """
@@ -64,7 +65,7 @@ class Kind:
 class Parameters:
     """An action's declared arguments, in order, and its other parameters."""
 
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, ArgumentType]
     required: frozenset[str]
     others: frozenset[str]
 
@@ -123,9 +124,9 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
-def _kind_in(hint: Any) -> Kind | None:
-    """Return the Kind in an annotation, even inside ``... | None``."""
-    own = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Kind)), None)
+def _kind_in(hint: Any) -> ArgumentType | None:
+    """Return the type in an annotation, even inside ``... | None``."""
+    own = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, ArgumentType)), None)
     return own or next((kind for each in get_args(hint) if (kind := _kind_in(each)) is not None), None)
 
 
@@ -137,7 +138,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_blank(value: object, is_required: bool) -> bool:
-    """Return whether ``value`` is None or optional blank text; the Kind handles blank text in required arguments."""
+    """Return whether ``value`` is None or optional blank text; required arguments leave it to their type."""
     return value is None or (not is_required and isinstance(value, str) and not value.strip())
 
 
@@ -333,23 +334,23 @@ def _parsed(value: object, kind: type) -> object:
 
 # -- what actions declare --------------------------------------------------------------------
 
-Anything: TypeAlias = Annotated[Any, Kind(lambda value: value, keeps_blank=True)]
-Text: TypeAlias = Annotated[str, Kind(text)]
-Name: TypeAlias = Annotated[str, Kind(name)]
-Names: TypeAlias = Annotated[list[str], Kind(names)]
-SomeNames: TypeAlias = Annotated[list[str], Kind(nonempty_names)]
-Query: TypeAlias = Annotated[str, Kind(query)]
-Version: TypeAlias = Annotated[str, Kind(version)]
-Count: TypeAlias = Annotated[int, Kind(whole(0))]
-Distance: TypeAlias = Annotated[float, Kind(real(0, 2))]
-Fraction: TypeAlias = Annotated[float, Kind(real(0, 1))]
-Seconds: TypeAlias = Annotated[float, Kind(real(0, above=True))]
-Flag: TypeAlias = Annotated[bool, Kind(flag)]
-Moment: TypeAlias = Annotated[datetime, Kind(moment)]
-Fields: TypeAlias = Annotated[Mapping[str, Any], Kind(fields)]
-SearchMode: TypeAlias = Annotated[Literal["hybrid", "vector", "text"], Kind(choice("hybrid", "vector", "text"))]
-OneEntity: TypeAlias = Annotated[str | tuple[str, str], Kind(entity)]
-Entities: TypeAlias = Annotated[list[str | tuple[str, str]], Kind(entities)]
+Anything: TypeAlias = Annotated[Any, ArgumentType(lambda value: value, keeps_blank=True)]
+Text: TypeAlias = Annotated[str, ArgumentType(text)]
+Name: TypeAlias = Annotated[str, ArgumentType(name)]
+Names: TypeAlias = Annotated[list[str], ArgumentType(names)]
+SomeNames: TypeAlias = Annotated[list[str], ArgumentType(nonempty_names)]
+Query: TypeAlias = Annotated[str, ArgumentType(query)]
+Version: TypeAlias = Annotated[str, ArgumentType(version)]
+Count: TypeAlias = Annotated[int, ArgumentType(whole(0))]
+Distance: TypeAlias = Annotated[float, ArgumentType(real(0, 2))]
+Fraction: TypeAlias = Annotated[float, ArgumentType(real(0, 1))]
+Seconds: TypeAlias = Annotated[float, ArgumentType(real(0, above=True))]
+Flag: TypeAlias = Annotated[bool, ArgumentType(flag)]
+Moment: TypeAlias = Annotated[datetime, ArgumentType(moment)]
+Fields: TypeAlias = Annotated[Mapping[str, Any], ArgumentType(fields)]
+SearchMode: TypeAlias = Annotated[Literal["hybrid", "vector", "text"], ArgumentType(choice("hybrid", "vector", "text"))]
+OneEntity: TypeAlias = Annotated[str | tuple[str, str], ArgumentType(entity)]
+Entities: TypeAlias = Annotated[list[str | tuple[str, str]], ArgumentType(entities)]
 
 # -- the options of a search -----------------------------------------------------------------
 
@@ -362,7 +363,10 @@ def parameters(options: Mapping[str, Option], *first: str) -> list[inspect.Param
     ordered = [*(options[name] for name in first), *(row for name, row in options.items() if name not in first)]
     return [
         inspect.Parameter(
-            row.argument, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Any, Kind(_reader(row))]
+            row.argument,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[Any, ArgumentType(_reader(row))],
         )
         for row in ordered
     ]

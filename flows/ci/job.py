@@ -16,12 +16,12 @@ from datetime import datetime
 from typing import Any
 
 from driftline.flows.ci.build import Build
-from driftline.flows.ci.deployment_runs import run_deployments
 from driftline.flows.config.driftline_toml import Configuration
 from driftline.flows.config.workspace_names import local_path
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.runs.plan import SourceRequest, configured_request, requests_of
+from driftline.flows.scheduling.deployments import run_deployments
 from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StaleBuild, StaleIndex, UsageError

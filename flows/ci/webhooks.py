@@ -193,7 +193,7 @@ def _remotes(payload: Payload) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class DeliveryFormat:
     """How a host type signs and describes its deliveries; header names are in lower case.
 
     ``request_ref`` is the template of pull request refs, "" if the host has no such refs.
@@ -223,9 +223,11 @@ class Host:
         return {hashlib.sha256(body).hexdigest(), *([named] if named is not None else [])}
 
 
-HOSTS: Mapping[str, Host] = {
-    "github": Host("x-hub-signature-256", "x-github-event", ("x-github-delivery",), _of_github, "refs/pull/{}/head"),
-    "gitlab": Host(
+HOSTS: Mapping[str, DeliveryFormat] = {
+    "github": DeliveryFormat(
+        "x-hub-signature-256", "x-github-event", ("x-github-delivery",), _of_github, "refs/pull/{}/head"
+    ),
+    "gitlab": DeliveryFormat(
         "x-gitlab-token",
         "x-gitlab-event",
         ("idempotency-key", "x-gitlab-event-uuid"),
@@ -233,8 +235,12 @@ HOSTS: Mapping[str, Host] = {
         "refs/merge-requests/{}/head",
         is_token=True,
     ),
-    "gitea": Host("x-gitea-signature", "x-gitea-event", ("x-gitea-delivery",), _of_github, "refs/pull/{}/head"),
-    "bitbucket": Host("x-hub-signature", "x-event-key", ("x-request-uuid", "x-request-id"), _of_bitbucket, ""),
+    "gitea": DeliveryFormat(
+        "x-gitea-signature", "x-gitea-event", ("x-gitea-delivery",), _of_github, "refs/pull/{}/head"
+    ),
+    "bitbucket": DeliveryFormat(
+        "x-hub-signature", "x-event-key", ("x-request-uuid", "x-request-id"), _of_bitbucket, ""
+    ),
 }
 
 
@@ -320,8 +326,7 @@ class Runs:
             index_sources(self._request(work))
 
     def _start(self, work: Work) -> None:
-        from driftline.flows.ci.deployment_runs import start_fleet_run, start_index_run  # loads Prefect
-        from driftline.flows.scheduling.deployments import fleet_deployments
+        from driftline.flows.scheduling.deployments import fleet_deployments, start_fleet_run, start_index_run
 
         commit, fleet = resolve(_remote(work.uri)), self._fleet_of(work.source)
         if fleet:
@@ -423,7 +428,7 @@ class Hooks:
         self._deliveries.labels(host, str(status)).inc()
         return status, reason
 
-    def _receive(self, host: Host, secret: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
+    def _receive(self, host: DeliveryFormat, secret: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
         if not host.is_signed(secret, headers, body):
             return FORGED, "the signature is missing or invalid"
         try:

@@ -56,7 +56,7 @@ def list_all(
     if context.invoked_subcommand is not None:
         return DONE
     opened, within = _opened(workspace, entity)
-    from driftline.flows.output.rich_tables import print_branches
+    from driftline.flows.output.terminal_reports import print_branches
     from driftline.flows.runs.branches import list_branches
 
     found = [branch.to_dict() for branch in list_branches(opened, within)]

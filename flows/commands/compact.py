@@ -60,7 +60,7 @@ def compact(
     target = workspace_for_reading(workspace)
     from driftline.flows.config.locate import options_for
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.rich_tables import print_compact
+    from driftline.flows.output.terminal_reports import print_compact
     from driftline.flows.runs.compact import CompactRequest, compact_workspace
 
     options = options_for(target)
@@ -93,7 +93,7 @@ def cleanup(
     target = workspace_for_reading(workspace)
     from driftline.flows.config.locate import options_for
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.rich_tables import print_cleanup
+    from driftline.flows.output.terminal_reports import print_cleanup
     from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 
     options = options_for(target)
@@ -116,8 +116,8 @@ def verify(
     target = workspace_for_reading(workspace)
     from driftline.flows.config.locate import options_for
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.rich_tables import print_verify
-    from driftline.flows.runs.verify import VerifyRequest, verify_workspace
+    from driftline.flows.output.terminal_reports import print_verify
+    from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace
 
     request = VerifyRequest(target, repair, options_for(target))
     with open_progress() as progress:

@@ -161,7 +161,7 @@ def index(
     configuration = _configuration(config, sources, all_sources, filtered=bool(entity or include or exclude))
     target = workspace_for_indexing(workspace, sources or (), configuration)
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.output.rich_tables import print_index
+    from driftline.flows.output.terminal_reports import print_index
     from driftline.flows.runs.index import IndexRequest, index_sources
     from driftline.flows.runs.plan import requests_of
 
@@ -347,7 +347,7 @@ def status(config: ConfigOption = None, workspace: WorkspaceOption = None, as_js
 
 def _show_fleets(report: FleetsReport, as_json: bool, *, everything: bool = False) -> int:
     """Print the report, and return the exit code."""
-    from driftline.flows.output.rich_tables import print_fleets
+    from driftline.flows.output.terminal_reports import print_fleets
 
     show(report.to_dict(), as_json, lambda _: print_fleets(report, everything))
     return FAILED if report.failures else DONE

@@ -83,12 +83,11 @@ def _tools_of(
 
     Raises DriftlineError.
     """
-    from driftline.flows.config.locate import options_for, source_access
+    from driftline.flows.config.locate import cache_settings, options_for, source_access
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
     from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
     from driftline.flows.runs.cached_copies import newest_of
-    from driftline.flows.runs.search import cache_settings
     from driftline.flows.served_memory import search_memory
     from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace

@@ -25,10 +25,10 @@ from driftline.flows.commands.app import (
     show,
     show_search,
 )
-from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.config.locate import cache_settings, workspace_for_reading
 from driftline.flows.config.workspace_names import SERVER_VARIABLE, absolute_workspace
 from driftline.flows.output.plain_text import print_search, say_done, warn
-from driftline.flows.runs.search import cache_settings, named_workspace, search_request
+from driftline.flows.runs.search import named_workspace, search_request
 from driftline.storage.defaults import DEFAULT_REDACTION, DEFAULT_RERANKED, MAX_RERANKED, Redaction
 from driftline.storage.errors import SourceNotFound, UsageError
 from driftline.storage.option_table import spread
@@ -147,7 +147,7 @@ def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
     from driftline.flows.output.plain_text import print_search
 
     if "explanation" in result:
-        from driftline.flows.output.rich_tables import print_explanation
+        from driftline.flows.output.terminal_reports import print_explanation
 
         print_explanation(result["explanation"])
     print_search(result, _local_folders(workspace, result["results"]) if sys.stdout.isatty() else None)

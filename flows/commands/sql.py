@@ -65,7 +65,7 @@ def sql(
 
 
 def _print_table(result: Result) -> int:
-    from driftline.flows.output.rich_tables import print_rows
+    from driftline.flows.output.terminal_reports import print_rows
     from driftline.storage.sql import as_text
 
     found = list(islice(result.rows(), MAX_TABLE_ROWS + 1))

@@ -35,7 +35,7 @@ def orient() -> int:
         say(f"Nothing is indexed here yet: {error.what[0].lower()}{error.what[1:]} ({error.where}).")
         print(_FIRST_STEPS)
         return DONE
-    from driftline.flows.output.rich_tables import print_status
+    from driftline.flows.output.terminal_reports import print_status
 
     print_status(asdict(stats))
     print(_NEXT_STEPS)
@@ -46,7 +46,7 @@ def orient() -> int:
 def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """Show the contents and state of the workspace."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.output.rich_tables import print_status
+    from driftline.flows.output.terminal_reports import print_status
     from driftline.storage.workspace.records import read_copy_record
 
     opened = open_workspace(target)
@@ -60,7 +60,7 @@ def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> in
 def sources(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """List the sources of the workspace."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.output.rich_tables import print_sources
+    from driftline.flows.output.terminal_reports import print_sources
 
     stats = open_workspace(target).stats()
     show({"workspace": stats.workspace, "sources": list(stats.sources)}, as_json, print_sources)
@@ -76,9 +76,9 @@ def runs(
     """List the runs of the workspace, newest first."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.locate import options_for
-    from driftline.flows.output.rich_tables import print_runs
     from driftline.flows.output.run_history import newest_runs, to_row
     from driftline.flows.output.search_journal import searches_by_hour
+    from driftline.flows.output.terminal_reports import print_runs
     from driftline.storage.workspace.workspace import Workspace
 
     opened = Workspace.open(target, options_for(target))

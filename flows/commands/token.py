@@ -55,7 +55,7 @@ def create(
 def list_all(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """List the tokens: id, boundary, scopes, expiry. The tokens themselves are not stored."""
     opened = _opened(workspace)
-    from driftline.flows.output.rich_tables import print_tokens
+    from driftline.flows.output.terminal_reports import print_tokens
     from driftline.storage.workspace.tokens import read_tokens
 
     tokens = [_described(record) for record in read_tokens(opened.objects)]

@@ -116,7 +116,7 @@ AGENTS: Mapping[str, Agent] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FileChange:
     """A file change: its text before and after, None if there is no file.
 
     ``is_first`` means that the file has nothing from Driftline yet, so ``apply`` backs it up.
@@ -158,7 +158,9 @@ def agents_in(scope: Scope) -> list[str]:
     return [name for name, agent in AGENTS.items() if agent.files(scope)]
 
 
-def changes(names: Sequence[str], scope: Scope, folder: Path, command: Sequence[str], *, remove: bool) -> list[Change]:
+def changes(
+    names: Sequence[str], scope: Scope, folder: Path, command: Sequence[str], *, remove: bool
+) -> list[FileChange]:
     """Return the changes that install or remove Driftline for agents in a project or home folder.
 
     Args:
@@ -173,7 +175,7 @@ def changes(names: Sequence[str], scope: Scope, folder: Path, command: Sequence[
             safely.
     """
     texts: dict[Path, str | None] = {}
-    found: dict[Path, Change] = {}
+    found: dict[Path, FileChange] = {}
     for name in names:
         agent = AGENTS[name]
         files = agent.files(scope)
@@ -185,7 +187,7 @@ def changes(names: Sequence[str], scope: Scope, folder: Path, command: Sequence[
             if path not in found:
                 before = texts[path] = _read(path)
                 is_first = not remove and part.present_in(before or "", path) is None
-                found[path] = Change(name, path, before, None, is_first)
+                found[path] = FileChange(name, path, before, None, is_first)
             text = texts[path]
             if not remove:
                 texts[path] = part.added_to(text or "", path)

@@ -54,8 +54,13 @@ if TYPE_CHECKING:  # commands that find no such file import none of these
         WorkspaceTable,
     )
     from driftline.storage.lines.line_filter import LineFilter
-    from driftline.storage.sources.discovery import Selection
+    from driftline.storage.sources.discovery import FleetSelection
     from driftline.storage.sources.hosts import Host, OwnerKind
+
+LOGIN = "{login}"
+HOOK_HOSTS = ("github", "gitlab", "gitea", "bitbucket")
+
+log = logging.getLogger(__name__)
 
 
 def is_trusted(file: Path, content: bytes) -> bool:
@@ -84,12 +89,6 @@ def distrust(file: Path, content: bytes) -> None:
 def _mark(file: Path, content: bytes) -> Path:
     digest = hashlib.sha256(os.fsencode(file) + b"\0" + content).hexdigest()
     return user_folder("XDG_STATE_HOME") / "driftline" / "trusted" / digest
-
-
-log = logging.getLogger(__name__)
-
-LOGIN = "{login}"
-HOOK_HOSTS = ("github", "gitlab", "gitea", "bitbucket")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class ConfiguredFleet:
 
     name: str
     host: Host
-    selection: Selection
+    selection: FleetSelection
     template: str
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -501,7 +500,7 @@ def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
 
 
 def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
-    from driftline.storage.sources.discovery import Selection
+    from driftline.storage.sources.discovery import FleetSelection
     from driftline.storage.sources.hosts import OWNERS, Host
 
     provider = table.provider
@@ -541,7 +540,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
         raise UsageError(f"A {provider} fleet does not support pull requests", "", fix)
     if table.readers is not None:
         _check_readers(table.readers, host)
-    selection = Selection(
+    selection = FleetSelection(
         tuple(table.include),
         tuple(table.exclude),
         tuple(table.topics),

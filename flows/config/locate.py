@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
+DEFAULT_CACHE_BYTES = 10 * 2**30
 
 
 def workspace_for_reading(given: str | None) -> str:
@@ -107,6 +108,16 @@ def search_settings() -> Mapping[str, Any]:
     from driftline.flows.config.driftline_toml import load_config
 
     return load_config(path).search
+
+
+def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
+    """Return whether to search local copies of buckets, and their maximum size in bytes.
+
+    ``cache`` overrides the setting in ``driftline.toml``. Raises UsageError if that file is invalid.
+    """
+    settings = search_settings()
+    enabled = settings.get("cache", False) if cache is None else cache
+    return bool(enabled), int(settings.get("cache_bytes", DEFAULT_CACHE_BYTES))
 
 
 AUTO = "auto"

@@ -16,7 +16,7 @@ from driftline.flows.http_answers import ExactMatches
 from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS, is_clipped
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHit
-from driftline.storage.workspace.stats import WorkspaceStats
+from driftline.storage.workspace.records import WorkspaceStats
 from driftline.tasks.search.documents import Excerpt
 from driftline.tasks.search.hits import Hit, clipped
 from driftline.tasks.search.search import SearchReport

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from driftline.flows.output.plain_text import log_line, warn
-from driftline.storage.errors import UsageError, redacted
+from driftline.storage.errors import UsageError, without_secrets
 
 LOG_VARIABLE = "DRIFTLINE_LOG"
 _OWN = "driftline"
@@ -46,11 +46,11 @@ class JsonLines(logging.Handler):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": redacted(record.getMessage()),
+            "message": without_secrets(record.getMessage()),
             **fields,
         }
         if record.exc_info:
-            entry["traceback"] = redacted(logging.Formatter().formatException(record.exc_info))
+            entry["traceback"] = without_secrets(logging.Formatter().formatException(record.exc_info))
         log_line(json.dumps(entry, default=str))
 
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from driftline.storage.defaults import is_clipped
 from driftline.storage.documents import container_of
-from driftline.storage.errors import redacted
+from driftline.storage.errors import without_secrets
 from driftline.storage.lines.outline import location_of
 
 _CONTROLS = (*range(9), *range(10, 32), *range(127, 160))
@@ -104,7 +104,7 @@ def _end(stream: TextIO) -> None:
 
 def warn(text: str, stream: TextIO | None = None) -> None:
     """Print one line on standard error; messages may contain newlines from file names and libraries."""
-    log_line(f"driftline: {printable(redacted(' '.join(text.split())))}", stream)
+    log_line(f"driftline: {printable(without_secrets(' '.join(text.split())))}", stream)
 
 
 def log_line(line: str, stream: TextIO | None = None) -> None:
@@ -119,7 +119,7 @@ def log_line(line: str, stream: TextIO | None = None) -> None:
 def print_traceback() -> None:
     """Print the traceback of the current exception on standard error."""
     for line in traceback.format_exc().splitlines():
-        log_line(printable(redacted(line)))
+        log_line(printable(without_secrets(line)))
 
 
 _STYLES = {"location": "1;36", "dim": "2", "definition": "32", "changed": "33", "best": "1;33"}
@@ -185,7 +185,7 @@ def _exact_line(hit: Mapping[str, Any], folder: str | None, with_source: bool, s
         mark = ":" if number == hit["line"] else "-"
         at = location_of(hit.get("anchor"), number) if mark == ":" else number
         location = _styled(f"{source}{printable(hit['path'])}{mark}{printable(str(at))}{mark}", "location", styled)
-        opened = _opened(hit, folder) if hit.get("fragment") is not None else hit.get("url")
+        opened = _url_of_file(hit, folder) if hit.get("fragment") is not None else hit.get("url")
         location = _linked(location, opened if mark == ":" else None, styled)
         text += f"{location}{_styled(printable(line), 'best' if mark == ':' else 'dim', styled)}\n"
     return text + ("--\n" if len(hit["context"]) > 1 else "")
@@ -206,7 +206,7 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
     location = location_of(hit.get("anchor"), f"{line}{column}")
     header = _styled(f"{printable(hit['path'])}:{printable(location)}", "location", styled)
     url, is_here = hit.get("url"), folder is not None and hit["path"] != "-"
-    header = _linked(header, _opened(hit, folder), styled)
+    header = _linked(header, _url_of_file(hit, folder), styled)
     if hit["score"] is not None:
         header += part(" ".join([f"{hit['score']:.2f}", *([hit["label"]] if hit.get("label") else [])]), "dim")
     if hit.get("symbol") is not None:
@@ -222,7 +222,7 @@ def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, style
     return header + "\n"
 
 
-def _opened(hit: Mapping[str, Any], folder: str | None) -> str | None:
+def _url_of_file(hit: Mapping[str, Any], folder: str | None) -> str | None:
     """Return the URL that opens a hit: the file in the local ``folder`` at its anchor, or otherwise its permalink."""
     if folder is None or hit["path"] == "-":
         return hit.get("url")

@@ -13,8 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from driftline.flows.output.run_history import OF_EVERY_RUN, History, Series, in_words, to_row
-from driftline.storage.workspace.records import RunRecord
-from driftline.storage.workspace.stats import WorkspaceStats
+from driftline.storage.workspace.records import RunRecord, WorkspaceStats
 
 ROWS_SHOWN = 50
 TEMPLATE = "report.html.j2"

@@ -30,7 +30,7 @@ from driftline.storage.garbage.classify import RUN_RETENTION, GarbageReport, Orp
 from driftline.storage.garbage.references import ReferenceScan, scan_references
 from driftline.storage.garbage.traces import read_traces, tenants_with_other_models, write_traces
 from driftline.storage.lance.lance_table import remove_old_versions
-from driftline.storage.layout import Kind, new_ulid, parse_name
+from driftline.storage.layout import ObjectKind, new_ulid, parse_name
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entry_queries import blob_references
 from driftline.storage.workspace.records import RunHistory, RunRecord
@@ -181,7 +181,7 @@ class _Cleanup:
         self._report.full = self._traces.listed is None
         self._progress.phase(f"surveying {objects.uri}")
         scan = self._scan()
-        if self._catalog is None and any(name.kind is Kind.BLOB for _, name in scan.listing):
+        if self._catalog is None and any(name.kind is ObjectKind.BLOB for _, name in scan.listing):
             self._skip(f"Memory blobs cannot be checked without their catalog: set {WHERE_CATALOGS_ARE_NAMED}.")
         listed = [info for info, _ in scan.listing]
         self._now = now = store_time(objects, listed, may_write=not self._request.dry_run)
@@ -255,7 +255,7 @@ class _Cleanup:
         try:
             done = set(deletion.deleted)
             rest = [orphan for orphan in orphans if orphan not in done]
-            leases = {orphan for orphan in rest if parse_name(orphan.path).kind is Kind.BRANCH_LEASE}
+            leases = {orphan for orphan in rest if parse_name(orphan.path).kind is ObjectKind.BRANCH_LEASE}
             deletion.run([orphan for orphan in rest if orphan not in leases])
             kept = self._remove_versions_of_branches(fence)
             deletion.run([orphan for orphan in rest if orphan in leases and orphan.path.partition("/")[0] not in kept])
@@ -382,7 +382,7 @@ def clean_within(
     started, objects = time.monotonic(), workspace.objects
     report = CleanupReport(new_ulid(), objects.uri, dry_run)
     named = [(info, parse_name(info.path)) for info in objects.list(top.directory)]
-    named = [(info, name) for info, name in named if name.kind is Kind.BLOB]
+    named = [(info, name) for info, name in named if name.kind is ObjectKind.BLOB]
     now = store_time(objects, [info for info, _ in named], may_write=not dry_run)
     blobs, retired = catalog.read(blob_references)  # read after the listing: by now, each listed blob has its entry
     references = References(blobs=blobs, retired=retired)

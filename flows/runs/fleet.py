@@ -47,7 +47,7 @@ from driftline.storage.errors import (
 from driftline.storage.layout import SOURCE, new_ulid
 from driftline.storage.leases.lease import Lease
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Listing, RateLimit, discover, open_pulls, readers_of
+from driftline.storage.sources.discovery import HostListing, HostWaits, discover, open_pulls, readers_of
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
 from driftline.storage.workspace.branch_cuts import check_name
 from driftline.storage.workspace.fleet_state import (
@@ -113,7 +113,7 @@ class FleetPart:
 
     fleet: ConfiguredFleet
     before: FleetRecord
-    listing: Listing
+    listing: HostListing
     repositories: dict[str, KnownRepository]
     asked: int = 0
     retired: dict[str, KnownRepository] = field(default_factory=dict)
@@ -341,7 +341,7 @@ def _discover(
     request: FleetRequest, known: Mapping[str, FleetRecord], progress: Progress, now: datetime
 ) -> list[FleetPart]:
     """List each fleet's host. Fleets with the same host and token share a rate limit."""
-    parts, limits = [], defaultdict[tuple[str, ...], RateLimit](RateLimit)
+    parts, limits = [], defaultdict[tuple[str, ...], HostWaits](HostWaits)
     for fleet in request.fleets:
         before, host = known.get(fleet.name, FleetRecord()), fleet.host
         progress.phase(f"listing {fleet.name}")

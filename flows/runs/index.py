@@ -64,6 +64,10 @@ from driftline.tasks.scanning.overlap import Claim, Neighbours, claim_of, claime
 from driftline.tasks.scanning.path_patterns import Matcher
 from driftline.tasks.task_context import Stopwatch, TaskContext
 
+__all__ = ["IndexRequest", "index_sources"]
+
+log = logging.getLogger(__name__)
+
 
 def chosen_model(plan: IndexPlan, progress: Progress) -> DeepModel | None:
     """Return this run's transformer: the requested one, then the workspace's, then None.
@@ -117,9 +121,6 @@ def deepen(plan: IndexPlan, model: DeepModel, executor: Executor, progress: Prog
             if pending or lacking.stale:
                 table.commit(entity, pending, lacking.stale)
             table.index()
-
-
-log = logging.getLogger(__name__)
 
 
 def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
@@ -244,9 +245,6 @@ def _holds_files_of(entity: Entity, record: SourceRecord, part: SourcePlan, plan
     paths = plan.workspace.manifest(entity).read(columns=["path"])["path"].combine_chunks()
     inside = pc.binary_join_element_wise(claim.prefix, paths, "")
     return not Matcher(part.rules).excluded(inside).all()
-
-
-__all__ = ["IndexRequest", "index_sources"]
 
 
 def index_sources(

@@ -18,7 +18,7 @@ from typing import Any
 
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.errors import ObjectNotFound, StorageError
-from driftline.storage.layout import CONFIG, SOURCE, Kind, ObjectInfo, parse_name
+from driftline.storage.layout import CONFIG, SOURCE, ObjectInfo, ObjectKind, parse_name
 from driftline.storage.objects.local_disk import flush_to_disk
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.objects.store_requests import for_threads, request_counter
@@ -146,7 +146,7 @@ def _is_fetched(target: Path, info: ObjectInfo) -> bool:
         return False
     if status.st_size != info.size_bytes:
         return False
-    changes = target.name in (CONFIG, SOURCE) or parse_name(info.path).kind is Kind.BASE
+    changes = target.name in (CONFIG, SOURCE) or parse_name(info.path).kind is ObjectKind.BASE
     return status.st_nlink > 1 or not changes
 
 

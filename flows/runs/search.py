@@ -64,9 +64,6 @@ def find(
     return report if request.explain else replace(report, explanation=None)
 
 
-DEFAULT_CACHE_BYTES = 10 * 2**30
-
-
 def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchRequest:
     """Build a request from the ``given`` options, with defaults from the current folder's ``driftline.toml``.
 
@@ -77,18 +74,6 @@ def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchR
     settings = {name: value for name, value in search_settings().items() if name in OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
     return SearchRequest.of(query, {**settings, **chosen}, **more)
-
-
-def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
-    """Return whether to search local copies of buckets, and their maximum size in bytes.
-
-    ``cache`` overrides the setting in ``driftline.toml``. Raises UsageError if that file is invalid.
-    """
-    from driftline.flows.config.locate import search_settings
-
-    settings = search_settings()
-    enabled = settings.get("cache", False) if cache is None else cache
-    return bool(enabled), int(settings.get("cache_bytes", DEFAULT_CACHE_BYTES))
 
 
 def named_workspace(name: str, config: str | None = None) -> tuple[LineFilter, str]:

@@ -179,7 +179,7 @@ class Survey:
         if job.source.superseded is not None or job.plan.request.build is not None:
             return None
         lease = peek(job.workspace.objects, job.workspace.lease_of(job.entity))
-        if not lease.is_free or lease.is_abandoned or not at.is_indexed(known.commit, lease.token):
+        if not lease.is_free or lease.holder_died or not at.is_indexed(known.commit, lease.token):
             return None
         return revision(lease.token + 1, 0)  # the revision of a run that took the lease and found nothing
 

@@ -1,8 +1,8 @@
-"""Build, register and serve a workspace's Prefect deployments.
+"""Build, register, serve and run a workspace's Prefect deployments.
 
 ``deployments_of`` fills ``deployments/prefect.yaml`` from ``driftline.toml``, without side effects. ``register`` sends
 them and their automations to a Prefect server, and is idempotent. ``serve`` runs them on this machine, and starts a
-Prefect server if there is none.
+Prefect server if there is none. ``run_deployments`` starts them for a commit, once per commit, and waits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from typing import Any, TypeVar
 
 import yaml
 from filelock import FileLock, Timeout
-from prefect import serve as run_deployments
+from httpx import HTTPError
+from prefect import serve as serve_deployments
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
-from prefect.client.schemas.objects import ConcurrencyLimitConfig
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, FlowRun
 from prefect.deployments.runner import RunnerDeployment
 from prefect.events.schemas.automations import AutomationCore
 from prefect.events.schemas.deployment_triggers import DeploymentTriggerTypes
@@ -37,14 +38,16 @@ from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.schedules import Cron, Interval, Schedule
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 from prefect.types.entrypoint import EntrypointType
+from prefect.utilities.urls import url_for
 from prefect.workers.process import ProcessWorker
 from pydantic import TypeAdapter
 
 from driftline.flows.config.driftline_toml import Configuration, ConfiguredSource
 from driftline.flows.config.driftline_toml import Schedule as ConfiguredSchedule
+from driftline.flows.runs.plan import SourceRequest
 from driftline.storage.defaults import DEFAULT_EXECUTOR
 from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
-from driftline.storage.errors import ExecutorError, UsageError
+from driftline.storage.errors import DeploymentFailed, ExecutorError, StorageError, UsageError
 
 _T = TypeVar("_T")
 WORKSPACE_PLACEHOLDER = "{{ $DRIFTLINE_WORKSPACE }}"
@@ -54,6 +57,11 @@ WITH_EXECUTOR = (INDEX, FLEET, "compact")
 WITH_CATALOG = ("cleanup", "verify")
 ANCHOR = "2026-01-01T00:00:00+00:00"
 """Start of all intervals, fixed so that re-registering does not shift the schedule."""
+INDEX_FLOW = "driftline-index"
+FLEET_FLOW = "driftline-fleet"
+POLL_SECONDS = 1.0
+MAX_ATTEMPTS = 20
+"""Maximum number of runs per commit: another build of the commit restarts a failed run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +402,7 @@ def serve(deployments: Deployments, *, workspace: str, port: int, limit: int, an
             runners = [to_prefect(spec, pool=None) for spec in deployments.deployments]
             names = ", ".join(runner.full_name for runner in runners)
             announce(f"serving {names} at {address.removesuffix('/api')}; Ctrl-C stops it")
-            run_deployments(*runners, limit=limit, print_starting_message=False)
+            serve_deployments(*runners, limit=limit, print_starting_message=False)
     except Timeout:
         return False
     return True
@@ -454,3 +462,125 @@ def _answers(url: str) -> bool:
             return bool(answer.read() == b"true")
     except OSError:
         return False
+
+
+def run_deployments(
+    names: Sequence[str], commit: str, timeout_seconds: float, on_message: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Start each deployment (``NAME`` of the index flow, or ``FLOW/NAME``) and wait until all have finished.
+
+    The commit is the idempotency key: if the commit already has a run that did not fail, wait for that run. Returns
+    ``{deployment, id, name, state, url, seconds}`` for each. Raises DeploymentFailed, and UsageError for an unknown
+    name or if there is no server.
+    """
+    server_url()
+    deadline = time.monotonic() + timeout_seconds
+    with connected() as client:
+        with _accepted(", ".join(names)):
+            ids = {_full_name(name): _deployment_id(client, _full_name(name)) for name in names}
+            runs = {name: _start(client, name, ids[name], commit) for name in ids}
+        for name, run in runs.items():
+            on_message(f"{name}: waiting for run {run.name} ({url_for(run) or run.id})")
+        while not all(_has_ended(run) for run in runs.values()):
+            if time.monotonic() > deadline:
+                raise _failure(
+                    "did not finish in time", runs, "It is still running: follow it, or set a longer --timeout."
+                )
+            time.sleep(POLL_SECONDS)
+            try:
+                runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}
+            except HTTPError as error:
+                on_message(f"The Prefect server does not respond, asking again: {error}")
+    if not all(_has_completed(run) for run in runs.values()):
+        raise _failure("has failed", runs, "Read its log; another build of the commit restarts it.")
+    return [_report(name, run) for name, run in runs.items()]
+
+
+def start_index_run(source: SourceRequest, commit: str, branch: str | None = None, delivery: str = "") -> None:
+    """Start a source's deployment for a commit of its main index or of a branch, once per delivery.
+
+    A push back to an earlier commit is another delivery.
+
+    Does not wait for the run. Raises DeploymentFailed, StorageError, and UsageError if there is no server or
+    deployment.
+    """
+    name = _full_name(deployment_name(Entity.parse(str(source.entity))))
+    parameters = {"sources": [source.uri], "branch": branch} if branch is not None else None
+    _start_run(name, commit, delivery, parameters)
+
+
+def start_fleet_run(deployment: str, commit: str, delivery: str = "") -> None:
+    """Start a fleet's deployment for a commit in one of its repositories, like ``start_index_run``."""
+    _start_run(f"{FLEET_FLOW}/{deployment}", commit, delivery)
+
+
+def _start_run(name: str, commit: str, delivery: str, parameters: dict[str, Any] | None = None) -> None:
+    server_url()
+    with _accepted(name), connected() as client:
+        _start(client, name, _deployment_id(client, name), commit, delivery, parameters)
+
+
+@contextmanager
+def _accepted(name: str) -> Iterator[None]:
+    """Raise StorageError if the server cannot be reached or does not accept a run of ``name``."""
+    try:
+        yield
+    except HTTPError as error:
+        raise StorageError("The Prefect server did not accept the run", name, str(error)) from error
+
+
+def _start(
+    client: SyncPrefectClient,
+    name: str,
+    deployment: Any,
+    commit: str,
+    delivery: str = "",
+    parameters: dict[str, Any] | None = None,
+) -> FlowRun:
+    of = f"{name}@{parameters['branch']}" if parameters else name
+    of += f":{delivery}" if delivery else ""
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        # Prefect scopes these keys to a flow, and all index deployments share one.
+        key = f"{commit}:{of}" if attempt == 1 else f"{commit}:{of}:{attempt}"
+        run = client.create_flow_run_from_deployment(
+            deployment, parameters=parameters, idempotency_key=key, tags=["ci", f"commit:{commit}"]
+        )
+        if not _has_ended(run) or _has_completed(run):
+            return run
+    raise DeploymentFailed(f"The runs of commit {commit[:12]} fail repeatedly", name, "Read their logs.")
+
+
+def _full_name(name: str) -> str:
+    return name if "/" in name else f"{INDEX_FLOW}/{name}"
+
+
+def _deployment_id(client: SyncPrefectClient, name: str) -> Any:
+    try:
+        return client.read_deployment_by_name(name).id
+    except ObjectNotFound as error:
+        raise UsageError("The deployment does not exist", name, "Register it with: driftline deploy") from error
+
+
+def _has_ended(run: FlowRun) -> bool:
+    return run.state is not None and run.state.is_final()
+
+
+def _has_completed(run: FlowRun) -> bool:
+    return run.state is not None and run.state.is_completed()
+
+
+def _failure(what: str, runs: dict[str, FlowRun], fix: str) -> DeploymentFailed:
+    name, run = next((name, run) for name, run in runs.items() if not _has_completed(run))
+    state = run.state.name if run.state is not None else "Pending"
+    return DeploymentFailed(f"The run {run.name} of {name} {what} ({state})", url_for(run) or str(run.id), fix)
+
+
+def _report(name: str, run: FlowRun) -> dict[str, Any]:
+    return {
+        "deployment": name,
+        "id": str(run.id),
+        "name": run.name,
+        "state": run.state.name if run.state is not None else "",
+        "url": url_for(run),
+        "seconds": round(run.total_run_time.total_seconds(), 3),
+    }

@@ -273,13 +273,13 @@ def _release_abandoned(workspace: Workspace, run_id: str) -> int:
     """Return the number of leases that were released; leases that another run takes meanwhile are skipped."""
     released = 0
     for source, _ in workspace.sources():
-        if peek(workspace.objects, lease_path(source)).is_abandoned:
+        if peek(workspace.objects, lease_path(source)).holder_died:
             with suppress(LeaseHeld), acquire_source(workspace, source, run_id) as lease:
                 finish_staged(workspace, source, lease)
                 released += 1
     for tenant in workspace.tenants():
         path = lease_path(tenant, "maintenance")
-        if peek(workspace.objects, path).is_abandoned:
+        if peek(workspace.objects, path).holder_died:
             with suppress(LeaseHeld), acquire(workspace.objects, path, run_id):
                 released += 1
     return released

@@ -38,8 +38,7 @@ from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branch_cuts import branch_records, on_branch
-from driftline.storage.workspace.records import DONE, RunRecord, SourceRecord
-from driftline.storage.workspace.stats import WorkspaceStats
+from driftline.storage.workspace.records import DONE, RunRecord, SourceRecord, WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.documents import (
     DocumentCursor,
@@ -219,7 +218,7 @@ BranchName = Annotated[
     Query(description="Read the document on this branch."),
 ]
 DocumentLimit = Annotated[int, Query(ge=1, le=MAX_DOCUMENTS, description="Maximum number of documents.")]
-Cursor = Annotated[
+PageCursor = Annotated[
     _CursorText | SkipJsonSchema[None],
     Query(description="Start of the page, from the 'next' link."),
 ]
@@ -446,7 +445,7 @@ class Api:
     reader: Reader
 
     @spread("given", parameters(options_in("http")))
-    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
+    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: PageCursor = None) -> Response:
         """Find the lines that match a query best, as in ``driftline search --json``.
 
         The response's 'next' link points to the next page.
@@ -469,7 +468,7 @@ class Api:
 
     @spread("given", parameters(options_in("http", "sources", "dirs", "exts")))
     def documents(
-        self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: Cursor = None
+        self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: PageCursor = None
     ) -> Response:
         """List the documents, sorted by source and path. The response's 'next' link points to the next page."""
         after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None

@@ -21,6 +21,20 @@ from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError
 from driftline.storage.workspace.tokens import SCOPES, Scope, TokenRecord, token_hash
 
+_CURRENT: ContextVar[Access] = ContextVar("access")
+COOKIE = "driftline_token"
+REFRESH_SECONDS = 5.0
+"""How long a revoked token may still be accepted."""
+STALE_SECONDS = 60.0
+"""How long known tokens are accepted while tokens cannot be read; after that, all requests are rejected."""
+MAX_TOKEN_CHARACTERS = 200
+_Record = TypeVar("_Record")
+NOTHING = Boundary(())
+Readable = Mapping[str, Sequence[tuple[Entity, datetime]]]
+"""The repositories of a fleet that each login may read, and when the host said so; "" is everyone."""
+
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -33,9 +47,6 @@ class Access:
     scopes: frozenset[Scope] = frozenset(SCOPES)
     token_id: str = ""
     user: str = ""
-
-
-_CURRENT: ContextVar[Access] = ContextVar("access")
 
 
 def grant(access: Access) -> None:
@@ -57,19 +68,6 @@ def is_signed_in() -> bool:
     """Return whether the current request was authenticated by a token, as on the sign-in page."""
     access = _CURRENT.get(None)
     return access is not None and bool(access.token_id)
-
-
-COOKIE = "driftline_token"
-REFRESH_SECONDS = 5.0
-"""How long a revoked token may still be accepted."""
-STALE_SECONDS = 60.0
-"""How long known tokens are accepted while tokens cannot be read; after that, all requests are rejected."""
-MAX_TOKEN_CHARACTERS = 200
-
-log = logging.getLogger(__name__)
-
-
-_Record = TypeVar("_Record")
 
 
 @dataclass(slots=True)
@@ -135,11 +133,6 @@ class TrustedProxy:
             return ""
         named = headers.getlist(self.header)
         return named[0].strip() if len(named) == 1 and any(address in network for network in self.addresses) else ""
-
-
-NOTHING = Boundary(())
-Readable = Mapping[str, Sequence[tuple[Entity, datetime]]]
-"""The repositories of a fleet that each login may read, and when the host said so; "" is everyone."""
 
 
 @dataclass(frozen=True, slots=True)

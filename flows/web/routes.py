@@ -70,6 +70,15 @@ _AROUND = 4
 _SIMILAR = 5
 """How many lines similar to an opened document's line to show."""
 _OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("n_lines", "facets")}
+MAX_TOKEN_BYTES = 4_096
+SIGNED_IN_FOR = timedelta(days=30)
+"""Maximum session length; a session ends earlier if its token expires."""
+MIN_COMPRESSED_BYTES = 2_000
+COMPRESSION_LEVEL = 4
+"""At this compression level, a results page shrinks to a tenth in half a millisecond."""
+_DOCUMENT = "/d/{address:path}"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +159,6 @@ class Pages:
         return [hit for hit in found if (hit.source, hit.path, hit.line) != itself][:_SIMILAR]
 
 
-MAX_TOKEN_BYTES = 4_096
-SIGNED_IN_FOR = timedelta(days=30)
-"""Maximum session length; a session ends earlier if its token expires."""
-
-
 @dataclass(frozen=True, slots=True)
 class SignIn:
     """The routes of the sign-in page."""
@@ -198,14 +202,6 @@ def _local(target: str) -> str:
     """Return ``target`` if it is a page on this server, otherwise the start page."""
     is_local = target.startswith("/") and not target.startswith(("//", "/\\"))
     return target if is_local and target.isprintable() else "/"
-
-
-MIN_COMPRESSED_BYTES = 2_000
-COMPRESSION_LEVEL = 4
-"""At this compression level, a results page shrinks to a tenth in half a millisecond."""
-
-_DOCUMENT = "/d/{address:path}"
-log = logging.getLogger(__name__)
 
 
 def _allow_newlines(api: FastAPI) -> None:

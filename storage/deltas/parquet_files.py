@@ -19,7 +19,7 @@ from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew,
 from driftline.storage.json_records import from_json, to_json
 from driftline.storage.objects.store import ObjectStore
 
-Range = tuple[str, str | None]
+KeyBounds = tuple[str, str | None]
 """``low <= key < high``; None sets no upper bound."""
 
 _LAST_BEFORE_SURROGATES, _FIRST_AFTER_SURROGATES = "\ud7ff", "\ue000"
@@ -29,7 +29,7 @@ _LAST_BEFORE_SURROGATES, _FIRST_AFTER_SURROGATES = "\ud7ff", "\ue000"
 class Keys:
     """Sorted, disjoint key ranges. Strings compare by code point, just as Arrow and Parquet compare UTF-8."""
 
-    ranges: tuple[Range, ...]
+    ranges: tuple[KeyBounds, ...]
 
     @classmethod
     def all(cls) -> Self:
@@ -94,8 +94,8 @@ def after_prefix(prefix: str) -> str | None:
     return stem[:-1] + following
 
 
-def _disjoint(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    merged: list[Range] = []
+def _disjoint(ranges: Iterable[KeyBounds]) -> tuple[KeyBounds, ...]:
+    merged: list[KeyBounds] = []
     for low, high in sorted(ranges, key=lambda r: r[0]):
         if high is not None and high <= low:
             continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from driftline.storage.layout import Kind, Name, ObjectInfo, branch_of_lease, cut_at
+from driftline.storage.layout import Name, ObjectInfo, ObjectKind, branch_of_lease, cut_at
 
 RUN_RETENTION = timedelta(days=90)
 
@@ -88,7 +88,7 @@ def find_orphans(
             age = (now - info.modified).total_seconds()
             orphans.append((_turn(name, reason), Orphan(info.path, info.size_bytes, age, reason)))
     orphans.sort(key=lambda pair: (pair[0], pair[1].path))
-    foreign = sorted(info.path for info, name in named if name.kind is Kind.FOREIGN)
+    foreign = sorted(info.path for info, name in named if name.kind is ObjectKind.FOREIGN)
     return GarbageReport(tuple(orphan for _, orphan in orphans), tuple(foreign))
 
 
@@ -118,9 +118,9 @@ class _Classifier:
         newest_file: dict[str, datetime] = {}
         newest_of_cut: dict[str, datetime] = {}
         for info, name in named:
-            if name.kind is Kind.BRANCH and (cut := cut_at(info.path)) is not None:
+            if name.kind is ObjectKind.BRANCH and (cut := cut_at(info.path)) is not None:
                 newest_of_cut[cut] = max(newest_of_cut.get(cut, info.modified), info.modified)
-            if name.kind is Kind.RUN:
+            if name.kind is ObjectKind.RUN:
                 newest_run[name.directory] = max(newest_run.get(name.directory, ""), info.path)
             elif name.directory in references.superseded:
                 newest_file[name.directory] = max(newest_file.get(name.directory, info.modified), info.modified)
@@ -138,30 +138,30 @@ class _Classifier:
         age = self.now - info.modified
         if name.directory in self.orphaned_tables:
             return Reason.SUPERSEDED
-        if name.kind is Kind.RUN:
+        if name.kind is ObjectKind.RUN:
             return Reason.EXPIRED if age >= self.run_retention and info.path not in self.newest_runs else None
         if age < self.max_age:
             return None
         references = self.references
         match name.kind:
-            case Kind.TEMPORARY:
+            case ObjectKind.TEMPORARY:
                 return Reason.TEMPORARY
-            case Kind.BRANCH if cut_at(info.path) in self.orphaned_cuts:
+            case ObjectKind.BRANCH if cut_at(info.path) in self.orphaned_cuts:
                 return Reason.NO_BRANCH
-            case Kind.BRANCH if cut_at(info.path) is None and "/.tmp-" in info.path:
+            case ObjectKind.BRANCH if cut_at(info.path) is None and "/.tmp-" in info.path:
                 return Reason.TEMPORARY
-            case Kind.BRANCH_LEASE if references.branches is not None:
+            case ObjectKind.BRANCH_LEASE if references.branches is not None:
                 gone = branch_of_lease(info.path) not in references.branches
                 return Reason.NO_BRANCH if gone else None
-            case Kind.DELTA if info.path in references.folded:
+            case ObjectKind.DELTA if info.path in references.folded:
                 return Reason.FOLDED
-            case Kind.STAGED if info.path in references.dead:
+            case ObjectKind.STAGED if info.path in references.dead:
                 return Reason.DEAD_RUN
-            case Kind.TABLE if (
+            case ObjectKind.TABLE if (
                 name.directory in references.tracked and name.rest not in references.tracked[name.directory]
             ):
                 return Reason.UNCOMMITTED
-            case Kind.BLOB if references.blobs is not None and info.path not in references.blobs:
+            case ObjectKind.BLOB if references.blobs is not None and info.path not in references.blobs:
                 since = references.retired.get(info.path, info.modified)
                 retired_for = max(self.now - since, timedelta(0))  # the store's clock and the writer's may differ
                 return Reason.UNOWNED if retired_for >= self.max_age else None
@@ -174,4 +174,4 @@ def _turn(name: Name, reason: Reason) -> int:
         return 0  # Lance must forget the branch before its files are deleted
     if reason is not Reason.SUPERSEDED:
         return 3
-    return {Kind.TABLE_HINT: 0, Kind.VERSION: 1}.get(name.kind, 2)
+    return {ObjectKind.TABLE_HINT: 0, ObjectKind.VERSION: 1}.get(name.kind, 2)

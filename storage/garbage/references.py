@@ -23,8 +23,8 @@ from driftline.storage.layout import (
     BRANCH,
     CONFIG,
     SOURCE,
-    Kind,
     Name,
+    ObjectKind,
     branch_of_lease,
     leased_entity,
     parse_name,
@@ -41,7 +41,7 @@ from driftline.storage.objects.store import ObjectInfo, ObjectStore
 from driftline.storage.workspace.records import BranchRecord, read_record
 from driftline.storage.workspace.workspace import Workspace
 
-NamesByKind = dict[Kind, dict[str, list[str]]]
+NamesByKind = dict[ObjectKind, dict[str, list[str]]]
 
 READ_THREADS = 4
 TABLE_ATTEMPTS = 3
@@ -112,7 +112,7 @@ def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) ->
         info.path: peek(objects, info.path)
         for root in sorted(roots)
         for info in objects.list(f"{root}/_leases", recursive=False)
-        if parse_name(info.path).kind is Kind.PERMANENT
+        if parse_name(info.path).kind is ObjectKind.PERMANENT
     }
 
 
@@ -124,11 +124,11 @@ def _branches(
     Read after the listing, so every listed file in use belongs to a recorded cut, or is recent.
     """
     objects = workspace.objects
-    paths = [info.path for info, name in listing if name.kind is Kind.BRANCH and info.path.endswith(f"/{BRANCH}")]
+    paths = [info.path for info, name in listing if name.kind is ObjectKind.BRANCH and info.path.endswith(f"/{BRANCH}")]
     with ThreadPoolExecutor(1 if objects.is_local else READ_THREADS) as pool:
         read = list(pool.map(lambda path: read_record(objects, path, BranchRecord), paths))
     records = {path.rpartition("/")[0]: record for path, record in zip(paths, read, strict=True) if record is not None}
-    leases = {branch_of_lease(info.path): info.path for info, name in listing if name.kind is Kind.BRANCH_LEASE}
+    leases = {branch_of_lease(info.path): info.path for info, name in listing if name.kind is ObjectKind.BRANCH_LEASE}
     held = (branch for branch, path in leases.items() if branch not in records and not peek(objects, path).is_free)
     return frozenset(record.cut for record in records.values()), frozenset({*records, *held})
 
@@ -138,9 +138,9 @@ def _names_by_kind(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Nam
     names_by_kind: NamesByKind = defaultdict(lambda: defaultdict(list))
     for info, name in listing:
         names_by_kind[name.kind][name.directory].append(name.rest)
-        if name.kind is Kind.VERSION and info.size_bytes == 0:  # Lance's own error does not name the file
+        if name.kind is ObjectKind.VERSION and info.size_bytes == 0:  # Lance's own error does not name the file
             raise CorruptFile("A version of a table is empty", f"{workspace.objects.uri}/{info.path}", "Restore it.")
-        if name.kind is Kind.PERMANENT and name.rest == SOURCE:
+        if name.kind is ObjectKind.PERMANENT and name.rest == SOURCE:
             workspace.source(Entity.of_directory(name.directory))
     return names_by_kind
 
@@ -148,8 +148,8 @@ def _names_by_kind(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Nam
 def _folded_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> frozenset[str]:
     """Return the paths of document and memory deltas that are already folded into their base."""
     folded: set[str] = set()
-    for directory in sorted({*names_by_kind[Kind.BASE], *names_by_kind[Kind.DELTA]}):
-        names = [*names_by_kind[Kind.BASE][directory], *names_by_kind[Kind.DELTA][directory]]
+    for directory in sorted({*names_by_kind[ObjectKind.BASE], *names_by_kind[ObjectKind.DELTA]}):
+        names = [*names_by_kind[ObjectKind.BASE][directory], *names_by_kind[ObjectKind.DELTA][directory]]
         entity = Entity.of_directory(directory)
         index: DeltaIndex = workspace.manifest(entity)
         if entity.type != workspace.config.hierarchy[-1]:
@@ -163,7 +163,7 @@ def _staged_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> tuple[fr
     """Return the paths of staged deltas as ``(dead, committed)``; dead deltas can never be committed."""
     dead: set[str] = set()
     committed: set[str] = set()
-    for directory, staged in names_by_kind[Kind.STAGED].items():
+    for directory, staged in names_by_kind[ObjectKind.STAGED].items():
         entity = Entity.of_directory(directory)
         markers = [_marker(table, entity) for table in workspace.line_tables(entity) if table.exists()]
         _folded(workspace.manifest(entity), staged)
@@ -191,18 +191,24 @@ def _tables(
             superseded |= {table.path: bound for table in deep if table.fingerprint != serving_deep}
         others = [path for path, table in line_tables.items() if table.fingerprint != current]
         if others and bound is not None and current is not None:
-            serving = _fingerprints(workspace, tenant, {*names_by_kind[Kind.BASE], *names_by_kind[Kind.DELTA]})
+            serving = _fingerprints(
+                workspace, tenant, {*names_by_kind[ObjectKind.BASE], *names_by_kind[ObjectKind.DELTA]}
+            )
             superseded |= {path: bound for path in others if line_tables[path].fingerprint not in serving}
     return tracked, superseded
 
 
 def _tenants(names_by_kind: NamesByKind) -> list[Entity]:
-    tables = {directory for kind in (Kind.TABLE, Kind.VERSION, Kind.TABLE_HINT) for directory in names_by_kind[kind]}
+    tables = {
+        directory
+        for kind in (ObjectKind.TABLE, ObjectKind.VERSION, ObjectKind.TABLE_HINT)
+        for directory in names_by_kind[kind]
+    }
     return [Entity.of_directory(tenant) for tenant in sorted({table.partition("/")[0] for table in tables})]
 
 
 def _in_table(names_by_kind: NamesByKind, path: str) -> set[str]:
-    return {*names_by_kind[Kind.TABLE][path], *names_by_kind[Kind.VERSION][path]}
+    return {*names_by_kind[ObjectKind.TABLE][path], *names_by_kind[ObjectKind.VERSION][path]}
 
 
 def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,15 @@ from datetime import datetime, timedelta
 
 from driftline.storage.errors import AlreadyExists, CorruptFile, ObjectNotFound, PreconditionFailed
 from driftline.storage.json_records import to_json
-from driftline.storage.layout import BRANCH, CLEANUP, Kind, branch_of_lease, is_tenant, parse_name, table_fingerprint
+from driftline.storage.layout import (
+    BRANCH,
+    CLEANUP,
+    ObjectKind,
+    branch_of_lease,
+    is_tenant,
+    parse_name,
+    table_fingerprint,
+)
 from driftline.storage.leases.lease import peek
 from driftline.storage.objects.store import ObjectInfo, ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, BranchRecord, parse_record, read_record
@@ -94,7 +102,7 @@ def _states(
     workspace: Workspace, listed: Iterable[ObjectInfo], known: Mapping[str, LeaseState]
 ) -> dict[str, LeaseState | None]:
     """Return the state of each lease; None if it is held or was abandoned. Only changed leases are read."""
-    infos = [info for info in listed if parse_name(info.path).kind in (Kind.PERMANENT, Kind.BRANCH_LEASE)]
+    infos = [info for info in listed if parse_name(info.path).kind in (ObjectKind.PERMANENT, ObjectKind.BRANCH_LEASE)]
     states: dict[str, LeaseState | None] = {
         info.path: known[info.path] for info in infos if info.path in known and known[info.path].version == info.version
     }
@@ -106,10 +114,10 @@ def _states(
 
 def _state(workspace: Workspace, info: ObjectInfo, known: LeaseState | None) -> LeaseState | None:
     status = peek(workspace.objects, info.path)
-    if not status.is_free or status.is_abandoned:
+    if not status.is_free or status.holder_died:
         return None
     failures = status.failures
-    if parse_name(info.path).kind is not Kind.BRANCH_LEASE:
+    if parse_name(info.path).kind is not ObjectKind.BRANCH_LEASE:
         return LeaseState(version=info.version, failures=failures)
     record = read_record(workspace.objects, f"{branch_of_lease(info.path)}/{BRANCH}", BranchRecord)
     if record is None:

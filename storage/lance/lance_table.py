@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, CorruptFile, StorageError, UsageError
 from driftline.storage.globs import is_unicode
-from driftline.storage.lance.reader_process import ProcessDied, survived
-from driftline.storage.lance.retries import (
+from driftline.storage.lance.failures import (
     is_conflict,
     is_lance_failure,
     is_network_failure,
@@ -38,7 +37,8 @@ from driftline.storage.lance.retries import (
     write_failed,
     writing,
 )
-from driftline.storage.layout import Range, branch_table_path, table_path
+from driftline.storage.lance.reader_process import ProcessDied, survived
+from driftline.storage.layout import ByteRange, branch_table_path, table_path
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class LanceTable:
             )
         return dataset
 
-    def read_ahead(self, ranges: Mapping[TableFile, Range]) -> None:
+    def read_ahead(self, ranges: Mapping[TableFile, ByteRange]) -> None:
         """Prefetch ``ranges`` of a bucket table's files, which Lance would otherwise request one after another."""
         folders = {file: self.path if file.base_id is None else self._main for file in ranges}
         self._objects.read_ahead({f"{folders[file]}/{file.path}": wanted for file, wanted in ranges.items()})

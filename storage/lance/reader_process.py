@@ -18,7 +18,7 @@ from functools import cache
 from typing import IO, Any, ParamSpec, TypeVar
 
 from driftline.storage.errors import CorruptFile, DriftlineError, StorageError
-from driftline.storage.lance.retries import REPAIR, without_panic
+from driftline.storage.lance.failures import REPAIR, without_panic
 
 _LENGTH = struct.Struct("<Q")
 _SERVE = "from driftline.storage.lance.reader_process import serve; serve({threads}, {begin!r})"

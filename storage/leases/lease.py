@@ -108,7 +108,7 @@ class Lease:
         self._writing = threading.Lock()
         self._context = contextvars.copy_context()  # counts the requests of renewals, too
         self._leaves_garbage = False
-        liveness.count_references(+1)
+        liveness.change_references(+1)
         _renewals().add(self)
 
     def check(self) -> None:
@@ -142,14 +142,14 @@ class Lease:
         self._record = replace(self._record, failures=failures)
         try:
             self._write("released")
-            liveness.count_references(-1)
+            liveness.change_references(-1)
         except LeaseLost:
-            liveness.count_references(-1)
+            liveness.change_references(-1)
             _log.warning("Another run took over the lease before its release: %s", self._where)
         except DriftlineError as error:
             _log.warning("The lease was not released and will expire: %s", error)
 
-    def abandon(self) -> None:
+    def leave_held(self) -> None:
         """Stop renewing but leave the lease held, so that the next holder sees ``taken_over``; used for unknown
         outcomes.
         """
@@ -341,7 +341,7 @@ def fenced(lease: Lease) -> Iterator[None]:
         yield
     except BaseException:
         if lease.taken_over:
-            lease.abandon()
+            lease.leave_held()
         raise
 
 
@@ -350,14 +350,14 @@ class LeaseStatus:
     """The state of a lease file. ``is_free`` means that ``acquire`` would succeed without waiting. ``version`` is the
     file's version.
 
-    ``holder`` is a human-readable description. ``is_abandoned`` is true if the lease is free because its holder died.
+    ``holder`` is a human-readable description. ``holder_died`` is true if the lease is free because its holder died.
     ``token`` is the last holder's; ``failures`` is how many holders failed or did not release the lease.
     """
 
     is_free: bool
     version: str
     holder: str
-    is_abandoned: bool = False
+    holder_died: bool = False
     token: int = 0
     failures: int = 0
 
@@ -370,12 +370,12 @@ def peek(objects: ObjectStore, path: str) -> LeaseStatus:
         current, version = _read(objects, path)
     except ObjectNotFound:
         return LeaseStatus(True, "", "")
-    is_abandoned = current.state == "held" and current.is_provably_dead()
+    holder_died = current.state == "held" and current.is_provably_dead()
     return LeaseStatus(
-        current.state == "released" or is_abandoned,
+        current.state == "released" or holder_died,
         version,
         _held(current, path).what,
-        is_abandoned,
+        holder_died,
         current.token,
         current.failures,
     )

@@ -36,37 +36,37 @@ class Liveness(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Own:
+class _LivenessFile:
     name: str
     descriptor: int
-    needs: int = 0
+    references: int = 0
 
 
 class _Process:
     """This process's liveness file; a forked child gets a new one."""
 
     def __init__(self) -> None:
-        self.own: _Own | None = None
+        self.file: _LivenessFile | None = None
         self.lock = threading.Lock()
 
 
 _process = _Process()
 
 
-def own_file_name() -> str:
+def liveness_file_name() -> str:
     """Return the name of this process's liveness file, creating it on the first call; "" if it cannot be created."""
-    return _mine().name
+    return _own_liveness_file().name
 
 
-def count_references(difference: int) -> None:
+def change_references(difference: int) -> None:
     """Count the leases that refer to this process's liveness file; while any remain, the file is kept at exit."""
-    own = _mine()
+    file = _own_liveness_file()
     with _process.lock:
-        own.needs += difference
+        file.references += difference
 
 
 def read(name: str) -> Liveness:
-    """Return the state of the process that owns a file called ``name`` (see ``own_file_name``)."""
+    """Return the state of the process that owns a file called ``name`` (see ``liveness_file_name``)."""
     path = _path(name)
     if path is None or not _is_private(path.parent):
         return Liveness.UNKNOWN
@@ -85,14 +85,14 @@ def read(name: str) -> Liveness:
     return Liveness.ENDED
 
 
-def _mine() -> _Own:
+def _own_liveness_file() -> _LivenessFile:
     with _process.lock:
-        if _process.own is None:
-            _process.own = _give() or _Own("", -1)
-        return _process.own
+        if _process.file is None:
+            _process.file = _create_liveness_file() or _LivenessFile("", -1)
+        return _process.file
 
 
-def _give() -> _Own | None:
+def _create_liveness_file() -> _LivenessFile | None:
     name = f"{os.getuid()}-{os.urandom(8).hex()}"
     path = _path(name)
     if path is None:
@@ -107,7 +107,7 @@ def _give() -> _Own | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # no temporary folder, a full or read-only disk, or no file locks
         return None
-    return _Own(name, descriptor)
+    return _LivenessFile(name, descriptor)
 
 
 def _path(name: str) -> Path | None:
@@ -137,17 +137,17 @@ def _forget_old(folder: Path) -> None:
 
 def _close_in_child() -> None:
     """Release the parent's lock in a forked child, which gets its own liveness file."""
-    own = _process.own
-    if own is not None and own.descriptor >= 0:
+    file = _process.file
+    if file is not None and file.descriptor >= 0:
         with contextlib.suppress(OSError):
-            os.close(own.descriptor)
-    _process.own = None
+            os.close(file.descriptor)
+    _process.file = None
     _process.lock = threading.Lock()  # another thread of the parent may have held it
 
 
 def _remove_at_exit() -> None:
-    own = _process.own
-    path = _path(own.name) if own is not None and not own.needs else None
+    file = _process.file
+    path = _path(file.name) if file is not None and not file.references else None
     if path is not None:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -179,7 +179,7 @@ class ProcessIdentity:
     def current(cls) -> ProcessIdentity:
         """Return the identity of the calling process; a forked child has another identity."""
         pid = os.getpid()
-        return cls(platform.node(), _boot_id(), pid, _start_time(pid) or "", own_file_name())
+        return cls(platform.node(), _boot_id(), pid, _start_time(pid) or "", liveness_file_name())
 
     def is_provably_dead(self) -> bool:
         """Return True only if this host, in this boot, can prove it; False may also mean "unknown".

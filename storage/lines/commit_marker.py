@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from driftline.storage.entities import Entity
+from driftline.storage.lance.failures import with_indexes
 from driftline.storage.lance.lance_table import (
     ADDRESS_BITS,
     LanceTable,
     data_file,
     is_one_of,
 )
-from driftline.storage.lance.retries import with_indexes
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment

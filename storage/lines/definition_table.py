@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict
+from driftline.storage.lance.failures import retried, with_indexes, write_failed, writing
 from driftline.storage.lance.lance_table import (
     COMMIT_ATTEMPTS,
     VECTOR_METRIC,
@@ -29,7 +30,6 @@ from driftline.storage.lance.lance_table import (
     through_index,
     without_rows,
 )
-from driftline.storage.lance.retries import retried, with_indexes, write_failed, writing
 from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.objects.store import ObjectStore
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from driftline.storage.errors import CommitConflict
+from driftline.storage.lance.failures import index_stats, is_conflict, retried, write_failed, writing
 from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS, VECTOR, is_indexable, vector_options
-from driftline.storage.lance.retries import index_stats, is_conflict, retried, write_failed, writing
 from driftline.storage.lines.line_table import TEXT, TEXT_COLUMN, LineTable
 from driftline.storage.lines.tokenizer import TOKENIZER
 

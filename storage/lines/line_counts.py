@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from driftline.storage.lance.failures import is_damage, is_lance_failure, read_failed, retried, with_retries
 from driftline.storage.lance.lance_table import VECTOR, VECTOR_METRIC, quote
-from driftline.storage.lance.retries import is_damage, is_lance_failure, read_failed, retried, with_retries
 from driftline.storage.lines.commit_marker import MARKER_LINE
 from driftline.storage.lines.indexes import PARENT_DIRS, PATH, coverage
 from driftline.storage.lines.line_table import TEXT, LineTable

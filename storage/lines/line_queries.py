@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.defaults import FALLBACK_THRESHOLD, Strategy
 from driftline.storage.errors import UsageError
+from driftline.storage.lance.failures import with_indexes
 from driftline.storage.lance.lance_table import (
     EXACT_SEARCH_ROWS,
     VECTOR,
@@ -34,7 +35,6 @@ from driftline.storage.lance.lance_table import (
     quote,
     through_index,
 )
-from driftline.storage.lance.retries import with_indexes
 from driftline.storage.lines.block_codes import BlockCodes, codes_of, join
 from driftline.storage.lines.commit_marker import no_lines
 from driftline.storage.lines.line_filter import LineFilter
@@ -53,6 +53,8 @@ from driftline.storage.shared_cache import SharedCache
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
 
+__all__ = ["NOTHING", "LineFilter", "LineQuery", "Passage", "Scored", "Strategy", "nearest_lines"]
+
 MAX_TEXT_BYTES = 64 * 2**20
 """If the text index is larger, only the postings of the query's words are read."""
 
@@ -63,6 +65,49 @@ _done: set[tuple[str, str, int | None]] = set()
 """Index segments that this process already loaded, by table URI and base; segments are immutable."""
 _lock = threading.Lock()
 _MAX_DONE = 10_000
+
+EXACT_SEARCH_SHARE = 1 / 32
+"""Maximum share of a table's lines to compare exactly, even if that is more than EXACT_SEARCH_ROWS."""
+RESULT_COLUMNS = ("entity", "path", "line_number", "column_number", "text", "hash")
+PASSAGE_COLUMNS = ("entity", "path", "line_number", "column_number", "text")
+BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
+MAX_FOLDERS = 32
+"""Maximum number of trailing path components in a query that are compared with indexed paths."""
+MAX_FILES = 20
+"""Maximum number of files to look up per name."""
+_SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
+"""The sources in each table version that this process searched; versions are immutable."""
+_MAX_VERSIONS = 1_000
+_TAIL_BYTES = 8
+"""Bytes at the end of a name that are compared for all definitions in one pass."""
+_OF_WORDS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_")
+_OUTLINES: SharedCache[tuple[str | int, ...], _Outlines] = SharedCache(
+    LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
+)
+"""The outlines of each version in which this process looked up a name, about 6 bytes per line."""
+MAX_KEPT_LINES = 1_500_000
+"""Blocks of tables with up to this many lines may stay in memory, at some 70 bytes per line."""
+FASTER_TOGETHER = 6
+"""Reading all blocks together is this many times as fast, per block, as reading them one by one."""
+FEW_LINES = 50_000
+"""Blocks of a table with at most this many lines stay in memory from the second search on."""
+_Filtered = tuple[str | int | None, ...]
+"""A version and a filter condition."""
+_BLOCKS: SharedCache[_Filtered, pa.Table] = SharedCache(LRUCache(128 * 2**20, lambda kept: kept.nbytes))
+"""All blocks that pass a filter, for small versions that this process searches repeatedly."""
+_BLOCKS_READ: SharedCache[_Filtered, int] = SharedCache(LRUCache(1_024))
+"""How many blocks this process read one by one."""
+_ALLOWED: SharedCache[_Filtered, NDArray[np.uint64]] = SharedCache(LRUCache(64 * 2**20, lambda rows: rows.nbytes))
+"""The row ids that pass each filter, sorted."""
+_ALLOWED_CODES: SharedCache[_Filtered, BlockCodes] = SharedCache(LRUCache(64 * 2**20, lambda codes: codes.nbytes))
+MAX_JOINED_BYTES = 16 * 2**20
+"""Limit for several tables' joined codes; smaller joins are cached as well."""
+MIN_SHARE_AFTERWARDS = 1 / 100
+"""If a filter passes at least this share of all lines, words are searched without it, and the known rows are
+intersected: this is faster than having Lance evaluate the filter in each search.
+"""
+_ROW = pa.field("_rowid", pa.uint64())
+_Value = TypeVar("_Value")
 
 
 def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) -> None:
@@ -103,24 +148,6 @@ def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) ->
         if len(_done) > _MAX_DONE:
             _done.clear()
         _done.update(*(segments for _, segments in missing))
-
-
-__all__ = ["NOTHING", "LineFilter", "LineQuery", "Passage", "Scored", "Strategy", "nearest_lines"]
-
-EXACT_SEARCH_SHARE = 1 / 32
-"""Maximum share of a table's lines to compare exactly, even if that is more than EXACT_SEARCH_ROWS."""
-RESULT_COLUMNS = ("entity", "path", "line_number", "column_number", "text", "hash")
-PASSAGE_COLUMNS = ("entity", "path", "line_number", "column_number", "text")
-BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
-
-MAX_FOLDERS = 32
-"""Maximum number of trailing path components in a query that are compared with indexed paths."""
-MAX_FILES = 20
-"""Maximum number of files to look up per name."""
-
-_SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
-"""The sources in each table version that this process searched; versions are immutable."""
-_MAX_VERSIONS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,36 +192,6 @@ class _Outlines:
         return self.rows.take(pa.array(sorted({*np.searchsorted(self.ends, found, side="right").tolist()}), pa.int64()))
 
 
-_TAIL_BYTES = 8
-"""Bytes at the end of a name that are compared for all definitions in one pass."""
-_OF_WORDS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_")
-_OUTLINES: SharedCache[tuple[str | int, ...], _Outlines] = SharedCache(
-    LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
-)
-"""The outlines of each version in which this process looked up a name, about 6 bytes per line."""
-MAX_KEPT_LINES = 1_500_000
-"""Blocks of tables with up to this many lines may stay in memory, at some 70 bytes per line."""
-FASTER_TOGETHER = 6
-"""Reading all blocks together is this many times as fast, per block, as reading them one by one."""
-FEW_LINES = 50_000
-"""Blocks of a table with at most this many lines stay in memory from the second search on."""
-_Filtered = tuple[str | int | None, ...]
-"""A version and a filter condition."""
-_BLOCKS: SharedCache[_Filtered, pa.Table] = SharedCache(LRUCache(128 * 2**20, lambda kept: kept.nbytes))
-"""All blocks that pass a filter, for small versions that this process searches repeatedly."""
-_BLOCKS_READ: SharedCache[_Filtered, int] = SharedCache(LRUCache(1_024))
-"""How many blocks this process read one by one."""
-_ALLOWED: SharedCache[_Filtered, NDArray[np.uint64]] = SharedCache(LRUCache(64 * 2**20, lambda rows: rows.nbytes))
-"""The row ids that pass each filter, sorted."""
-_ALLOWED_CODES: SharedCache[_Filtered, BlockCodes] = SharedCache(LRUCache(64 * 2**20, lambda codes: codes.nbytes))
-MAX_JOINED_BYTES = 16 * 2**20
-"""Limit for several tables' joined codes; smaller joins are cached as well."""
-MIN_SHARE_AFTERWARDS = 1 / 100
-"""If a filter passes at least this share of all lines, words are searched without it, and the known rows are
-intersected: this is faster than having Lance evaluate the filter in each search.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class Scored:
     """Blocks, best first. ``rows`` (``(n,) uint64``) are ids of their first rows; ``scores`` is ``(n,) float32``."""
@@ -206,7 +203,6 @@ class Scored:
         return len(self.rows)
 
 
-_ROW = pa.field("_rowid", pa.uint64())
 NOTHING = Scored(np.zeros(0, np.uint64), np.zeros(0, np.float32))
 
 
@@ -218,9 +214,6 @@ class Passage:
     path: str
     first: int
     last: int
-
-
-_Value = TypeVar("_Value")
 
 
 class once(Generic[_Value]):

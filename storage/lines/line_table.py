@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, DriftlineError, LeaseLost, StorageError
+from driftline.storage.lance.failures import reading, with_indexes, write_failed
 from driftline.storage.lance.lance_table import (
     COMMIT_ATTEMPTS,
     VECTOR_TYPE,
@@ -25,8 +26,7 @@ from driftline.storage.lance.lance_table import (
     quote,
     without_rows,
 )
-from driftline.storage.lance.retries import reading, with_indexes, write_failed
-from driftline.storage.layout import Range
+from driftline.storage.layout import ByteRange
 from driftline.storage.lines.commit_marker import (
     CommitMarker,
     SourceCommit,
@@ -113,12 +113,12 @@ def schema(dim: int) -> pa.Schema:
 
 def searched_parts(
     fragments: Iterable[LanceFragment], bytes_per_row: int = END_BYTES_PER_ROW
-) -> dict[TableFile, Range]:
+) -> dict[TableFile, ByteRange]:
     """Return the byte ranges of ``fragments`` that every search reads: the ends of data files, and deletion files.
 
     The end of a file has its metadata and ``bytes_per_row`` of its columns.
     """
-    parts: dict[TableFile, Range] = {}
+    parts: dict[TableFile, ByteRange] = {}
     for fragment in fragments:
         metadata: Any = fragment.metadata
         for file in metadata.files:

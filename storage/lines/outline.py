@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 from driftline.storage.documents import INSIDE
 
-Kind = Literal[
+DefinitionKind = Literal[
     "class", "enum", "function", "impl", "interface", "key", "macro", "method", "module", "namespace", "property",
     "section", "struct", "table", "trait", "type", "union", "view",
 ]  # fmt: skip
-KINDS: tuple[str, ...] = get_args(Kind)
+KINDS: tuple[str, ...] = get_args(DefinitionKind)
 OF_TEXT = frozenset(("key", "section"))
 """Kinds used for prose and configuration: they locate a line, but define nothing."""
 OUTLINE_COLUMN = "outline"

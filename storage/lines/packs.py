@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
+from driftline.storage.lance.failures import with_indexes
 from driftline.storage.lance.lance_table import is_one_of
-from driftline.storage.lance.retries import with_indexes
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import (
     GRAMS_COLUMN,

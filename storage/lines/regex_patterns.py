@@ -99,13 +99,13 @@ class Pattern:
         if not literal:
             _check(text)
         expression = quoted(text) if literal else _QUOTE.sub(_unquoted, text)
-        read = _Reader(expression, text, multiline=multiline).read()
+        read = _LiteralReader(expression, text, multiline=multiline).read()
         for at in reversed(read.unnamed):  # only named groups report the positions of matches
             expression = f"{expression[: at + 1]}?:{expression[at + 1 :]}"
         if ignore_case is None:
             ignore_case = not read.has_capital
         if ignore_case and not read.ignores_case:
-            read = _Reader(expression, text, ignores_case=True, multiline=multiline).read()
+            read = _LiteralReader(expression, text, ignores_case=True, multiline=multiline).read()
         return cls(text, expression, ignore_case, words, tuple(read.clauses), read.in_lines_only, multiline)
 
     @cached_property
@@ -308,7 +308,7 @@ class _Group:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _LiteralReader:
     """Reads the literals that every match of an expression contains. If in doubt, it omits a literal."""
 
     expression: str

@@ -24,7 +24,7 @@ from driftline.storage.errors import (
     UsageError,
 )
 from driftline.storage.json_records import to_json
-from driftline.storage.layout import CATALOG, CATALOG_RECORD, Kind, parse_name
+from driftline.storage.layout import CATALOG, CATALOG_RECORD, ObjectKind, parse_name
 from driftline.storage.memory.catalog import entity_tree
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, CatalogIdentity, embedded_url
 from driftline.storage.memory.catalog.entry_queries import has_no_entries
@@ -34,7 +34,7 @@ from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, read_record
 from driftline.storage.workspace.workspace import Workspace
 
-_OF_MEMORY = (Kind.BASE, Kind.DELTA, Kind.BLOB)
+_OF_MEMORY = (ObjectKind.BASE, ObjectKind.DELTA, ObjectKind.BLOB)
 
 
 def holds_memory(workspace: Workspace) -> bool:

@@ -29,6 +29,10 @@ from driftline.storage.memory.memory_indexes import in_threads
 from driftline.storage.redaction import redact_value
 
 READ_ATTEMPTS = 5
+MAX_COMMIT_SECONDS = 1_800.0
+"""Cleanup may delete a blob with no entry after an hour, so the transaction must reference it well before that."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +141,6 @@ def _entry(row: EntryRow, data: bytes) -> MemoryEntry:
 def as_shown(entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
     """Return ``entries`` with the keys that users stored them under."""
     return [replace(entry, key=shown(entry.key)) if MARK in entry.key else entry for entry in entries]
-
-
-MAX_COMMIT_SECONDS = 1_800.0
-"""Cleanup may delete a blob with no entry after an hour, so the transaction must reference it well before that."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

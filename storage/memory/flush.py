@@ -24,7 +24,7 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.leases.liveness import ProcessIdentity
 from driftline.storage.memory.catalog import outbox
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.outbox import Change
+from driftline.storage.memory.catalog.outbox import OutboxRow
 from driftline.storage.memory.memory_indexes import DeltaWatch, publish
 from driftline.storage.memory.search import MemorySearch
 from driftline.storage.memory.vectors import vector_tables
@@ -32,6 +32,17 @@ from driftline.storage.objects.store import ObjectStore
 
 _HOST_CHARACTERS = 10
 _UNIQUE_CHARACTERS = 4
+FLUSH_SECONDS = 1.0
+FLUSH_ROWS = 1_000
+BATCH_ROWS = 50_000
+"""Maximum number of changes per delta; bounds memory."""
+CLAIM_SECONDS = 30.0
+OVERDUE_SECONDS = 2.0
+"""Older changes were left behind by a process that exited; a live process flushes after ``FLUSH_SECONDS``."""
+MAX_PAUSE_SECONDS = 60.0
+"""Longest delay between attempts while the workspace is not writable; the outbox keeps the changes."""
+
+_log = logging.getLogger(__name__)
 
 
 def new_claim_owner() -> str:
@@ -41,7 +52,7 @@ def new_claim_owner() -> str:
     return ":".join((_host(this), str(this.pid), this.start_time, unique, this.liveness_file))
 
 
-def has_ended(claim_owner: str) -> bool:
+def is_dead_owner(claim_owner: str) -> bool:
     """Return whether the ``claim_owner`` process ran on this host, in this boot, and is provably dead."""
     this = ProcessIdentity.current()
     host, _, rest = claim_owner.partition(":")
@@ -55,19 +66,6 @@ def has_ended(claim_owner: str) -> bool:
 
 def _host(process: ProcessIdentity) -> str:
     return content_hash(f"{process.host}/{process.boot_id}".encode())[:_HOST_CHARACTERS]
-
-
-FLUSH_SECONDS = 1.0
-FLUSH_ROWS = 1_000
-BATCH_ROWS = 50_000
-"""Maximum number of changes per delta; bounds memory."""
-CLAIM_SECONDS = 30.0
-OVERDUE_SECONDS = 2.0
-"""Older changes were left behind by a process that exited; a live process flushes after ``FLUSH_SECONDS``."""
-MAX_PAUSE_SECONDS = 60.0
-"""Longest delay between attempts while the workspace is not writable; the outbox keeps the changes."""
-
-_log = logging.getLogger(__name__)
 
 
 class Flusher:
@@ -212,13 +210,13 @@ class Flusher:
     def _visible(self, tenants: Sequence[Entity]) -> list[Entity]:
         return [tenant for tenant in tenants if self._within is None or tenant == self._within.tenant]
 
-    def _counts(self, change: Change) -> bool:
+    def _counts(self, change: OutboxRow) -> bool:
         if self._within is None:
             return True
         top = f"{self._within.directory}/"
         return any(f"{path}/".startswith(top) for path in (change.path, change.left_path) if path)
 
-    def _publish(self, tenant: Entity, batch: list[Change]) -> None:
+    def _publish(self, tenant: Entity, batch: list[OutboxRow]) -> None:
         changes = [change for change in batch if not change.is_indexed]
         publish(self._objects, changes, self._now(), self._encoding)
         ids = [change.id for change in batch]
@@ -229,7 +227,7 @@ class Flusher:
             return
         self._catalog.write(lambda connection: outbox.forget(connection, ids))
 
-    def _batch(self, tenant: Entity) -> list[Change]:
+    def _batch(self, tenant: Entity) -> list[OutboxRow]:
         find = partial(outbox.batch, for_vectors=self._search is not None)
         return self._catalog.read(lambda connection: find(connection, tenant, BATCH_ROWS))
 
@@ -237,7 +235,7 @@ class Flusher:
         now = self._now()
         until = now + timedelta(seconds=seconds)
         return self._catalog.write(
-            lambda connection: outbox.claim(connection, tenant, self._name, now, until, has_ended)
+            lambda connection: outbox.claim(connection, tenant, self._name, now, until, is_dead_owner)
         )
 
     def _run(self) -> None:

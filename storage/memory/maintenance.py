@@ -14,7 +14,7 @@ from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import BadEntity, CommitConflict
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions, rewrite
-from driftline.storage.layout import Kind, lease_path, new_ulid, parse_name
+from driftline.storage.layout import ObjectKind, lease_path, new_ulid, parse_name
 from driftline.storage.leases.lease import acquire
 from driftline.storage.memory import memory_indexes
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes, outbox
@@ -67,7 +67,7 @@ def compact_indexes(
     deltas: Counter[str] = Counter()
     for info in workspace.objects.list(top.directory):
         name = parse_name(info.path)
-        if name.kind is Kind.DELTA and Entity.of_directory(name.directory).type != workspace.config.hierarchy[-1]:
+        if name.kind is ObjectKind.DELTA and Entity.of_directory(name.directory).type != workspace.config.hierarchy[-1]:
             deltas[name.directory] += 1
     return _fold(workspace, top.tenant, sorted(n for n, number in deltas.items() if number > max_deltas), encoding)
 

@@ -23,7 +23,7 @@ from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import CorruptFile
 from driftline.storage.layout import BASE, new_ulid
 from driftline.storage.memory.catalog.entry_queries import EntryRow
-from driftline.storage.memory.catalog.outbox import Change
+from driftline.storage.memory.catalog.outbox import OutboxRow
 from driftline.storage.objects.store import ObjectStore
 
 _Item = TypeVar("_Item")
@@ -70,7 +70,7 @@ class MemoryIndex(DeltaIndex):
 
 
 def publish(
-    objects: ObjectStore, changes: Sequence[Change], now: datetime, encoding: Encoding = DEFAULT_ENCODING
+    objects: ObjectStore, changes: Sequence[OutboxRow], now: datetime, encoding: Encoding = DEFAULT_ENCODING
 ) -> int:
     """Write one delta to each index affected by ``changes``, and return the number of deltas.
 
@@ -99,7 +99,7 @@ def publish(
     return len(touched)
 
 
-def effects(changes: Iterable[Change]) -> dict[str, dict[str, tuple[int, str]]]:
+def effects(changes: Iterable[OutboxRow]) -> dict[str, dict[str, tuple[int, str]]]:
     """Return ``{index directory: {key: (latest rev, op)}}``; a pure function."""
     touched: dict[str, dict[str, tuple[int, str]]] = defaultdict(dict)
     for change in changes:

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogMismatch
-from driftline.storage.layout import Kind, parse_name
+from driftline.storage.layout import ObjectKind, parse_name
 from driftline.storage.memory.binding import (
     CatalogRecord,
     catalog_url,
@@ -166,7 +166,7 @@ def _restore_tenant(workspace: Workspace, catalog: Catalog, tenant: Entity, rest
     directories = set[str]()
     for info in objects.list(tenant.directory):
         name = parse_name(info.path)
-        if name.kind in (Kind.BASE, Kind.DELTA) and Entity.of_directory(name.directory).type != of_sources:
+        if name.kind in (ObjectKind.BASE, ObjectKind.DELTA) and Entity.of_directory(name.directory).type != of_sources:
             directories.add(name.directory)
     if not directories:
         return False

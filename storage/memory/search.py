@@ -13,7 +13,7 @@ from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.memory.catalog.entry_queries import EntryRow
-from driftline.storage.memory.catalog.outbox import Change
+from driftline.storage.memory.catalog.outbox import OutboxRow
 from driftline.storage.memory.vectors import (
     Found,
     MemoryExplanation,
@@ -24,11 +24,11 @@ from driftline.storage.memory.vectors import (
 )
 from driftline.storage.objects.store import ObjectStore
 
-Mode = Literal["hybrid", "vector", "text"]
-MODES: tuple[Mode, ...] = ("hybrid", "vector", "text")
+MemoryMode = Literal["hybrid", "vector", "text"]
+MODES: tuple[MemoryMode, ...] = ("hybrid", "vector", "text")
 
 
-def relevance(entry: Found, mode: Mode) -> float:
+def relevance(entry: Found, mode: MemoryMode) -> float:
     """Return the score that hits are sorted by, at most 1: from the cosine and the word match.
 
     A word match closes its share of the gap between the cosine and 1; with no match, the score is the cosine.
@@ -44,7 +44,7 @@ def relevance(entry: Found, mode: Mode) -> float:
 
 
 def ranked(
-    near: Iterable[Found], worded: Iterable[Found], mode: Mode, max_distance: float | None = None
+    near: Iterable[Found], worded: Iterable[Found], mode: MemoryMode, max_distance: float | None = None
 ) -> list[Found]:
     """Return the distinct entries from both searches within ``max_distance``, best first.
 
@@ -96,7 +96,7 @@ class MemoryQuery:
     top_k: int
     within: Entity
     where: VectorFilter
-    mode: Mode = "hybrid"
+    mode: MemoryMode = "hybrid"
     max_distance: float | None = None
     explain: bool = False
 
@@ -134,7 +134,7 @@ class MemorySearch:
         """Return a tenant's table for this embedder; it may not exist yet."""
         return VectorTable(self._objects, tenant, self.embedder.fingerprint)
 
-    def apply(self, tenant: Entity, changes: Sequence[Change]) -> None:
+    def apply(self, tenant: Entity, changes: Sequence[OutboxRow]) -> None:
         """Apply ``changes`` to a tenant's vectors, in one commit. Raises CommitConflict, StorageError."""
         latest = {change.key: change.id for change in changes}
         rows = self._vectors([change.row for change in changes if change.row is not None])

@@ -32,7 +32,15 @@ from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEnt
 from driftline.storage.memory.flush import Closing, Flusher
 from driftline.storage.memory.listings import DEFAULT_LIMIT, Cursor, KeyRange, MemoryListing, Page, check_count
 from driftline.storage.memory.memory_indexes import DeltaWatch
-from driftline.storage.memory.search import MODES, MemoryHit, MemoryHits, MemoryQuery, MemorySearch, Mode, relevance
+from driftline.storage.memory.search import (
+    MODES,
+    MemoryHit,
+    MemoryHits,
+    MemoryMode,
+    MemoryQuery,
+    MemorySearch,
+    relevance,
+)
 from driftline.storage.memory.vectors import VectorFilter, added_up
 from driftline.storage.workspace.workspace import Workspace
 
@@ -496,7 +504,7 @@ class MemoryStore(EntityRegistry):
         *,
         allowed_ancestors: Sequence[EntityName] | None = None,
         max_distance: float | None = None,
-        mode: Mode = "hybrid",
+        mode: MemoryMode = "hybrid",
         explain: bool = False,
     ) -> MemoryHits[MemoryEntry]:
         """Return the entries that best match a query, lexically and semantically.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import CommitConflict, StorageError
+from driftline.storage.lance.failures import first_line, index_stats, reading, retried, with_indexes
 from driftline.storage.lance.lance_table import (
     COMMIT_ATTEMPTS,
     EXACT_SEARCH_ROWS,
@@ -35,7 +36,6 @@ from driftline.storage.lance.lance_table import (
     through_index,
     without_rows,
 )
-from driftline.storage.lance.retries import first_line, index_stats, reading, retried, with_indexes
 from driftline.storage.layout import table_fingerprint, tables_directory
 from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, index_terms, normalize_query, terms
 from driftline.storage.objects.store import ObjectStore

@@ -32,7 +32,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from cachetools import LRUCache
 
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound
-from driftline.storage.layout import Range
+from driftline.storage.layout import ByteRange
 from driftline.storage.user_folders import byte_limit, cache_folder_of
 
 log = logging.getLogger(__name__)
@@ -564,7 +564,7 @@ class ReadServer:
             "client_max_retries": "0",  # the bucket's client already retried
         }
 
-    def read_ahead(self, bucket: RemoteFiles, ranges: Mapping[str, Range]) -> None:
+    def read_ahead(self, bucket: RemoteFiles, ranges: Mapping[str, ByteRange]) -> None:
         """Prefetch immutable files; see ``ObjectStore.read_ahead``."""
         files = self._files[self.options(bucket)["aws_access_key_id"]]
         for key, wanted in ranges.items():
@@ -659,7 +659,7 @@ def cached_reads(bucket: RemoteFiles) -> dict[str, str] | None:
         return _servers[folder].options(bucket)
 
 
-def read_ahead(bucket: RemoteFiles, ranges: Mapping[str, Range]) -> None:
+def read_ahead(bucket: RemoteFiles, ranges: Mapping[str, ByteRange]) -> None:
     """Prefetch immutable files of ``bucket``, if its reads are cached."""
     if cached_reads(bucket) and (server := _servers.get(cache_folder() or Path())):
         server.read_ahead(bucket, ranges)

@@ -38,7 +38,7 @@ from driftline.storage.errors import (
     UnsafeStore,
     UsageError,
 )
-from driftline.storage.layout import ObjectInfo, Range
+from driftline.storage.layout import ByteRange, ObjectInfo
 from driftline.storage.objects.block_cache import cached_reads, read_ahead
 from driftline.storage.objects.bucket_options import BucketOptions
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
@@ -274,7 +274,7 @@ class Bucket:
         # # The cache's server speaks S3 for every kind of bucket.
         return (f"s3://{self._uri.partition('://')[2]}/{quote(self._key(path))}", options) if options else None
 
-    def read_ahead(self, ranges: Mapping[str, Range]) -> None:
+    def read_ahead(self, ranges: Mapping[str, ByteRange]) -> None:
         read_ahead(self, {self._key(path): wanted for path, wanted in ranges.items()})
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:

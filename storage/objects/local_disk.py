@@ -23,7 +23,7 @@ from driftline.storage.errors import (
     StorageError,
     UnsafeStore,
 )
-from driftline.storage.layout import ObjectInfo, Range
+from driftline.storage.layout import ByteRange, ObjectInfo
 
 TEMPORARY_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
@@ -72,7 +72,7 @@ class LocalDisk:
     def lance_uri(self, path: str) -> str:
         return self._absolute(path)
 
-    def read_ahead(self, ranges: Mapping[str, Range]) -> None:
+    def read_ahead(self, ranges: Mapping[str, ByteRange]) -> None:
         """Do nothing: prefetching local files does not pay off."""
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:

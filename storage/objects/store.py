@@ -28,10 +28,20 @@ from driftline.storage.errors import (
     UsageError,
     may_hold_secret,
 )
-from driftline.storage.layout import ObjectInfo, Range
+from driftline.storage.layout import ByteRange, ObjectInfo
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
 from driftline.storage.option_table import path_or_uri
 from driftline.storage.shared_cache import SharedCache
+
+__all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
+
+MAX_CACHED_BYTES = 64 * 1024 * 1024
+"""Size of the cache of immutable bucket objects, per open store: enough for the deltas of many commits."""
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_CHAINED = re.compile(r"::[A-Za-z][A-Za-z0-9+.-]+:/")
+_FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
+_ABFS_HOST = re.compile(r"(?P<container>[^@]+)@(?P<account>[^.]+)\.(?:dfs|blob)\.core\.windows\.net")
+_USE_ANOTHER_STORE = "Keep the workspace in a store that honours If-None-Match and If-Match, or on a local disk."
 
 
 class Backend(Protocol):
@@ -47,7 +57,7 @@ class Backend(Protocol):
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None: ...
 
-    def read_ahead(self, ranges: Mapping[str, Range]) -> None: ...
+    def read_ahead(self, ranges: Mapping[str, ByteRange]) -> None: ...
 
     def get(self, path: str) -> tuple[bytes, str]: ...
 
@@ -66,18 +76,6 @@ class Backend(Protocol):
     def delete(self, paths: Sequence[str]) -> None: ...
 
     def sync(self, paths: Iterable[str]) -> None: ...
-
-
-__all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
-
-MAX_CACHED_BYTES = 64 * 1024 * 1024
-"""Size of the cache of immutable bucket objects, per open store: enough for the deltas of many commits."""
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_CHAINED = re.compile(r"::[A-Za-z][A-Za-z0-9+.-]+:/")
-_FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
-_ABFS_HOST = re.compile(r"(?P<container>[^@]+)@(?P<account>[^.]+)\.(?:dfs|blob)\.core\.windows\.net")
-_USE_ANOTHER_STORE = "Keep the workspace in a store that honours If-None-Match and If-Match, or on a local disk."
 
 
 class ObjectStore:
@@ -177,7 +175,7 @@ class ObjectStore:
         """
         return self._backend.cached_lance(_checked(path))
 
-    def read_ahead(self, ranges: Mapping[str, Range]) -> None:
+    def read_ahead(self, ranges: Mapping[str, ByteRange]) -> None:
         """Prefetch ``ranges`` of immutable bucket objects into the block cache, if there is one.
 
         A range with no end means a whole small object.

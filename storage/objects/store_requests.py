@@ -122,21 +122,21 @@ def merged(*parts: Counts) -> Counts:
 # -- hooks into the clients of fsspec ---------------------------------------------------------
 
 
-def watch(file_system: Any, scheme: str) -> None:
+def count_requests_of(file_system: Any, scheme: str) -> None:
     """Count the requests of a bucket's fsspec file system (``s3``, ``gs``, ``az``), including its retries.
 
     The file system must not be connected yet or shared. Other schemes are not counted.
     """
     match scheme:
         case "s3":
-            _watch_s3(file_system)
+            _count_s3(file_system)
         case "gs":
-            _watch_google(file_system)
+            _count_google(file_system)
         case "az":
-            _watch_azure(file_system)
+            _count_azure(file_system)
 
 
-def _watch_s3(file_system: Any) -> None:
+def _count_s3(file_system: Any) -> None:
     from aiobotocore.session import AioSession  # type: ignore[import-untyped]
 
     def before_send(event_name: str, **_: Any) -> None:
@@ -148,7 +148,7 @@ def _watch_s3(file_system: Any) -> None:
     file_system.session.register("before-send.s3", before_send)
 
 
-def _watch_google(file_system: Any) -> None:
+def _count_google(file_system: Any) -> None:
     send = file_system._request
 
     async def counted(method: str, path: str, *arguments: Any, **options: Any) -> Any:
@@ -159,7 +159,7 @@ def _watch_google(file_system: Any) -> None:
     file_system._request = counted
 
 
-def _watch_azure(file_system: Any) -> None:
+def _count_azure(file_system: Any) -> None:
     def before_send(request: Any) -> None:
         listing = "comp=list" in request.http_request.url
         count("list" if listing else _kind_of(request.http_request.method))

@@ -23,11 +23,19 @@ from driftline.storage.errors import (
     SourceNotFound,
     StorageError,
     UsageError,
-    redacted,
+    without_secrets,
 )
 from driftline.storage.globs import check_glob, glob_pattern
 from driftline.storage.json_records import from_json, to_json
-from driftline.storage.sources.hosts import READER, REPOSITORY_PATH, Host, HostPage, Repository, Visibility, api_of
+from driftline.storage.sources.hosts import (
+    READER,
+    REPOSITORY_PATH,
+    Host,
+    HostedRepository,
+    HostPage,
+    Visibility,
+    api_of,
+)
 from driftline.storage.sources.mirror import COMMIT_ID, Remote, bare_repository, parse_remote
 
 if TYPE_CHECKING:
@@ -56,7 +64,7 @@ _MAX_ID = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class KnownPage:
     """A page of a listing as it was received, so it is only requested again if it changed."""
 
     url: str
@@ -72,7 +80,7 @@ READING = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class FleetSelection:
     """Which of a host's repositories belong to a fleet. Globs match paths; a glob with no slash matches the name."""
 
     include: tuple[str, ...] = ()
@@ -83,12 +91,12 @@ class Selection:
     visibility: tuple[Visibility, ...] = ()
     max_size_bytes: int | None = None
 
-    def reasons(self) -> Callable[[Repository], str]:
+    def reasons(self) -> Callable[[HostedRepository], str]:
         """Return a function that returns why a repository is excluded, or "" if it is selected. Raises UsageError."""
         include, exclude = _matcher(self.include), _matcher(self.exclude)
         topics, limit = {topic.lower() for topic in self.topics}, self.max_size_bytes
 
-        def why_not(repository: Repository) -> str:
+        def why_not(repository: HostedRepository) -> str:
             if (self.include and not include(repository.path)) or exclude(repository.path):
                 return "excluded"
             if repository.archived and not self.archived:
@@ -110,7 +118,7 @@ def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:
 
 
 @dataclass(slots=True)
-class RateLimit:
+class HostWaits:
     """The waits requested by a host, shared by concurrent requests. After a ``refused`` wait, no request is sent."""
 
     waits: int = 0
@@ -120,28 +128,28 @@ class RateLimit:
 
 
 @dataclass(slots=True)
-class Listing:
+class HostListing:
     """A host's listing. ``failure`` is the error that ended it early; ``problems`` lists what could not be read or
     disagrees.
 
     ``at`` is when the listing started, in seconds by the host's clock; None if the host reports no time.
     """
 
-    repositories: dict[str, Repository] = field(default_factory=dict)
-    pages: list[Page] = field(default_factory=list)
+    repositories: dict[str, HostedRepository] = field(default_factory=dict)
+    pages: list[KnownPage] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     failure: DriftlineError | None = None
     at: float | None = None
     requests: int = 0
     unchanged_pages: int = 0
-    limit: RateLimit = field(default_factory=RateLimit)
+    limit: HostWaits = field(default_factory=HostWaits)
 
     @property
     def is_complete(self) -> bool:
         """Whether a repository that is missing here is also missing at the host."""
         return self.failure is None and not self.problems
 
-    def add(self, repository: Repository) -> None:
+    def add(self, repository: HostedRepository) -> None:
         """Add a repository. Raises StorageError if there are too many."""
         self.repositories[repository.id] = repository
         if len(self.repositories) > MAX_REPOSITORIES:
@@ -150,21 +158,21 @@ class Listing:
 
 def discover(
     host: Host,
-    known: Mapping[str, Repository] | None = None,
-    pages: Sequence[Page] = (),
+    known: Mapping[str, HostedRepository] | None = None,
+    pages: Sequence[KnownPage] = (),
     *,
-    limit: RateLimit | None = None,
+    limit: HostWaits | None = None,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
-) -> Listing:
+) -> HostListing:
     """List the repositories of ``host``; a failure is recorded in the listing.
 
     ``pages`` are the previous listing's pages, and ``known`` maps ids to their repositories: the host need not resend
     unchanged pages. ``limit`` holds the waits of earlier requests; ``notify`` receives messages for waiting users.
     Raises UsageError if the token's variable is not set.
     """
-    listing = Listing(limit=limit or RateLimit())
+    listing = HostListing(limit=limit or HostWaits())
     token = host.token(environ)
     try:
         if host.provider == "folder":
@@ -172,7 +180,7 @@ def discover(
         elif host.provider == "list":
             _list_uris(host, listing)
         else:
-            _Reader(host, token, listing, known or {}, pages, sleep, notify).read()
+            _HostReader(host, token, listing, known or {}, pages, sleep, notify).read()
     except DriftlineError as error:
         listing.failure = error
     return listing
@@ -180,11 +188,11 @@ def discover(
 
 def open_pulls(
     host: Host,
-    repository: Repository,
+    repository: HostedRepository,
     known: Collection[int] = (),
     etag: str = "",
     *,
-    limit: RateLimit | None = None,
+    limit: HostWaits | None = None,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
@@ -195,34 +203,34 @@ def open_pulls(
     the listing still has ``etag``. ``limit`` holds the waits of earlier requests. Raises AccessDenied, SourceNotFound,
     StorageError, UsageError.
     """
-    listing = Listing(limit=limit or RateLimit())
-    return _Reader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
+    listing = HostListing(limit=limit or HostWaits())
+    return _HostReader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
 
 
 def readers_of(
     host: Host,
-    repository: Repository,
-    pages: Sequence[Page] = (),
+    repository: HostedRepository,
+    pages: Sequence[KnownPage] = (),
     *,
-    limit: RateLimit | None = None,
+    limit: HostWaits | None = None,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
-) -> tuple[Page, ...]:
+) -> tuple[KnownPage, ...]:
     """Return the pages that list who may read the code of a repository; the ``ids`` of a page are logins.
 
     Ids that begin with "/" are teams, whose members are on other pages; "-" is somebody without access to the code.
     ``pages`` are the pages of the last answer. ``limit`` has the waits of earlier requests. Raises AccessDenied,
     SourceNotFound, StorageError if the host does not list everyone, UsageError.
     """
-    listing = Listing(limit=limit or RateLimit())
-    return _Reader(host, host.token(environ), listing, {}, pages, sleep, notify).readers(repository)
+    listing = HostListing(limit=limit or HostWaits())
+    return _HostReader(host, host.token(environ), listing, {}, pages, sleep, notify).readers(repository)
 
 
 # -- folders and lists --------------------------------------------------------------------------
 
 
-def _list_folder(host: Host, listing: Listing) -> None:
+def _list_folder(host: Host, listing: HostListing) -> None:
     """Add the repositories below a folder: bare repositories, mirrors, and working trees. Follows no links."""
     if not os.path.isdir(host.url):
         raise SourceNotFound("The folder of the fleet does not exist", host.url, "Correct its url.")
@@ -238,19 +246,19 @@ def _list_folder(host: Host, listing: Listing) -> None:
             found = os.path.join(folder, name)
             if bare_repository(found) is not None or bare_repository(os.path.join(found, ".git")) is not None:
                 path = os.path.relpath(found, host.url)
-                listing.add(Repository(path, path.removesuffix(".git")))
+                listing.add(HostedRepository(path, path.removesuffix(".git")))
             elif depth < MAX_FOLDER_DEPTH:
                 walk(found, depth + 1)
 
     walk(host.url, 1)
 
 
-def _list_uris(host: Host, listing: Listing) -> None:
+def _list_uris(host: Host, listing: HostListing) -> None:
     """Add the repositories in the list and in its file, which has one URI per line; comments start with #."""
     for uri in (*host.uris, *_lines_of(host.url)):
         remote = parse_remote(uri) or (Remote(os.path.realpath(uri), "file") if bare_repository(uri) else None)
         if remote is None:
-            listing.problems.append(f"{redacted(uri)!r} is not the URI of a git repository")
+            listing.problems.append(f"{without_secrets(uri)!r} is not the URI of a git repository")
             continue
         _, _, path = remote.location.rpartition("://")
         parts = [part for part in path.removesuffix(".git").split("/") if part]
@@ -260,7 +268,7 @@ def _list_uris(host: Host, listing: Listing) -> None:
                 [host_part.partition(":")[2]] if remote.protocol == "ssh" and "://" not in remote.location else []
             )
         path = "/".join(part for part in parts if part) or remote.name
-        listing.add(Repository(remote.uri, path, remote.ref))
+        listing.add(HostedRepository(remote.uri, path, remote.ref))
 
 
 def _lines_of(file: str) -> Iterator[str]:
@@ -279,16 +287,16 @@ def _lines_of(file: str) -> Iterator[str]:
 # -- the APIs of hosts --------------------------------------------------------------------------
 
 
-class _Reader:
+class _HostReader:
     """Reads the pages of one listing in sequence, waiting when the host asks for it."""
 
     def __init__(
         self,
         host: Host,
         token: str,
-        listing: Listing,
-        known: Mapping[str, Repository],
-        pages: Sequence[Page],
+        listing: HostListing,
+        known: Mapping[str, HostedRepository],
+        pages: Sequence[KnownPage],
         sleep: Callable[[float], object],
         notify: Callable[[str], object],
     ) -> None:
@@ -319,7 +327,7 @@ class _Reader:
         if total is not None and total != listed:
             self._listing.problems.append(f"the host counts {total:,} repositories and lists {listed:,}")
 
-    def _walk(self, url: str, read: Callable[[str], Page]) -> Iterator[Page]:
+    def _walk(self, url: str, read: Callable[[str], KnownPage]) -> Iterator[KnownPage]:
         """Yield the page at ``url`` and all later ones. Raises StorageError if they do not end."""
         seen, received = set[str](), 0
         while url:
@@ -331,14 +339,14 @@ class _Reader:
             received += len(page.ids)
             url = page.next or self._counted(page, received)
 
-    def _counted(self, page: Page, received: int) -> str:
+    def _counted(self, page: KnownPage, received: int) -> str:
         """Return the URL of the next page if the host omits it although there are more repositories; "" otherwise."""
         number = re.search(r"(?<=[?&]page=)\d+", page.url)
         if number is None or page.total is None or not page.ids or received >= page.total:
             return ""
         return page.url[: number.start()] + str(int(number[0]) + 1) + page.url[number.end() :]
 
-    def _repositories(self, url: str) -> Page:
+    def _repositories(self, url: str) -> KnownPage:
         known = self._pages.get(url)
         if known is not None and not all(each in self._known for each in known.ids):
             known = None
@@ -349,7 +357,7 @@ class _Reader:
                 self._take(self._known[each])
         return page
 
-    def _page(self, url: str, known: Page | None, add: Callable[[Any], str]) -> Page:
+    def _page(self, url: str, known: KnownPage | None, add: Callable[[Any], str]) -> KnownPage:
         """Return the page at ``url``, which is ``known`` if it has not changed; ``add`` returns the id of an entry."""
         etag = known.etag if known is not None and known.reading == READING else ""
         status, headers, body = self._ask(url, etag)
@@ -360,7 +368,7 @@ class _Reader:
         answer = self._parsed(url, headers, body)
         ids = tuple(add(item) for item in answer.items)
         total = answer.total if isinstance(answer.total, int) else None
-        return Page(url, "" if "" in ids else headers.get("ETag") or "", answer.next, ids, total, READING)
+        return KnownPage(url, "" if "" in ids else headers.get("ETag") or "", answer.next, ids, total, READING)
 
     def _parsed(self, url: str, headers: Mapping[str, str], body: bytes) -> HostPage:
         try:
@@ -378,7 +386,7 @@ class _Reader:
         """Add an entry, and return its id; "" if it cannot be parsed."""
         try:
             # with the types that its record requires
-            repository = from_json(Repository, to_json(self._api.parse(item)))
+            repository = from_json(HostedRepository, to_json(self._api.parse(item)))
             is_valid = REPOSITORY_PATH.fullmatch(repository.path) and 0 < len(repository.id) <= _MAX_ID
         except (KeyError, TypeError, ValueError, AttributeError):
             is_valid = False
@@ -388,7 +396,7 @@ class _Reader:
         self._take(repository)
         return repository.id
 
-    def _take(self, repository: Repository) -> None:
+    def _take(self, repository: HostedRepository) -> None:
         if repository.id in self._listing.repositories:  # pages have shifted and may miss another
             self._listing.problems.append(f"the host lists {repository.path} twice")
         self._listing.add(repository)
@@ -397,11 +405,13 @@ class _Reader:
         """Resolve ``target`` against ``url``. Raises StorageError if it is on another host."""
         whole = urljoin(url, target)
         if urlsplit(whole)[:2] != urlsplit(url)[:2]:
-            where = redacted(f"{urlsplit(whole).scheme}://{urlsplit(whole).netloc}")
+            where = without_secrets(f"{urlsplit(whole).scheme}://{urlsplit(whole).netloc}")
             raise StorageError("The host redirects to another host", where, "Use that URL for the fleet.")
         return whole
 
-    def pulls(self, repository: Repository, known: Collection[int], etag: str) -> tuple[dict[int, str], str] | None:
+    def pulls(
+        self, repository: HostedRepository, known: Collection[int], etag: str
+    ) -> tuple[dict[int, str], str] | None:
         """Implements ``open_pulls``."""
         self._missing = "The host has no pull requests there", "Check the permissions of the token."
         named = self._api.pulls.format(path=repository.path, id=quote(repository.id, safe=""))
@@ -426,13 +436,13 @@ class _Reader:
                 tag = ""
         return found, tag
 
-    def readers(self, repository: Repository) -> tuple[Page, ...]:
+    def readers(self, repository: HostedRepository) -> tuple[KnownPage, ...]:
         """Return the result of ``readers_of``."""
         self._missing = "The host does not list the readers of a repository", "Check the permissions of the token."
         named = {"path": repository.path, "id": quote(repository.id, safe="")}
-        todo, found, people = [each.format(**named) for each in self._api.readers], list[Page](), 0
+        todo, found, people = [each.format(**named) for each in self._api.readers], list[KnownPage](), 0
         while todo:
-            pages = list[Page]()
+            pages = list[KnownPage]()
             for page in self._walk(
                 self._root + todo.pop(), lambda url: self._page(url, self._pages.get(url), self._add_reader)
             ):
@@ -517,7 +527,7 @@ class _Reader:
             with answer:
                 body = self._body(answer)
         except (OSError, HTTPException, ValueError) as error:
-            return 0, {}, redacted(str(error) or type(error).__name__).encode("utf-8", "replace")
+            return 0, {}, without_secrets(str(error) or type(error).__name__).encode("utf-8", "replace")
         if self._listing.at is None:
             self._listing.at = _time_of(answer.headers)
         return answer.status, answer.headers, body
@@ -565,7 +575,7 @@ class _Reader:
             limit.waits += 1
 
 
-def _total_of(pages: Sequence[Page]) -> int | None:
+def _total_of(pages: Sequence[KnownPage]) -> int | None:
     """Return the total that the host has reported last; None if it reports none."""
     return next((page.total for page in reversed(pages) if page.total is not None), None)
 

@@ -28,7 +28,7 @@ _NEXT = re.compile(r'<([^>]*)>\s*(?:;[^,<]*)?;\s*rel="?next"?')
 
 
 @dataclass(frozen=True, slots=True)
-class Repository:
+class HostedRepository:
     """A repository as listed by its host. ``id`` survives renames; ``path`` consists of its groups and its name.
 
     ``changed`` is the time of the last push in the host's own format, "" if the host does not report it; a size of 0
@@ -90,14 +90,14 @@ class Host:
             raise UsageError(f"The fleet needs the variable {self.variable}", self.name, "Set it to the token.")
         return environ[self.variable] if self.variable else ""
 
-    def remote(self, repository: Repository) -> Remote:
+    def remote(self, repository: HostedRepository) -> Remote:
         """Return the repository's remote, with a reference to the token. Raises UsageError."""
         remote = parse_remote(self.uri(repository))
         if remote is None:
             raise UsageError("Not a valid repository path", repr(repository.path))
         return remote
 
-    def uri(self, repository: Repository) -> str:
+    def uri(self, repository: HostedRepository) -> str:
         """Return a repository's URI, with a reference to the token. Raises UsageError."""
         if self.provider == "list":
             for uri in self.uris:
@@ -161,7 +161,7 @@ class HostApi:
     targets: Mapping[str, str]
     authorization: str
     read: Callable[[str, Any, Mapping[str, str]], HostPage]
-    parse: Callable[[Any], Repository]
+    parse: Callable[[Any], HostedRepository]
     git_user: str = "x-access-token"
     clone_path: str = ""
     settle_seconds: float | None = 60.0
@@ -172,47 +172,47 @@ class HostApi:
     reader: Callable[[Any], str] = str
 
 
-def _github(item: Any) -> Repository:
+def _github(item: Any) -> HostedRepository:
     visibility: Visibility = item.get("visibility") or ("private" if item["private"] else "public")
-    return Repository(
+    return HostedRepository(
         str(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("pushed_at") or "",
         bool(item.get("archived")), bool(item.get("fork")), visibility, tuple(item.get("topics") or ()),
         1024 * int(item.get("size") or 0),
     )  # fmt: skip
 
 
-def _gitlab(item: Any) -> Repository:
+def _gitlab(item: Any) -> HostedRepository:
     size = (item.get("statistics") or {}).get("repository_size") or 0
     visibility: Visibility = item.get("visibility") or "private"
     if item.get("repository_access_level", "enabled") != "enabled":  # the project may be public, its code is not
         visibility = "private"
-    return Repository(
+    return HostedRepository(
         str(item["id"]), item["path_with_namespace"], item.get("default_branch") or "",
         item.get("last_activity_at") or "", bool(item.get("archived")), bool(item.get("forked_from_project")),
         visibility, tuple(item.get("topics") or item.get("tag_list") or ()), int(size),
     )  # fmt: skip
 
 
-def _gitea(item: Any) -> Repository:
+def _gitea(item: Any) -> HostedRepository:
     is_limited = item.get("internal") or (item.get("owner") or {}).get("visibility", "public") != "public"
     visibility: Visibility = "private" if item["private"] else "internal" if is_limited else "public"
-    return Repository(
+    return HostedRepository(
         str(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("updated_at") or "",
         bool(item.get("archived")), bool(item.get("fork")), visibility, tuple(item.get("topics") or ()),
         1024 * int(item.get("size") or 0),
     )  # fmt: skip
 
 
-def _bitbucket_cloud(item: Any) -> Repository:
-    return Repository(
+def _bitbucket_cloud(item: Any) -> HostedRepository:
+    return HostedRepository(
         str(item["uuid"]), item["full_name"], (item.get("mainbranch") or {}).get("name") or "",
         item.get("updated_on") or "", fork=item.get("parent") is not None,
         visibility="private" if item["is_private"] else "public", size_bytes=int(item.get("size") or 0),
     )  # fmt: skip
 
 
-def _bitbucket_server(item: Any) -> Repository:
-    return Repository(
+def _bitbucket_server(item: Any) -> HostedRepository:
+    return HostedRepository(
         str(item["id"]), f"{item['project']['key'].lower()}/{item['slug']}", archived=bool(item.get("archived")),
         fork=item.get("origin") is not None, visibility="public" if item.get("public") else "private",
     )  # fmt: skip

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, redacted
+from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, without_secrets
 from driftline.storage.sources.git_isolation import REACHING, ask, spawn
 from driftline.storage.user_folders import byte_limit, cache_folder_of
 
@@ -446,7 +446,7 @@ def _failure(remote: Remote, why: str, stderr: str) -> AccessDenied | SourceNotF
     """Return an error with git's message; git never prints values from its environment."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith(("fatal:", "error:", "remote:"))), "")
-    reason = redacted(last or (lines[-1] if lines else "git failed"))[:300]
+    reason = without_secrets(last or (lines[-1] if lines else "git failed"))[:300]
     message = stderr.lower()
     if why:
         return StorageError(why, remote.uri, "Run it again.")

@@ -358,7 +358,7 @@ def _time_of(commit: bytes) -> datetime:
 # -- readers ------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _CatFile:
     """A ``git cat-file`` process (before git 2.36, two) in a mirror, which it protects from deletion; threads take
     turns.
     """
@@ -440,7 +440,7 @@ class _Reader:
 
 
 _Key = tuple[int, str, str]
-_readers: OrderedDict[_Key, _Reader] = OrderedDict()
+_readers: OrderedDict[_Key, _CatFile] = OrderedDict()
 _readers_lock = threading.Lock()
 _more_readers: list[int] = []
 
@@ -458,7 +458,7 @@ def _read_objects(tree: CommitTree, ids: Sequence[str], kind: _Request, peeled: 
         yield from found
 
 
-def _reader(tree: CommitTree) -> _Reader:
+def _reader(tree: CommitTree) -> _CatFile:
     """Return this process's reader for a commit; other threads may be using it as well."""
     pid, folder = os.getpid(), str(tree.mirror.folder)
     key = pid, folder, tree.known_commit
@@ -471,7 +471,7 @@ def _reader(tree: CommitTree) -> _Reader:
     with _readers_lock:
         known = _readers.pop(key, None)
         if known is None or not known.is_open:
-            known = _Reader(tree)
+            known = _CatFile(tree)
         for other in [each for each in _readers if each[0] != pid]:
             del _readers[other]  # belongs to the parent process
         done = [each for each in _readers if each[1] == folder]

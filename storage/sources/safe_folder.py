@@ -93,7 +93,7 @@ class SafeFolder:
     def chunks(self, path: str, size: int) -> Iterator[bytes]:
         """Yield a regular file's bytes in parts of ``size``; yield nothing for anything else."""
         start = path.rfind("/") + 1
-        with _opened(path[start:], self.folder(path[:start])) as file:
+        with _open_regular(path[start:], self.folder(path[:start])) as file:
             while file is not None and (chunk := file.read(size)):
                 yield chunk
 
@@ -118,12 +118,12 @@ def read_regular(path: str, *, dir_fd: int | None = None) -> bytes | None:
 
     Raises OSError.
     """
-    with _opened(path, dir_fd) as file:
+    with _open_regular(path, dir_fd) as file:
         return file.read() if file is not None else None
 
 
 @contextmanager
-def _opened(path: str, dir_fd: int | None) -> Iterator[BinaryIO | None]:
+def _open_regular(path: str, dir_fd: int | None) -> Iterator[BinaryIO | None]:
     """Open a regular file; None for anything else."""
     descriptor = os.open(path, _FILE, dir_fd=dir_fd)
     try:

@@ -30,9 +30,9 @@ from driftline.storage.errors import (
     has_query,
     install_command,
     may_hold_secret,
-    redacted,
+    without_secrets,
 )
-from driftline.storage.objects.store_requests import watch
+from driftline.storage.objects.store_requests import count_requests_of
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
 from driftline.storage.sources.safe_folder import SafeFolder, check_names_are_utf8
 from driftline.storage.user_folders import with_home
@@ -476,7 +476,7 @@ class RepositorySource(Source):
     @property
     def origin(self) -> str | None:
         remote = self.tree.remote
-        return None if remote.is_local else redacted(remote.location)
+        return None if remote.is_local else without_secrets(remote.location)
 
     @property
     def folder(self) -> str | None:
@@ -657,7 +657,7 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         translated = for_fsspec(uri.partition("://")[0], options)
         fs, root = url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **translated)
         if "::" not in uri:
-            watch(fs, uri.partition("://")[0])
+            count_requests_of(fs, uri.partition("://")[0])
     except Exception as error:
         raise_translated(error, uri, "The source cannot be opened")
     return fs, str(root).rstrip("/") or str(root)[:1]

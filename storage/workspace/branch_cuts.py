@@ -19,7 +19,7 @@ from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import NotIndexed, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.json_records import to_json
-from driftline.storage.lance.retries import with_retries, writing
+from driftline.storage.lance.failures import with_retries, writing
 from driftline.storage.layout import BASE, BRANCH, branches_directory, cut_of, lance_branch, new_ulid
 from driftline.storage.lines.commit_marker import CommitMarker
 from driftline.storage.lines.line_table import LineTable

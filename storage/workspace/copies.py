@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, ObjectNotFound, StorageError, UsageError
 from driftline.storage.json_records import to_json
-from driftline.storage.layout import CONFIG, COPY_RECORD, SOURCE, Kind, ObjectInfo, is_tenant, new_ulid, parse_name
+from driftline.storage.layout import (
+    CONFIG,
+    COPY_RECORD,
+    SOURCE,
+    ObjectInfo,
+    ObjectKind,
+    is_tenant,
+    new_ulid,
+    parse_name,
+)
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.local_disk import flush_to_disk
 from driftline.storage.objects.store import ObjectStore
@@ -149,14 +158,14 @@ def _has_size(file: Path, size_bytes: int) -> bool:
 
 _NEWEST = 2**64 - 1
 """Lance's version names count down from here, so a listing starts with the newest."""
-_COPIED = (Kind.BASE, Kind.DELTA, Kind.RUN)
+_COPIED = (ObjectKind.BASE, ObjectKind.DELTA, ObjectKind.RUN)
 
 
-Listing = Mapping[str, ObjectInfo]
+FilesByPath = Mapping[str, ObjectInfo]
 """All objects in a workspace, keyed by path, in the order of one listing."""
 
 
-def version_metadata_files(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
+def version_metadata_files(workspace: Workspace, listing: FilesByPath) -> list[ObjectInfo]:
     """Return the small files that distinguish versions.
 
     These are the configuration, records, manifests, run history, and table manifests.
@@ -176,7 +185,7 @@ def is_version_metadata(path: str) -> bool:
     return "/_tables/" not in path or "/_versions/" in path
 
 
-def files_of_newest_version(workspace: Workspace, listing: Listing) -> list[ObjectInfo]:
+def files_of_newest_version(workspace: Workspace, listing: FilesByPath) -> list[ObjectInfo]:
     """Return ``version_metadata_files``, and the files of the current line tables.
 
     Memory, leases, staged deltas, and files of other versions are excluded. Raises ObjectNotFound if files disappeared
@@ -188,7 +197,7 @@ def files_of_newest_version(workspace: Workspace, listing: Listing) -> list[Obje
     return files
 
 
-def _tables(workspace: Workspace, listing: Listing) -> list[tuple[LineTable, ObjectInfo]]:
+def _tables(workspace: Workspace, listing: FilesByPath) -> list[tuple[LineTable, ObjectInfo]]:
     """Return each tenant's line table, with its newest manifest."""
     if workspace.config.fingerprint is None:
         return []
@@ -210,7 +219,7 @@ def _is_wanted(path: str, of_sources: set[str]) -> bool:
     return folder in of_sources or folder.endswith("/_runs")
 
 
-def _of_table(table: LineTable, manifest: ObjectInfo, listing: Listing) -> list[ObjectInfo]:
+def _of_table(table: LineTable, manifest: ObjectInfo, listing: FilesByPath) -> list[ObjectInfo]:
     """Return the data and index files that a table version refers to."""
     dataset = table.open(_NEWEST - int(manifest.path.rpartition("/")[2].removesuffix(".manifest")))
     names = {*_data_files(dataset)}

@@ -19,8 +19,8 @@ from driftline.storage.json_records import to_json
 from driftline.storage.layout import FLEET, FLEET_LEASE
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.discovery import Listing, Page, parse_timestamp
-from driftline.storage.sources.hosts import Host, Repository
+from driftline.storage.sources.discovery import HostListing, KnownPage, parse_timestamp
+from driftline.storage.sources.hosts import Host, HostedRepository
 from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
 
 State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excluded"]
@@ -53,7 +53,7 @@ class KnownReaders:
 
     at: datetime
     everyone: bool = False
-    pages: tuple[Page, ...] = ()
+    pages: tuple[KnownPage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class KnownRepository:
     ``readers`` is the last complete answer about who may read it, and ``readers_problem`` says why there is no newer.
     """
 
-    listed: Repository
+    listed: HostedRepository
     entity: str = ""
     uri: str = ""
     other_uris: tuple[str, ...] = ()
@@ -224,7 +224,7 @@ class FleetRecord:
     """The state of one fleet: its repositories, keyed by the host's id, and the pages of its last listing."""
 
     repositories: dict[str, KnownRepository] = field(default_factory=dict)
-    pages: tuple[Page, ...] = ()
+    pages: tuple[KnownPage, ...] = ()
     listed_at: datetime | None = None
     problem: str = ""
 
@@ -270,7 +270,10 @@ def fleet_lease(objects: ObjectStore, run_id: str, *, wait_seconds: float = 0.0)
 
 
 def reconcile(
-    known: Mapping[str, KnownRepository], listing: Listing, why_not: Callable[[Repository], str], now: datetime
+    known: Mapping[str, KnownRepository],
+    listing: HostListing,
+    why_not: Callable[[HostedRepository], str],
+    now: datetime,
 ) -> dict[str, KnownRepository]:
     """Return the repositories after a listing: the listed ones, plus known ones missing from it.
 
@@ -319,7 +322,7 @@ def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace:
     ]
 
 
-def settled_stamp(host: Host, listing: Listing, repository: Repository) -> str:
+def settled_stamp(host: Host, listing: HostListing, repository: HostedRepository) -> str:
     """Return a repository's stamp if any later push will change it; "" if one might not.
 
     Hosts write the time of the last push in whole seconds, or update it once an hour.

@@ -1,12 +1,16 @@
-"""Read and validate a workspace's JSON records: configuration, sources, branches, and immutable run records."""
+"""Read and validate a workspace's JSON records: configuration, sources, branches, and immutable run records.
+
+Also defines the workspace's statistics, and how notebooks show them and search results as tables.
+"""
 
 from __future__ import annotations
 
+import html
 import logging
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -28,6 +32,16 @@ from driftline.storage.objects.store import ObjectStore
 FORMAT_VERSION = 1
 
 _Record = TypeVar("_Record")
+DONE = "done"
+"""The outcome of a run without a failure."""
+INDEX = "index"
+"""The kind of an index run."""
+_OF_TENANTS = ("sources", "failed")
+"""The lists in an index run's report that differ between its tenants."""
+CHANGE_ATTEMPTS = 20
+"""Attempts to change a record that other processes change at the same time."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,17 +223,6 @@ class _Versioned:
     format_version: int
 
 
-log = logging.getLogger(__name__)
-DONE = "done"
-"""The outcome of a run without a failure."""
-INDEX = "index"
-"""The kind of an index run."""
-_OF_TENANTS = ("sources", "failed")
-"""The lists in an index run's report that differ between its tenants."""
-CHANGE_ATTEMPTS = 20
-"""Attempts to change a record that other processes change at the same time."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRecord:
     """A copy's ``_copy.json``: its ``origin``, when it was pulled, and the size and version of each file."""
@@ -342,3 +345,41 @@ class RunHistory:
 def too_many_changes(name: str, where: str) -> CommitConflict:
     """Return the error of a record that other processes have changed before each attempt."""
     return CommitConflict(f"Other processes changed {name} in each of {CHANGE_ATTEMPTS} attempts", where, "Try again.")
+
+
+def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return an HTML table for notebooks, with every cell escaped."""
+    cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows]
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceStats:
+    """Workspace statistics; ``total_lines`` counts rows of ``line_embeddings``."""
+
+    total_documents: int
+    total_lines: int
+    has_index: bool
+    index_type: str | None
+    workspace: str = ""
+    model: str | None = None
+    sources: tuple[dict[str, Any], ...] = ()
+    deltas: int = 0
+    last_run: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the statistics as a dictionary.
+
+        Returns:
+            The object printed by ``status --json``.
+
+        Examples:
+            >>> ws.status().to_dict()["total_documents"]
+            1
+        """
+        return asdict(self)
+
+    def _repr_html_(self) -> str:
+        rows = [(name, value) for name, value in self.to_dict().items() if name != "sources"]
+        return html_table(("", self.workspace), rows)

@@ -56,13 +56,13 @@ from driftline.storage.workspace.records import (
     RunHistory,
     SourceRecord,
     WorkspaceConfig,
+    WorkspaceStats,
     parse_record,
     read_copy_record,
     read_record,
     too_many_changes,
     whole_run,
 )
-from driftline.storage.workspace.stats import WorkspaceStats
 
 if TYPE_CHECKING:  # a search loads neither
     from driftline.storage.deltas.manifest import Manifest
@@ -73,6 +73,9 @@ _Read = TypeVar("_Read")
 READ_THREADS = 16
 LISTING_SECONDS = 5.0
 """How long the listing started on opening a workspace is valid."""
+_RESTORE = "Run 'driftline verify --repair'."
+
+log = logging.getLogger(__name__)
 
 
 def collect(
@@ -112,11 +115,6 @@ def collect(
         if last
         else None,
     )
-
-
-log = logging.getLogger(__name__)
-
-_RESTORE = "Run 'driftline verify --repair'."
 
 
 @dataclass(frozen=True, slots=True)

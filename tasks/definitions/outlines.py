@@ -35,6 +35,56 @@ if TYPE_CHECKING:
 _SLASHES = ("//", "/*", "*", "@", "#[")
 _HASHES = ("#", "@")
 _DASHES = ("--",)
+SEPARATOR = " > "
+MAX_HEADING_CHARACTERS = 120
+_UNDERLINE = re.compile(r"([=\-~^\"'`#*+:.<>_])\1{2,}\s*")
+_ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*")
+_SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+_NO_PARAGRAPH = re.compile(r" {4}|\t| {0,3}(?:[-+*>|]|\d+[.)])(?:[ \t]|$)")
+_HTML_HEADING = re.compile(r"<h([1-6])\b[^>]*>(.*?)</h\1\s*>", re.IGNORECASE | re.DOTALL)
+_MARKUP = re.compile(r"<[^>]*>|[`*]|\]\([^)]*\)|\[(?=[^\]]*\]\()")
+_TAG = re.compile(r"<[^>]*>")
+_KINDS = {
+    "def": "function", "func": "function", "fn": "function", "fun": "function", "sub": "function",
+    "defp": "function", "defguard": "function", "defguardp": "function", "defdelegate": "function",
+    "defmacro": "macro", "defmacrop": "macro", "defmodule": "module", "defprotocol": "interface", "defimpl": "impl",
+    "record": "struct", "package": "module",
+}  # fmt: skip
+_DEFINITION = re.compile(
+    r"[ \t]*(?:(?:export|default|public|private|protected|internal|static|abstract|final|async|inline|local"
+    r"|pub(?:\([^)\n]*\))?)[ \t]+)*"
+    r"(def(?:p|macrop?|guardp?|delegate|module|protocol|impl)?|class|func|function|fn|fun|sub|interface|struct|enum|trait"
+    r"|impl|module|type|record|namespace)[ \t]+([\w.<>:]+[?!]?)[ \t]*"
+    r"(?:[(:{<=\[]|$|(?:struct|interface|extends|implements|for|do|when)\b|,[ \t]*(?:do|for|to):)",
+    re.MULTILINE,
+)
+_BLOCKS = {
+    "resource": ("type", ""), "data": ("type", "data."), "variable": ("property", "var."),
+    "output": ("property", "output."), "module": ("module", "module."),
+}  # fmt: skip
+"""Maps Terraform block types to their kind and the prefix of their name in expressions."""
+_BLOCK = re.compile(r'(resource|data|variable|output|module)[ \t]+"([\w.-]+)"(?:[ \t]+"([\w.-]+)")?[ \t]*\{')
+_LEADING = ("#", "@")
+MAX_PARSED_CHARACTERS = 1_000_000
+"""Larger files are generated code or data, where patterns are good enough."""
+MAX_NAME_CHARACTERS = 160
+FLOW_PRAGMA_WITHIN = 2_000
+MAX_COMMENT_LINES = 200
+_HOLDS_METHODS = frozenset(("class", "enum", "impl", "interface", "struct", "trait", "union"))
+_DECLARATORS = ("declarator", "name")
+_NOISE = re.compile(r"^(?:module\.exports|exports|this|self)\.|\.prototype(?=\.)|[\"'`]")
+_SCOPES = re.compile(r"::|#(?=\w)")
+_BLANK = re.compile(r"\s+")
+MIN_CHARACTERS = 500_000
+"""Parsing less than this takes a tenth of a second, which is not worth another process."""
+EXIT_SECONDS = 2.0
+_LENGTH = struct.Struct("<Q")
+_SERVE = "from driftline.tasks.definitions.outlines import serve; serve()"
+PathAndText = tuple[str, str]
+"""Path and text."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +152,6 @@ def loaded(grammar: Grammar) -> tuple[Language, Query]:
     language = Language(getattr(importlib.import_module(grammar.package), grammar.function)())
     source = Path(__file__).with_name("queries") / f"{grammar.language}.scm"
     return language, Query(language, source.read_text("utf-8"))
-
-
-SEPARATOR = " > "
-MAX_HEADING_CHARACTERS = 120
-_UNDERLINE = re.compile(r"([=\-~^\"'`#*+:.<>_])\1{2,}\s*")
-_ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*")
-_SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*")
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
-_NO_PARAGRAPH = re.compile(r" {4}|\t| {0,3}(?:[-+*>|]|\d+[.)])(?:[ \t]|$)")
-_HTML_HEADING = re.compile(r"<h([1-6])\b[^>]*>(.*?)</h\1\s*>", re.IGNORECASE | re.DOTALL)
-_MARKUP = re.compile(r"<[^>]*>|[`*]|\]\([^)]*\)|\[(?=[^\]]*\]\()")
-_TAG = re.compile(r"<[^>]*>")
 
 
 def markdown_sections(text: str) -> list[Definition]:
@@ -193,27 +231,6 @@ HEADINGS: dict[str, Callable[[str], list[Definition]]] = {
 }
 
 
-_KINDS = {
-    "def": "function", "func": "function", "fn": "function", "fun": "function", "sub": "function",
-    "defp": "function", "defguard": "function", "defguardp": "function", "defdelegate": "function",
-    "defmacro": "macro", "defmacrop": "macro", "defmodule": "module", "defprotocol": "interface", "defimpl": "impl",
-    "record": "struct", "package": "module",
-}  # fmt: skip
-_DEFINITION = re.compile(
-    r"[ \t]*(?:(?:export|default|public|private|protected|internal|static|abstract|final|async|inline|local"
-    r"|pub(?:\([^)\n]*\))?)[ \t]+)*"
-    r"(def(?:p|macrop?|guardp?|delegate|module|protocol|impl)?|class|func|function|fn|fun|sub|interface|struct|enum|trait"
-    r"|impl|module|type|record|namespace)[ \t]+([\w.<>:]+[?!]?)[ \t]*"
-    r"(?:[(:{<=\[]|$|(?:struct|interface|extends|implements|for|do|when)\b|,[ \t]*(?:do|for|to):)",
-    re.MULTILINE,
-)
-_BLOCKS = {
-    "resource": ("type", ""), "data": ("type", "data."), "variable": ("property", "var."),
-    "output": ("property", "output."), "module": ("module", "module."),
-}  # fmt: skip
-"""Maps Terraform block types to their kind and the prefix of their name in expressions."""
-_BLOCK = re.compile(r'(resource|data|variable|output|module)[ \t]+"([\w.-]+)"(?:[ \t]+"([\w.-]+)")?[ \t]*\{')
-_LEADING = ("#", "@")
 _DOC, _END_OF_DOC = ("@doc", "@typedoc"), ('"""', "'''")
 """The Elixir attributes whose text may span several lines, and the possible last lines of that text."""
 
@@ -260,18 +277,6 @@ def by_patterns(text: str) -> list[Definition]:
 
 def _until(each: Definition, last: int) -> Definition:
     return replace(each, last=last)
-
-
-MAX_PARSED_CHARACTERS = 1_000_000
-"""Larger files are generated code or data, where patterns are good enough."""
-MAX_NAME_CHARACTERS = 160
-FLOW_PRAGMA_WITHIN = 2_000
-MAX_COMMENT_LINES = 200
-_HOLDS_METHODS = frozenset(("class", "enum", "impl", "interface", "struct", "trait", "union"))
-_DECLARATORS = ("declarator", "name")
-_NOISE = re.compile(r"^(?:module\.exports|exports|this|self)\.|\.prototype(?=\.)|[\"'`]")
-_SCOPES = re.compile(r"::|#(?=\w)")
-_BLANK = re.compile(r"\s+")
 
 
 def definitions(path: str, text: str) -> list[Definition]:
@@ -405,19 +410,7 @@ def _within(outer: Definition, inner: Definition) -> Definition | None:
     return replace(inner, kind=kind, name=name, last=min(inner.last, outer.last))
 
 
-log = logging.getLogger(__name__)
-
-MIN_CHARACTERS = 500_000
-"""Parsing less than this takes a tenth of a second, which is not worth another process."""
-EXIT_SECONDS = 2.0
-_LENGTH = struct.Struct("<Q")
-_SERVE = "from driftline.tasks.definitions.outlines import serve; serve()"
-
-Document = tuple[str, str]
-"""Path and text."""
-
-
-def definitions_in_worker(documents: Sequence[Document], *, allowed: bool) -> Callable[[], list[list[Definition]]]:
+def definitions_in_worker(documents: Sequence[PathAndText], *, allowed: bool) -> Callable[[], list[list[Definition]]]:
     """Start finding the definitions of ``documents``; call the result to wait for them, in the same order.
 
     If there are few documents or only one core, or if another process is not ``allowed``, that call parses them.
@@ -429,7 +422,7 @@ def definitions_in_worker(documents: Sequence[Document], *, allowed: bool) -> Ca
     return pending.result
 
 
-def _request_definitions(documents: list[Document]) -> list[list[Definition]]:
+def _request_definitions(documents: list[PathAndText]) -> list[list[Definition]]:
     answer = _helper().ask(documents)
     if answer is None:
         return [definitions(path, text) for path, text in documents]
@@ -457,7 +450,7 @@ class _Helper:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_lost = False
 
-    def ask(self, documents: list[Document]) -> list[list[tuple[str, str, int, int, int]]] | None:
+    def ask(self, documents: list[PathAndText]) -> list[list[tuple[str, str, int, int, int]]] | None:
         """Return the fields of each document's definitions; None if no process responds."""
         with self._lock:
             if self._is_lost:
@@ -502,7 +495,7 @@ def serve() -> None:
     """Read documents from standard input and write their definitions to standard output until the input is closed."""
     while True:
         try:
-            documents: list[Document] = _received(sys.stdin.buffer)
+            documents: list[PathAndText] = _received(sys.stdin.buffer)
         except EOFError:
             return
         _send(

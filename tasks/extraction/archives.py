@@ -65,7 +65,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedArchive:
     """A container listed by a scan: its content hash, or the ``reason`` why it cannot be listed."""
 
     content_hash: str
@@ -235,10 +235,10 @@ def _walk(
         if not is_folder:
             yield inside, content
         if is_folder or _messages_in(inside, content) is not None:
-            yield from _opened(inside, content, limits, depth + 1, requested, is_folder=is_folder)
+            yield from _nested(inside, content, limits, depth + 1, requested, is_folder=is_folder)
 
 
-def _opened(
+def _nested(
     path: str, data: bytes, limits: _Limits, depth: int, requested: Set[str] | None, *, is_folder: bool
 ) -> Iterator[tuple[str, _Content]]:
     """Yield a nested container's members or, if it cannot be opened, the container itself with the reason."""

@@ -33,7 +33,7 @@ def ends_mark(most: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class ReadSettings:
     """How a run reads files: with which ``redaction``, and at most ``most`` bytes of a large file.
 
     ``opened`` is the mark of its settings for archives and email, "" if it does not open them. If ``outputs`` is set,
@@ -55,7 +55,7 @@ UNOPENED = "archive/0"
 """The mark of a member that no extractor can index."""
 
 
-def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArray[np.bool_]:
+def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: ReadSettings) -> NDArray[np.bool_]:
     """Return an ``(n,) bool`` mask of files that a run would read differently than the last run.
 
     ``marks`` come from the manifest; files with no extractor mark were read as text.
@@ -83,7 +83,7 @@ def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: How) -> NDArra
     return np.asarray(result.to_numpy(), dtype=bool)
 
 
-def is_current(path: str, mark: str, how: How) -> bool:
+def is_current(path: str, mark: str, how: ReadSettings) -> bool:
     """Return whether a document with this ``mark`` was read the same way as a run with ``how`` would read it."""
     of_extractor, is_redacted = split_mark(mark, how.redaction)
     return is_redacted and (_parts(of_extractor) <= how.marks() if of_extractor else not is_named_like_document(path))

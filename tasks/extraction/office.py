@@ -83,7 +83,7 @@ def _refuse(*_: object) -> None:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[_Archive]:
+def _open_archive(data: bytes) -> Iterator[_Archive]:
     if data.startswith(OLE):
         raise Refused(SkipReason.ENCRYPTED)
     try:
@@ -277,7 +277,7 @@ def _heading(style: str) -> str:
 def docx(data: bytes) -> Extracted:
     """Return a Word document's paragraphs, headings as in Markdown, tables by row, charts, notes and comments."""
     draft = Draft()
-    with _opened(data) as archive:
+    with _open_archive(data) as archive:
         main = "word/document.xml"
         archive.parse(main, _Paragraphs(draft))
         _add_drawn(archive, draft, main)
@@ -309,7 +309,7 @@ def pptx(data: bytes) -> Extracted:
     The anchor is the slide.
     """
     draft = Draft()
-    with _opened(data) as archive:
+    with _open_archive(data) as archive:
         main = "ppt/presentation.xml"
         slides, targets = _Ids("sldId"), archive.relations(main)
         archive.parse(main, slides)
@@ -450,7 +450,7 @@ def xlsx(data: bytes) -> Extracted:
     The anchor is the first cell of a row, ``Sheet1!B7``, or the cell of a comment.
     """
     draft = Draft()
-    with _opened(data) as archive:
+    with _open_archive(data) as archive:
         main = "xl/workbook.xml"
         sheets, targets, shared, styles = _Ids("sheet"), archive.relations(main), _SharedStrings(), _Styles()
         archive.parse(main, sheets)
@@ -594,7 +594,7 @@ class _Manifest(_Handler):
 def opendocument(data: bytes) -> Extracted:
     """Return the paragraphs, table rows, sheets or slides of odt, ods or odp."""
     draft = Draft()
-    with _opened(data) as archive:
+    with _open_archive(data) as archive:
         kind = next(archive.chunks("mimetype"), b"") if "mimetype" in archive.names else b""
         if "META-INF/manifest.xml" in archive.names:
             archive.parse("META-INF/manifest.xml", _Manifest())
@@ -639,7 +639,7 @@ def epub(data: bytes) -> Extracted:
     from driftline.tasks.extraction.html_pdf import add_html
 
     draft = Draft()
-    with _opened(data) as archive:
+    with _open_archive(data) as archive:
         book = _Package()
         archive.parse("META-INF/container.xml", book)
         archive.parse(book.package, book)

@@ -81,7 +81,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[_Reader] = []
+        self._idle: list[_ExtractorProcess] = []
 
     def ask(self, target: str, data: bytes) -> dict[str, Any]:
         """Return a process's response, or the reason why there is none."""
@@ -89,7 +89,7 @@ class _Pool:
         is_reused = process.has_answered
         answer = process.ask(target, data)
         if process.is_lost and is_reused:  # it may have been killed while idle, which is not this document's fault
-            process = _Reader()
+            process = _ExtractorProcess()
             answer = process.ask(target, data)
         if process.is_alive:
             with self._lock:
@@ -98,13 +98,13 @@ class _Pool:
             process.end()
         return answer
 
-    def _take(self) -> _Reader:
+    def _take(self) -> _ExtractorProcess:
         """Return an idle process that is alive, or a new one."""
         while True:
             with self._lock:
                 process = self._idle.pop() if self._idle else None
             if process is None:
-                return _Reader()
+                return _ExtractorProcess()
             if process.is_alive:
                 return process
             process.end()
@@ -117,7 +117,7 @@ class _Pool:
             process.end()
 
 
-class _Reader:
+class _ExtractorProcess:
     """A subprocess that extracts documents.
 
     It exits when its input is closed, so it never outlives its parent. ``has_answered`` is set after its first

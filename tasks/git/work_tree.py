@@ -18,7 +18,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.errors import redacted
+from driftline.storage.errors import without_secrets
 from driftline.storage.sources.git_isolation import (
     Repository,
     Running,
@@ -280,7 +280,7 @@ def _parse(tracked: bytes, dirty: bytes) -> pa.Table:
 
 
 def _without_credentials(url: str) -> str:
-    shown = redacted(url)
+    shown = without_secrets(url)
     return shown.partition("?")[0] if "://" in shown else shown
 
 

@@ -29,7 +29,7 @@ from driftline.storage.sources.source import FileInfo, Source, read_file, stat_f
 from driftline.tasks.definitions.outlines import definitions_in_worker
 from driftline.tasks.extraction.archives import OF_CONTENT, is_of_member, read_members, reason_in, without_opened
 from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_extracted, read_document, redacted
-from driftline.tasks.extraction.extractor_versions import UNOPENED, How, ends_mark, is_current
+from driftline.tasks.extraction.extractor_versions import UNOPENED, ReadSettings, ends_mark, is_current
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
@@ -203,7 +203,7 @@ class BatchSpec:
     changes: pa.Table
     dry_run: bool = False
     donations: Donations = field(default_factory=dict)
-    how: How = field(default_factory=lambda: How(DEFAULT_REDACTION, MAX_TEXT_BYTES))
+    how: ReadSettings = field(default_factory=lambda: ReadSettings(DEFAULT_REDACTION, MAX_TEXT_BYTES))
     container_only_paths: frozenset[str] = frozenset()
 
 
@@ -434,7 +434,7 @@ def _parts(text: str, most: int) -> Iterator[tuple[int, str]]:
 
 
 def _written(
-    held: _Texts,
+    batch: _Texts,
     context: TaskContext,
     piece: Piece,
     lines: SplitLines,
@@ -442,26 +442,26 @@ def _written(
     reporter: CountReporter,
 ) -> list[str]:
     """Embed a piece's lines and write them as fragments. Parts of texts get no definitions."""
-    chosen = [held.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
+    chosen = [batch.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
     parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in chosen])
     outlined = definitions_in_worker(parts, allowed=context.has_cores_to_spare)
     with watch.phase("embed"):
         vectors = context.embedder.embed(lines.text, np.float16)
     reporter.add(lines=len(lines))
     with watch.phase("outline"):
-        definitions: list[list[Definition]] = [[] for _ in held.readings]
+        definitions: list[list[Definition]] = [[] for _ in batch.readings]
         for at, found in zip(piece.documents.tolist(), joined(outlined()), strict=False):
             definitions[at] = found
     with watch.phase("write"):
-        anchors = [reading.extracted.anchors for reading in held.readings]
-        texts = [""] * len(held.readings)
+        anchors = [reading.extracted.anchors for reading in batch.readings]
+        texts = [""] * len(batch.readings)
         for at, text in zip(piece.documents.tolist(), piece.texts, strict=True):
             texts[at] = text
         columns = lines.doc_index, lines.line_number, lines.text
         given: dict[str, Any] = {"column_number": lines.column_number, "anchors": anchors, "texts": texts}
         given["first_line"] = piece.first_line
-        table = line_rows(held.entities, held.embedded, *columns, vectors, definitions, **given)
-        return context.workspace.lines(held.entities[0], context.model.fingerprint).write_fragments(table)
+        table = line_rows(batch.entities, batch.embedded, *columns, vectors, definitions, **given)
+        return context.workspace.lines(batch.entities[0], context.model.fingerprint).write_fragments(table)
 
 
 def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopwatch) -> list[pa.Table]:
@@ -499,7 +499,7 @@ class _Drafts:
     """
 
     fingerprint: str
-    how: How
+    how: ReadSettings
     container_only_paths: frozenset[str]
     donations: Donations = field(default_factory=dict)
     reusable: list[tuple[_Document, Donated]] = field(default_factory=list)

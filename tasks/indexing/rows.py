@@ -31,6 +31,13 @@ from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Branch, Workspace
 
+_Part = TypeVar("_Part", Definition, Anchor)
+MAX_DONORS = 20
+"""Maximum number of branches to search for donors, newest first; each costs a few requests."""
+_COLUMNS = ["path", "hash", "lines", "fingerprint", "reason", "extractor"]
+
+log = logging.getLogger(__name__)
+
 
 def line_rows(
     entities: Entity | Sequence[Entity],
@@ -54,7 +61,7 @@ def line_rows(
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
-    numbers = Numbers.of(doc_index, line_number, columns_of_lines)
+    numbers = RowPositions.of(doc_index, line_number, columns_of_lines)
     meaningless = pa.array(~vectors.any(axis=1))
     paths = [document.path for document in documents]
     names = [str(entities)] * len(paths) if isinstance(entities, Entity) else [str(entity) for entity in entities]
@@ -83,14 +90,14 @@ def line_rows(
     return pa.table(columns, schema=schema(dim))
 
 
-def _texts_of_lines(documents: int, numbers: Numbers, text: pa.StringArray) -> list[str]:
+def _texts_of_lines(documents: int, numbers: RowPositions, text: pa.StringArray) -> list[str]:
     bounds = np.searchsorted(numbers.document, np.arange(documents + 1)).tolist()
     lines, parts = numbers.line.tolist(), text.to_pylist()
     return [text_of_lines(lines[start:stop], parts[start:stop]) for start, stop in pairwise(bounds)]
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class RowPositions:
     """The positions of ``n`` rows, in order, as arrays ``(n,) int32``. ``starts`` holds the rows that start a block."""
 
     document: NDArray[np.int32]
@@ -99,7 +106,7 @@ class Numbers:
     starts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, doc_index: pa.Int32Array, line_number: pa.Int32Array, column_number: pa.Int32Array) -> Numbers:
+    def of(cls, doc_index: pa.Int32Array, line_number: pa.Int32Array, column_number: pa.Int32Array) -> RowPositions:
         """Number the rows.
 
         Each group of LINES_PER_BLOCK lines is one block, or several if it has more rows than that.
@@ -124,7 +131,7 @@ class Numbers:
 
 def blocks(
     paths: Sequence[str],
-    numbers: Numbers,
+    numbers: RowPositions,
     text: pa.StringArray,
     definitions: Sequence[Sequence[Definition]] | None = None,
 ) -> pa.StringArray:
@@ -157,7 +164,7 @@ def blocks(
 
 
 def outlines(
-    numbers: Numbers,
+    numbers: RowPositions,
     definitions: Sequence[Sequence[Definition]] | None,
     anchors: Sequence[Sequence[Anchor]] | None = None,
 ) -> pa.StringArray:
@@ -178,9 +185,6 @@ def outlines(
             inside = [each for each in inside if not each.first == each.last == line]
         known.append(encode(inside, anchored[document].get(line // LINES_PER_BLOCK, ())))
     return numbers.of_starts(pa.array(known, pa.string()))
-
-
-_Part = TypeVar("_Part", Definition, Anchor)
 
 
 def _by_block(parts: Sequence[_Part]) -> dict[int, list[_Part]]:
@@ -217,7 +221,7 @@ def extension(path: str) -> str:
     return posixpath.splitext(path)[1][1:].lower()
 
 
-def row_ids(entities: Sequence[str], paths: Sequence[str], numbers: Numbers) -> NDArray[np.int64]:
+def row_ids(entities: Sequence[str], paths: Sequence[str], numbers: RowPositions) -> NDArray[np.int64]:
     """Return ``(n,) int64`` ids derived from entity, path, line and column: stable across attempts and workers.
 
     Document hash and position are mixed as in splitmix64 (Steele et al., 2014).
@@ -230,13 +234,6 @@ def row_ids(entities: Sequence[str], paths: Sequence[str], numbers: Numbers) -> 
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
-
-
-log = logging.getLogger(__name__)
-
-MAX_DONORS = 20
-"""Maximum number of branches to search for donors, newest first; each costs a few requests."""
-_COLUMNS = ["path", "hash", "lines", "fingerprint", "reason", "extractor"]
 
 
 @dataclass(frozen=True, slots=True)

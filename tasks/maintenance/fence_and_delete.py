@@ -32,6 +32,12 @@ from driftline.storage.workspace.records import WorkspaceConfig, read_record
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.indexing.commit import finish_staged
 
+DELETE_BATCH = 1_000
+"""Objects per deletion: the limit of an S3 bulk request."""
+DELETE_ATTEMPTS = 5
+
+_audit = logging.getLogger("driftline.audit")
+
 
 @dataclass(slots=True)
 class Fence:
@@ -122,13 +128,6 @@ def unleased(scan: ReferenceScan, tenants: Iterable[Entity], skip: Callable[[str
             if lease_path(source) not in scan.leases or scan.leases[lease_path(source)].is_free
         }
     return idle, open_sources
-
-
-DELETE_BATCH = 1_000
-"""Objects per deletion: the limit of an S3 bulk request."""
-DELETE_ATTEMPTS = 5
-
-_audit = logging.getLogger("driftline.audit")
 
 
 def store_time(objects: ObjectStore, listing: Iterable[ObjectInfo], *, may_write: bool) -> datetime:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.documents import DocumentState
 from driftline.tasks.extraction.archives import OF_MEMBERS
-from driftline.tasks.extraction.extractor_versions import How, outdated
+from driftline.tasks.extraction.extractor_versions import ReadSettings, outdated
 
 LISTING_SCHEMA = pa.schema(
     [
@@ -53,7 +53,7 @@ CTIME_TICK_NS = 20_000_000
 FEW_INODES = 10
 """Up to this many files that differ only in the inode are always read, however large their share of the listing."""
 
-_AS_TEXT = How()
+_AS_TEXT = ReadSettings()
 DELETED_SCHEMA = pa.schema([("path", pa.string()), *_KEPT])
 SKIPPED_SCHEMA = pa.schema([("path", pa.string()), ("reason", pa.string())])
 
@@ -83,7 +83,7 @@ def diff(
     *,
     now_ns: int,
     full: bool = False,
-    how: How = _AS_TEXT,
+    how: ReadSettings = _AS_TEXT,
 ) -> Diff:
     """Compare ``listing`` (LISTING_SCHEMA) with ``manifest`` (MANIFEST_SCHEMA), each with unique paths.
 

@@ -28,7 +28,7 @@ _BLANK = re.compile(r"(\s)")  # gitignore strips whitespace at the end of a patt
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class NamedFiles:
     """Files below ``folder`` (as given, with ``~`` expanded): ``file``, or all files that pass ``rules``."""
 
     folder: str
@@ -36,16 +36,16 @@ class Selection:
     rules: Rules = field(default_factory=Rules)
 
 
-def select(named: str) -> Selection:
+def select(named: str) -> NamedFiles:
     """Return the selection for a name; an existing file's name is never a glob. Raises SourceNotFound, UsageError."""
     if not named:
         raise UsageError("A file name is empty", fix="Specify files, folders or globs; '.' is the current folder.")
     path = os.path.expanduser(named)
     if os.path.isdir(path):
-        return Selection(path)
+        return NamedFiles(path)
     if os.path.lexists(path):
         folder, _, name = path.rpartition("/")
-        return Selection(folder or ("/" if path.startswith("/") else "."), name)
+        return NamedFiles(folder or ("/" if path.startswith("/") else "."), name)
     magic = _MAGIC.search(path)
     folder, slash, _ = path[: magic.start() if magic else 0].rpartition("/")
     base = folder or slash or "."
@@ -59,7 +59,7 @@ def select(named: str) -> Selection:
     exclude = () if any("**" in each for each in steps) else ("/" + "*/" * max(map(len, steps)),)
     rules = Rules(include=include, exclude=exclude)
     rules.check()
-    return Selection(base, rules=rules)
+    return NamedFiles(base, rules=rules)
 
 
 def is_glob(named: str) -> bool:
@@ -93,7 +93,7 @@ def files_named(
                 yield path
 
 
-def _files(named: str, selection: Selection, on_skip: Callable[[str, SkipReason], None]) -> Iterator[str]:
+def _files(named: str, selection: NamedFiles, on_skip: Callable[[str, SkipReason], None]) -> Iterator[str]:
     prefix = "" if selection.folder == "." else selection.folder.rstrip("/") + "/"
     if selection.file is not None:
         yield prefix + selection.file

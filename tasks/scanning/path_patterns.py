@@ -47,7 +47,7 @@ _CLASSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class PathPattern:
     """A pattern: ``regex`` must match an entry's whole path, without a trailing slash.
 
     ``negated`` patterns (``!``) include paths that an earlier pattern excluded. ``only_folders`` is set by a trailing
@@ -61,7 +61,7 @@ class Pattern:
 
 
 @lru_cache(maxsize=8_192)
-def translate(line: bytes, base: str = "") -> Pattern | None:
+def translate(line: bytes, base: str = "") -> PathPattern | None:
     """Translate a line to a pattern relative to ``base`` (a folder: "" or with a trailing slash).
 
     Returns None for comments, blank lines, and patterns that can match nothing.
@@ -84,7 +84,7 @@ def translate(line: bytes, base: str = "") -> Pattern | None:
         return None
     head = f"^{_escaped(base.encode())}(?:.*/)?" if anywhere else f"^{_escaped(base.encode())}"
     needle = _needle(text[:literal], text[text.rfind(b"]") + 1 :])
-    return Pattern(head + _escaped(text[:literal]) + rest, negated, only_folders, needle)
+    return PathPattern(head + _escaped(text[:literal]) + rest, negated, only_folders, needle)
 
 
 def _needle(beginning: bytes, after_brackets: bytes) -> bytes:
@@ -324,7 +324,7 @@ class PatternList:
         self.apply(paths, verdict, folders=folders)
         return verdict
 
-    def _runs(self, patterns: Sequence[Pattern], end: Callable[[Pattern], str | None]) -> list[_Run]:
+    def _runs(self, patterns: Sequence[PathPattern], end: Callable[[PathPattern], str | None]) -> list[_Run]:
         """Group consecutive patterns of the same sign, as expressions, each with its needles."""
         runs: list[_Run] = []
         for pattern in patterns:
@@ -438,11 +438,11 @@ def read_ignore_file(data: bytes) -> list[bytes]:
     return [line.removesuffix(b"\r") for line in data.removeprefix(codecs.BOM_UTF8).split(b"\n")]
 
 
-def _file_end(*, descendants: bool) -> Callable[[Pattern], str | None]:
+def _file_end(*, descendants: bool) -> Callable[[PathPattern], str | None]:
     if descendants:
         return lambda pattern: r"/.*\z" if pattern.only_folders else r"(?:/.*)?\z"
     return lambda pattern: None if pattern.only_folders else r"\z"
 
 
-def _folder_end(*, descendants: bool) -> Callable[[Pattern], str]:
+def _folder_end(*, descendants: bool) -> Callable[[PathPattern], str]:
     return lambda pattern: r"(?:/.*)?\z" if descendants else r"\z"

@@ -38,9 +38,9 @@ from driftline.storage.sources.source import FileInfo, RepositorySource, Source,
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
-from driftline.tasks.extraction.archives import Member, Opened, is_of_member, members_of, opened_mark
+from driftline.tasks.extraction.archives import Member, OpenedArchive, is_of_member, members_of, opened_mark
 from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT
-from driftline.tasks.extraction.extractor_versions import How
+from driftline.tasks.extraction.extractor_versions import ReadSettings
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.git.work_tree import TrackedFiles, clean_blobs, find_work_tree
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA, Diff, classify, diff, is_inside, joined
@@ -95,10 +95,12 @@ class ScanSpec:
         return largest_document(self.max_file_bytes, self.max_document_bytes)
 
     @property
-    def how(self) -> How:
+    def how(self) -> ReadSettings:
         """How the run reads files; if the settings changed, it lists each archive's members again."""
         settings = self.rules, self.max_file_bytes, self.max_document_bytes, self.claims
-        return How(self.redaction, self.most_bytes, opened_mark(settings) if self.archives else "", self.outputs)
+        return ReadSettings(
+            self.redaction, self.most_bytes, opened_mark(settings) if self.archives else "", self.outputs
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class ScanResult:
     complete: bool
     seconds: float = 0.0
     too_large: Mapping[str, int] = field(default_factory=dict)
-    opened: Mapping[str, Opened] = field(default_factory=dict)
+    opened: Mapping[str, OpenedArchive] = field(default_factory=dict)
     container_only_paths: frozenset[str] = frozenset()
 
 
@@ -207,7 +209,7 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
     inside, files = manifest.filter(of_members), manifest.filter(pc.invert(of_members))
     how, full = spec.how, spec.full
     result = diff(table, files, spec.fingerprint, now_ns=now_ns, full=full, how=how)
-    opened: dict[str, Opened] = {}
+    opened: dict[str, OpenedArchive] = {}
     listed = len(table)
     if spec.archives or len(inside):
         members, inside, opened = _open(spec, listing, table, result, inside)
@@ -215,7 +217,7 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
         result, listed = joined(result, changes), listed + len(members)
     skipped = pa.concat_tables([listing.skipped_table(), result.skipped]).cast(SKIPPED_SCHEMA)
     sizes = dict(zip(large["path"].to_pylist(), large["size_bytes"].to_pylist(), strict=True))
-    container_only_paths = _carriers(spec, table["path"]) if spec.archives and spec.rules.include else frozenset()
+    container_only_paths = _container_only(spec, table["path"]) if spec.archives and spec.rules.include else frozenset()
     return ScanResult(
         result,
         skipped.sort_by("path"),
@@ -253,7 +255,7 @@ def is_container(path: str) -> bool:
     return INSIDE not in path and re.search(NAMED_LIKE_ARCHIVE, path) is not None
 
 
-def _carriers(spec: ScanSpec, paths: pa.ChunkedArray) -> frozenset[str]:
+def _container_only(spec: ScanSpec, paths: pa.ChunkedArray) -> frozenset[str]:
     named = pa.array([path for path in paths.to_pylist() if is_container(path)], pa.string())
     left_out = Matcher(replace(spec.rules, archives=False)).excluded(named)
     return frozenset(named.filter(pa.array(left_out)).to_pylist())
@@ -261,7 +263,7 @@ def _carriers(spec: ScanSpec, paths: pa.ChunkedArray) -> frozenset[str]:
 
 def _open(
     spec: ScanSpec, listing: Listing, table: pa.Table, result: Diff, inside: pa.Table
-) -> tuple[pa.Table, pa.Table, dict[str, Opened]]:
+) -> tuple[pa.Table, pa.Table, dict[str, OpenedArchive]]:
     """Return the members of archives in ``table`` (LISTING_SCHEMA), and their manifest rows.
 
     New and changed archives are read. Members of unchanged archives come from the manifest rows ``inside``; members of
@@ -272,7 +274,7 @@ def _open(
     there = {path for path in table["path"].to_pylist() if is_container(path)} if spec.archives else set[str]()
     containers = pa.array([container_of(path) for path in inside["path"].to_pylist()], pa.string())
     unchanged = inside.filter(pc.is_in(containers, pa.array(sorted(there - changed), pa.string())))
-    found, opened, unread = list[Member](), dict[str, Opened](), list[str]()
+    found, opened, unread = list[Member](), dict[str, OpenedArchive](), list[str]()
     for path in sorted(changed):
         try:
             data = spec.source.read(path)
@@ -281,9 +283,9 @@ def _open(
             continue
         try:
             found += members_of(path, data)
-            opened[path] = Opened(content_hash(data))
+            opened[path] = OpenedArchive(content_hash(data))
         except Refused as refused:
-            opened[path] = Opened(content_hash(data), refused.reason)
+            opened[path] = OpenedArchive(content_hash(data), refused.reason)
     new = _admitted(spec, listing, found, table["path"])
     unknown = [0] * len(new)
     rows = [[each.path for each in new], [each.size_bytes for each in new], unknown, [each.etag for each in new]]

@@ -26,7 +26,7 @@ from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,
     CandidateLines,
-    Document,
+    DocumentVersion,
     FoundLine,
     Neighbourhood,
     Weights,
@@ -58,7 +58,7 @@ class Candidates:
     words: Sequence[str]
     names: Sequence[str]
     places: Sequence[tuple[str, int | None]]
-    documents: Sequence[Document]
+    documents: Sequence[DocumentVersion]
     lines: CandidateLines
     column: NDArray[np.int64]
     texts: Sequence[str]
@@ -210,7 +210,7 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
     )
 
 
-def _positions(subset: Sequence[Document], documents: Sequence[Document]) -> NDArray[np.int64]:
+def _positions(subset: Sequence[DocumentVersion], documents: Sequence[DocumentVersion]) -> NDArray[np.int64]:
     """Return the position in ``documents`` of each document in ``subset``, as ``(n,)``."""
     position = {document: at for at, document in enumerate(documents)}
     return np.fromiter((position[document] for document in subset), np.int64, len(subset))
@@ -221,7 +221,7 @@ def _row_keys(document: NDArray[np.int64], number: NDArray[np.int64], column: ND
     return document << 47 | number << 16 | column
 
 
-def _documents(rows: pa.Table) -> list[Document]:
+def _documents(rows: pa.Table) -> list[DocumentVersion]:
     return list(zip(*(rows[name].to_pylist() for name in ("entity", "path", "hash")), strict=True))
 
 

@@ -19,7 +19,7 @@ from driftline.storage.documents import content_hash
 from driftline.storage.entities import Boundary, Entity, is_allowed, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, UsageError
 from driftline.storage.globs import is_unicode
-from driftline.storage.lance.retries import without_panic
+from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.line_filter import normalise
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import LINES_PER_BLOCK

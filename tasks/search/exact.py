@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.lance.retries import without_panic
+from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition, parts_of_name
@@ -82,7 +82,7 @@ bucket, where reading some of them takes as long as reading one."""
 _IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
 """The start of an import line, in the languages that Driftline parses."""
 
-Document = tuple[str, str]
+DocumentKey = tuple[str, str]
 """Entity and path."""
 
 
@@ -120,7 +120,7 @@ class IndexedDocument(NamedTuple):
     table: int
 
     @property
-    def key(self) -> Document:
+    def key(self) -> DocumentKey:
         """The entity and path that identify it."""
         return self.entity, self.path
 
@@ -158,7 +158,7 @@ class ExactFinder:
     late: Callable[[], bool]
     order: Callable[[str, str], int]
     chosen: Callable[[list[IndexedDocument]], Iterator[IndexedDocument]]
-    documents: frozenset[Document] | None = None
+    documents: frozenset[DocumentKey] | None = None
     max_packs: int | None = None
     cut: bool = False
     read: int = 0
@@ -369,7 +369,7 @@ class ExactSearch:
             for names in (self.terms.definitions, self.terms.uses, self.terms.inside)
         )
         required = [frozenset(found) for found in (*defined, *inside)]
-        documents = frozenset[Document].intersection(*required) if required else None
+        documents = frozenset[DocumentKey].intersection(*required) if required else None
         homes = {document for found in used for document in found}
         order = _nearness(homes, self._importing()) if used else _by_importance
         for document, of_patterns in self._matching(order, documents, defined or inside):
@@ -389,7 +389,7 @@ class ExactSearch:
             if kept:
                 yield document, kept
 
-    def _importing(self) -> set[Document]:
+    def _importing(self) -> set[DocumentKey]:
         """Return the most important documents that import one of the used names, within the limits."""
         if self.max_packs is not None:
             return set()
@@ -404,8 +404,8 @@ class ExactSearch:
     def _matching(
         self,
         order: Callable[[str, str], int],
-        documents: frozenset[Document] | None,
-        defined: Sequence[Mapping[Document, Sequence[tuple[IndexedDocument, Definition]]]],
+        documents: frozenset[DocumentKey] | None,
+        defined: Sequence[Mapping[DocumentKey, Sequence[tuple[IndexedDocument, Definition]]]],
     ) -> Iterator[tuple[IndexedDocument, list[set[int]]]]:
         """Yield documents with the lines that match each pattern; without patterns, the lines of the definitions."""
         if self.patterns:
@@ -435,10 +435,10 @@ class ExactSearch:
                 found.sort(key=itemgetter(0, 1, 2))
             return [*self._chosen([document for *_, document in found])]
 
-    def _defined(self, name: str) -> dict[Document, list[tuple[IndexedDocument, Definition]]]:
+    def _defined(self, name: str) -> dict[DocumentKey, list[tuple[IndexedDocument, Definition]]]:
         """Return the code definitions of a name, keyed by document. Case-sensitive, like uses."""
         parts = parts_of_name(name)
-        found: dict[Document, list[tuple[IndexedDocument, Definition]]] = {}
+        found: dict[DocumentKey, list[tuple[IndexedDocument, Definition]]] = {}
         for table, query in enumerate(self.tables):
             for entity, path, digest, definition in query.definitions(name):
                 if definition.is_code and parts_of_name(definition.name)[-len(parts) :] == parts:
@@ -514,7 +514,7 @@ class ExactSearch:
         """Return matching lines in windows that match the request's query, then all other matching lines."""
         with self.timers.timed("exact"):
             lines, counts = self.first(MAX_RANKED)
-        of_document: dict[Document, list[Line]] = {}
+        of_document: dict[DocumentKey, list[Line]] = {}
         for document, number in lines:
             of_document.setdefault(document.key, []).append((document, number))
         if not lines:
@@ -613,7 +613,7 @@ def _window(document: IndexedDocument, number: int = 0) -> Window:
     return Window(document.entity, document.path, document.hash, number, 0.0, "", 0.0, first=number, last=number)
 
 
-def _nearness(homes: Set[Document], importing: Set[Document]) -> Callable[[str, str], int]:
+def _nearness(homes: Set[DocumentKey], importing: Set[DocumentKey]) -> Callable[[str, str], int]:
     """Return a document sort key: where a name is defined, the same folders, files that import it, then the rest."""
     folders = {(entity, posixpath.dirname(path)) for entity, path in homes}
 
@@ -634,7 +634,7 @@ def _scored(hit: Hit, by_words: Hit | None) -> Hit:
     return replace(hit, **values)
 
 
-def _these(workspace: Workspace, documents: Iterable[Document]) -> LineFilter:
+def _these(workspace: Workspace, documents: Iterable[DocumentKey]) -> LineFilter:
     """Return a filter for only these documents."""
     of_source: dict[str, list[str]] = {}
     for entity, path in documents:

@@ -20,11 +20,11 @@ from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.request import FILTERS, WILDCARD, SearchFilter, extensions_of
 
-Kind = Literal["file", "folder", "either"]
+PathKind = Literal["file", "folder", "either"]
 """What names refer to: documents, folders with everything below them, or both kinds."""
 
 
-def where_named(workspace: Workspace, names: Iterable[str], kind: Kind = "either") -> LineFilter:
+def where_named(workspace: Workspace, names: Iterable[str], kind: PathKind = "either") -> LineFilter:
     """Return a filter for the documents that ``names`` refer to.
 
     Names are files and folders on this machine (including links, and folders that contain sources), URIs, or paths

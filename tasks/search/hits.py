@@ -34,7 +34,7 @@ from driftline.storage.lines.packs import lines_of
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.redaction import holds_redacted, redact, redact_lines
 from driftline.storage.sources.source import Source, known_source
-from driftline.storage.workspace.stats import html_table
+from driftline.storage.workspace.records import html_table
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.links import Links, SourceRecords, find_links

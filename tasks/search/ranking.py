@@ -120,7 +120,7 @@ class CandidateLines:
     number: NDArray[np.int64]
 
 
-Document = tuple[str, str, str]
+DocumentVersion = tuple[str, str, str]
 """Entity, path and hash."""
 
 
@@ -132,7 +132,7 @@ class FoundLine(NamedTuple):
     enclosing definition, if it is ``outlined``.
     """
 
-    document: Document
+    document: DocumentVersion
     number: int
     column: int
     text: str
@@ -470,7 +470,7 @@ def merge_windows(rows: Iterable[FoundLine], max_gap: int, limit: int, across: f
     that starts shortly after the start of its definition, or ends shortly before its end, is extended to it.
     """
     windows: list[Window] = []
-    of_document: dict[Document, list[Window]] = {}
+    of_document: dict[DocumentVersion, list[Window]] = {}
     for row in rows:
         known = of_document.setdefault(row.document, [])
         line = row.number

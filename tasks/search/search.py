@@ -22,14 +22,14 @@ from driftline.storage.defaults import DEFAULT_N_LINES, FALLBACK_THRESHOLD, Stra
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
-from driftline.storage.lance.retries import without_panic
+from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored, nearest_blocks
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.tokenizer import keywords, normalize_query
 from driftline.storage.option_table import from_keywords
 from driftline.storage.shared_cache import SharedCache
-from driftline.storage.workspace.stats import html_table
+from driftline.storage.workspace.records import html_table
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.search.facets import Facets, Match, counted

@@ -24,7 +24,7 @@ from driftline.storage.entities import TEMPLATE, Entity, entity_of
 from driftline.storage.json_records import from_json, to_json
 from driftline.storage.layout import FLEET
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.hosts import Repository
+from driftline.storage.sources.hosts import HostedRepository
 from driftline.storage.workspace.fleet_state import FleetFile
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.git_server import Checkout, GitServer, Reply, running_git_server
@@ -113,7 +113,7 @@ def multiply(workspace: Path, count: int) -> None:
     assert record is not None
     repositories = {first.listed.id: first}
     for number in range(1, count):
-        listed = Repository(str(number), f"acme/r{number}", "main", PUSHED)
+        listed = HostedRepository(str(number), f"acme/r{number}", "main", PUSHED)
         entity, uri = entity_of(TEMPLATE, *listed.naming, ()), first.uri.replace("r0.git", f"r{number}.git")
         repositories[listed.id] = replace(first, listed=listed, entity=entity, uri=uri, stamp=listed.stamp)
         path = f"{Entity.parse(entity).directory}/_source.json"

@@ -27,7 +27,7 @@ from driftline.flows.config.memory_settings import MemoryConfiguration, find_mem
 from driftline.flows.memory_backend import HierarchicalLTMBackend
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.verify import VerifyRequest, verify_workspace
+from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace
 from driftline.storage.errors import BadEntity, BadEntry, CatalogError, DriftlineError
 from driftline.storage.memory.catalog import entry_writes
 from driftline.storage.memory.store import MemoryItem

@@ -124,7 +124,7 @@ def rewrite(store: ObjectStore, **owner: object) -> None:
 
 
 def held_by_another_host(store: ObjectStore, ttl_seconds: float = 60.0) -> None:
-    acquire(store, PATH, "run-far", ttl_seconds=ttl_seconds).abandon()
+    acquire(store, PATH, "run-far", ttl_seconds=ttl_seconds).leave_held()
     rewrite(store, host="far-away", boot_id="another boot", pid=1)
 
 
@@ -188,13 +188,13 @@ def test_a_killed_holder_on_this_host_is_replaced_at_once(disk: ObjectStore) -> 
 
 
 def test_a_reused_pid_does_not_hold_a_lease(disk: ObjectStore) -> None:
-    acquire(disk, PATH, "run-1").abandon()
+    acquire(disk, PATH, "run-1").leave_held()
     rewrite(disk, start_time="1")
     assert acquire(disk, PATH, "run-2").taken_over
 
 
 def test_a_pid_of_another_boot_or_container_proves_nothing(disk: ObjectStore) -> None:
-    acquire(disk, PATH, "run-1").abandon()
+    acquire(disk, PATH, "run-1").leave_held()
     rewrite(disk, boot_id="another boot", pid=2**22 + 1)
     with pytest.raises(LeaseHeld):
         acquire(disk, PATH, "run-2")
@@ -308,7 +308,7 @@ lease = acquire(ObjectStore.open(sys.argv[1]), sys.argv[2], "run-child")
 getattr(lease, sys.argv[3])()
 """
     (tmp_path / "tmp").mkdir()
-    for end, left in (("release", 0), ("abandon", 1)):
+    for end, left in (("release", 0), ("leave_held", 1)):
         subprocess.run(
             [sys.executable, "-c", program, disk.uri, PATH, end],
             check=True,
@@ -324,7 +324,7 @@ def test_without_a_writable_folder_leases_work_without_proof_of_death(
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", fail)
-    monkeypatch.setattr(liveness._process, "own", None)
+    monkeypatch.setattr(liveness._process, "file", None)
     with acquire(disk, PATH, "run-1"):
         assert lease_file(disk)["owner"]["liveness_file"] == ""
     assert liveness.read(f"{os.getuid()}-{'a' * 16}") is Liveness.UNKNOWN
@@ -332,13 +332,13 @@ def test_without_a_writable_folder_leases_work_without_proof_of_death(
 
 def test_old_liveness_files_of_dead_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(liveness._process, "own", None)
+    monkeypatch.setattr(liveness._process, "file", None)
     folder = tmp_path / f"driftline-{os.getuid()}"
     folder.mkdir()
     for number, age in enumerate((10, liveness.FORGOTTEN_AFTER_SECONDS + 60)):
         (folder / f"{number:016x}").touch()
         os.utime(folder / f"{number:016x}", (time.time() - age,) * 2)
-    mine = liveness.own_file_name().partition("-")[2]
+    mine = liveness.liveness_file_name().partition("-")[2]
     assert sorted(path.name for path in folder.iterdir()) == sorted([f"{0:016x}", mine])
     assert liveness.read(f"{os.getuid()}-{mine}") is Liveness.ALIVE
 
@@ -398,7 +398,7 @@ def test_a_holder_renews_for_longer_than_its_ttl(store: ObjectStore) -> None:
 
 def test_an_abandoned_lease_stays_held_and_warns_its_next_holder(disk: ObjectStore) -> None:
     with acquire(disk, PATH, "run-1", ttl_seconds=0.4) as first:
-        first.abandon()
+        first.leave_held()
     assert lease_file(disk)["state"] == "held"
     with pytest.raises(LeaseLost):
         first.check()

@@ -9,7 +9,7 @@ import pytest
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, UsageError
-from driftline.storage.layout import TOKENS, Kind, parse_name
+from driftline.storage.layout import TOKENS, ObjectKind, parse_name
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.tokens import create_token, read_tokens, revoke_token, token_hash
 from driftline.storage.workspace.workspace import Workspace
@@ -27,7 +27,7 @@ def test_a_token_is_kept_as_a_hash(workspace: Workspace) -> None:
     assert read == record
     assert (read.boundary, read.scopes, read.hash) == (within, ("search", "memory"), token_hash(token))
     assert token.encode() not in workspace.objects.get(TOKENS)
-    assert parse_name(TOKENS).kind is Kind.PERMANENT
+    assert parse_name(TOKENS).kind is ObjectKind.PERMANENT
 
 
 def test_a_revoked_token_is_gone(workspace: Workspace) -> None:

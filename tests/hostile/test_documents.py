@@ -252,22 +252,22 @@ def echoed(text: str) -> str:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, readers: None) -> list[process._Reader]:
+def started(monkeypatch: pytest.MonkeyPatch, readers: None) -> list[process._ExtractorProcess]:
     """A list of the reader processes started by a test."""
-    found: list[process._Reader] = []
+    found: list[process._ExtractorProcess] = []
 
-    class Started(process._Reader):
+    class Started(process._ExtractorProcess):
         def __init__(self) -> None:
             super().__init__()
             found.append(self)
 
-    monkeypatch.setattr(process, "_Reader", Started)
+    monkeypatch.setattr(process, "_ExtractorProcess", Started)
     return found
 
 
 @pytest.mark.parametrize("interrupted", ["_send", "_received"])
 def test_a_late_answer_is_not_given_to_another_document(
-    interrupted: str, started: list[process._Reader], monkeypatch: pytest.MonkeyPatch
+    interrupted: str, started: list[process._ExtractorProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert echoed("first") == "first"
 
@@ -282,7 +282,7 @@ def test_a_late_answer_is_not_given_to_another_document(
     assert [each.is_alive for each in started] == [False, True]
 
 
-def test_a_process_killed_while_idle_fails_no_document(started: list[process._Reader]) -> None:
+def test_a_process_killed_while_idle_fails_no_document(started: list[process._ExtractorProcess]) -> None:
     echoed("first")
     started[0]._process.kill()
     started[0]._process.wait()
@@ -290,14 +290,14 @@ def test_a_process_killed_while_idle_fails_no_document(started: list[process._Re
     assert len(started) == 2
 
 
-def test_a_reused_process_that_dies_says_nothing_of_a_document(started: list[process._Reader]) -> None:
+def test_a_reused_process_that_dies_says_nothing_of_a_document(started: list[process._ExtractorProcess]) -> None:
     assert [extract_apart("bad_readers:once", text)["text"] for text in (b"a", b"b")] == ["a", "b"]
     assert [each.is_alive for each in started] == [False, True]
 
 
 @pytest.mark.parametrize(("name", "processes"), [("die", 2), ("spin", 1)])
 def test_a_document_that_kills_its_process_is_retried_at_most_once(
-    name: str, processes: int, started: list[process._Reader]
+    name: str, processes: int, started: list[process._ExtractorProcess]
 ) -> None:
     echoed("first")
     with pytest.raises(Refused):

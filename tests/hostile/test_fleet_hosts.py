@@ -14,8 +14,8 @@ import pytest
 
 from driftline.storage.errors import DriftlineError, UsageError
 from driftline.storage.sources import discovery
-from driftline.storage.sources.discovery import READING, Listing, Page, Selection, discover
-from driftline.storage.sources.hosts import Host, Repository
+from driftline.storage.sources.discovery import READING, FleetSelection, HostListing, KnownPage, discover
+from driftline.storage.sources.hosts import Host, HostedRepository
 from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.host_api import HostApi, Hosted, moved
 from tests.support.fleets import Fleet
@@ -38,7 +38,7 @@ def elsewhere(tmp_path: Path) -> Iterator[GitServer]:
         yield server
 
 
-def look(api: HostApi) -> Listing:
+def look(api: HostApi) -> HostListing:
     return discover(Host("github", f"http://{api.server.host}", "acme", "org", "TOKEN"), environ=TOKEN, sleep=abs)
 
 
@@ -101,7 +101,7 @@ def test_a_path_that_leads_elsewhere_is_not_a_repository(api: HostApi, path: Any
     listing = look(api)
     assert ([*listing.repositories], listing.is_complete) == (["1"], False)
     with pytest.raises((UsageError, TypeError)):
-        Host("github", "https://host", "acme", "org").uri(Repository("2", path))
+        Host("github", "https://host", "acme", "org").uri(HostedRepository("2", path))
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ def test_an_unchanged_page_that_was_never_sent_is_an_error(api: HostApi) -> None
     api.faults = [lambda _: (304, {}, b"")]
     assert not look(api).is_complete
     first = f"http://{api.server.host}/api/v3/orgs/acme/repos?per_page=100&type=all&sort=created&direction=asc"
-    forged = (Page(first, '"etag"', "http://evil.example/", ("1",), reading=READING),)
+    forged = (KnownPage(first, '"etag"', "http://evil.example/", ("1",), reading=READING),)
     api.faults = [lambda _: (304, {}, b"")]
     host = Host("github", f"http://{api.server.host}", "acme", "org", "TOKEN")
-    listing = discover(host, {"1": Repository("1", "acme/r1")}, forged, environ=TOKEN, sleep=abs)
+    listing = discover(host, {"1": HostedRepository("1", "acme/r1")}, forged, environ=TOKEN, sleep=abs)
     assert "another host" in str(listing.failure)
 
 
@@ -232,4 +232,4 @@ print(len(listing.repositories), listing.is_complete, peak)
 
 def test_globs_of_a_fleet_that_match_nothing_are_refused() -> None:
     with pytest.raises(UsageError):
-        Selection(include=("!acme",)).reasons()
+        FleetSelection(include=("!acme",)).reasons()

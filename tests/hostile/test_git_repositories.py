@@ -121,14 +121,14 @@ def test_huge_folders_are_refused_before_all_of_them_are_read(
     ]
     new = publish(folder, tree(folder, *(("40000", b"%d" % number, each) for number, each in enumerate(levels))))
     read: list[int] = []
-    original = repository._Reader._read
+    original = repository._CatFile._read
 
     def counted(self: Any, requests: Any, kind: Any) -> Any:
         found = original(self, requests, kind)
         read.extend(len(each.data) for each in found if each is not None)
         return found
 
-    monkeypatch.setattr(repository._Reader, "_read", counted)
+    monkeypatch.setattr(repository._CatFile, "_read", counted)
     monkeypatch.setattr(repository, "_FOLDERS_AT_ONCE_BYTES", 50_000)
     commit_tree = CommitTree(uri, new)
     with monkeypatch.context() as patch:

@@ -17,7 +17,7 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
-from driftline.storage.errors import StorageError, has_query, may_hold_secret, redacted
+from driftline.storage.errors import StorageError, has_query, may_hold_secret, without_secrets
 from driftline.storage.memory.catalog import database
 from driftline.storage.memory.store import MemoryStore
 
@@ -216,7 +216,7 @@ def test_the_origin_of_a_repository(location: Path, watch: Watch, tiny_model: Pa
     ],
 )
 def test_redaction_of_sample_lines(text: str, expected: str) -> None:
-    assert redacted(text) == expected
+    assert without_secrets(text) == expected
     assert str(StorageError(text)) == expected
 
 

@@ -75,9 +75,9 @@ def ci(
 ) -> Iterator[Driftline]:
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from driftline.flows.ci import deployment_runs
+    from driftline.flows.scheduling import deployments
 
-    monkeypatch.setattr(deployment_runs, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(deployments, "POLL_SECONDS", 0.1)
     monkeypatch.setenv("CI", "true")
     monkeypatch.setenv("CI_COMMIT_SHA", COMMIT)
     monkeypatch.chdir(tmp_path)

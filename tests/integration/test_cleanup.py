@@ -335,7 +335,7 @@ def lease_of_the_dead(corner: Corner, monkeypatch: pytest.MonkeyPatch) -> Lease:
         dead = ProcessIdentity(here.host, here.boot_id, (1 << 23) + 77, "0")
         patch.setattr(ProcessIdentity, "current", lambda: dead)
         lease = acquire(corner.workspace.objects, lease_path(ENTITY), "paused")
-        lease.abandon()
+        lease.leave_held()
     return lease
 
 

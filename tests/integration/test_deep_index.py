@@ -13,7 +13,7 @@ import pytest
 import driftline as dl
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.verify import VerifyRequest, verify_workspace
+from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.errors import MissingExtra, UsageError
 from driftline.storage.lines.definition_table import DeepTable, schema

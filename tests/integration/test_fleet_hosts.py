@@ -24,8 +24,16 @@ from driftline.flows.web.authentication import Authentication, TrustedProxy
 from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.errors import AccessDenied, SourceConflict, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import discovery, hosts
-from driftline.storage.sources.discovery import Listing, Page, RateLimit, Selection, discover, open_pulls, readers_of
-from driftline.storage.sources.hosts import Host, Repository
+from driftline.storage.sources.discovery import (
+    FleetSelection,
+    HostListing,
+    HostWaits,
+    KnownPage,
+    discover,
+    open_pulls,
+    readers_of,
+)
+from driftline.storage.sources.hosts import Host, HostedRepository
 from driftline.storage.workspace.fleet_state import read_fleets, readable_by_login
 from tests.servers.git_server import Checkout, GitServer, Reply, git
 from tests.servers.host_api import PREFIXES, HostApi, Hosted, answering, failing, moved, throttled
@@ -55,7 +63,7 @@ def host_of(api: HostApi, **options: Any) -> Host:
     return Host(provider, f"http://{api.server.host}", "acme", kind, **options)
 
 
-def look(api: HostApi, last: Listing | None = None, **options: Any) -> tuple[Listing, list[float]]:
+def look(api: HostApi, last: HostListing | None = None, **options: Any) -> tuple[HostListing, list[float]]:
     """List a host and return the listing and the seconds waited."""
     waits: list[float] = []
     known, pages = (last.repositories, last.pages) if last is not None else ({}, ())
@@ -120,21 +128,21 @@ def test_a_redirect_on_the_same_host_is_followed(api: HostApi, git_server: GitSe
 @pytest.mark.parametrize(
     ("selection", "chosen"),
     [
-        (Selection(), {"acme/app", "acme/old", "acme/deep/lib", "acme/copy"}),
-        (Selection(include=("acme/*",)), {"acme/app", "acme/old", "acme/copy"}),
-        (Selection(exclude=("lib",)), {"acme/app", "acme/old", "acme/copy"}),
-        (Selection(archived=False, forks=False), {"acme/app", "acme/deep/lib"}),
-        (Selection(topics=("Search",)), {"acme/app"}),
-        (Selection(visibility=("public",)), {"acme/app"}),
-        (Selection(max_size_bytes=4096), {"acme/app", "acme/old", "acme/copy"}),
+        (FleetSelection(), {"acme/app", "acme/old", "acme/deep/lib", "acme/copy"}),
+        (FleetSelection(include=("acme/*",)), {"acme/app", "acme/old", "acme/copy"}),
+        (FleetSelection(exclude=("lib",)), {"acme/app", "acme/old", "acme/copy"}),
+        (FleetSelection(archived=False, forks=False), {"acme/app", "acme/deep/lib"}),
+        (FleetSelection(topics=("Search",)), {"acme/app"}),
+        (FleetSelection(visibility=("public",)), {"acme/app"}),
+        (FleetSelection(max_size_bytes=4096), {"acme/app", "acme/old", "acme/copy"}),
     ],
 )
-def test_a_selection_narrows_what_a_host_lists(selection: Selection, chosen: set[str]) -> None:
+def test_a_selection_narrows_what_a_host_lists(selection: FleetSelection, chosen: set[str]) -> None:
     found = [
-        hosts.Repository("1", "acme/app", visibility="public", topics=("search",)),
-        hosts.Repository("2", "acme/old", archived=True, size_bytes=4096),
-        hosts.Repository("3", "acme/deep/lib", size_bytes=4097),
-        hosts.Repository("4", "acme/copy", fork=True),
+        hosts.HostedRepository("1", "acme/app", visibility="public", topics=("search",)),
+        hosts.HostedRepository("2", "acme/old", archived=True, size_bytes=4096),
+        hosts.HostedRepository("3", "acme/deep/lib", size_bytes=4097),
+        hosts.HostedRepository("4", "acme/copy", fork=True),
     ]
     why_not = selection.reasons()
     assert {each.path for each in found if not why_not(each)} == chosen
@@ -144,7 +152,7 @@ def test_a_selection_narrows_what_a_host_lists(selection: Selection, chosen: set
 def test_a_pull_request_is_closed_only_if_the_host_says_so(api: HostApi) -> None:
     commits = {number: f"{number:040x}" for number in (4, 5, 9)}
     api.repositories[1].pulls = dict(commits)
-    host, repository = host_of(api), Repository("2", "acme/r2")
+    host, repository = host_of(api), HostedRepository("2", "acme/r2")
     assert open_pulls(host, repository, [4]) == (commits, "")
     api.repositories[1].closed = {4, 9}
     found = open_pulls(host, repository, [4, 9])
@@ -173,7 +181,7 @@ def test_a_pull_request_is_closed_only_if_the_host_says_so(api: HostApi) -> None
 HOSTS_WITH_READERS = ["github", "gitlab", "gitea"]
 
 
-def logins(pages: tuple[Page, ...]) -> set[str]:
+def logins(pages: tuple[KnownPage, ...]) -> set[str]:
     return {each for page in pages for each in page.ids if each[0] not in "-/"}
 
 
@@ -183,7 +191,7 @@ def test_those_who_may_read_the_code_are_on_all_pages_of_all_teams(api: HostApi)
     hosted.readers, hosted.members = ["Ann", "bob", "c.d-e_f", "dan", "eve"], ["guest", "issues-only"]
     if api.provider == "gitea":
         hosted.teams = {4: ["fay", "gil", "hal"], 5: ["Ann"]}
-    host, repository = host_of(api), Repository("2", "acme/r2")
+    host, repository = host_of(api), HostedRepository("2", "acme/r2")
     first = readers_of(host, repository)
     in_teams = {"fay", "gil", "hal"} if hosted.teams else set()
     assert logins(first) == {"ann", "bob", "c.d-e_f", "dan", "eve"} | in_teams
@@ -198,7 +206,7 @@ def test_those_who_may_read_the_code_are_on_all_pages_of_all_teams(api: HostApi)
 @pytest.mark.parametrize("api", HOSTS_WITH_READERS, indirect=True)
 def test_an_answer_without_all_readers_is_none(api: HostApi) -> None:
     api.repositories[1].readers = ["ann", "bob", "eve"]
-    host, repository = host_of(api), Repository("2", "acme/r2")
+    host, repository = host_of(api), HostedRepository("2", "acme/r2")
     circle = {"Link": f'<http://{api.server.host}{PREFIXES[api.provider]}x>; rel="next"'}
     wrong: list[tuple[list[Any], type[Exception]]] = [
         ([failing(403)], AccessDenied),
@@ -227,7 +235,7 @@ def test_an_answer_without_all_readers_is_none(api: HostApi) -> None:
 
 @pytest.mark.parametrize("api", ["github"], indirect=True)
 def test_all_requests_of_a_host_share_the_time_that_it_makes_them_wait(api: HostApi) -> None:
-    limit, waits, host = RateLimit(), list[float](), host_of(api)
+    limit, waits, host = HostWaits(), list[float](), host_of(api)
     for answered in (1, 2):
         api.faults = [throttled(429, Retry_After="400")]
         assert discover(host, limit=limit, sleep=waits.append).is_complete
@@ -241,7 +249,7 @@ def test_all_requests_of_a_host_share_the_time_that_it_makes_them_wait(api: Host
 
 @pytest.mark.parametrize("api", ["github"], indirect=True)
 def test_concurrent_requests_wait_together(api: HostApi) -> None:
-    limit, waits, host, both = RateLimit(), list[float](), host_of(api), threading.Barrier(2)
+    limit, waits, host, both = HostWaits(), list[float](), host_of(api), threading.Barrier(2)
 
     def limited(_: str) -> Reply:
         both.wait(PATIENCE_SECONDS)

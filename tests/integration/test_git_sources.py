@@ -533,14 +533,14 @@ def test_a_run_reads_the_folders_and_files_that_changed(
     project.write("d3/e/3.md", "changed\n" * 100)
     project.push()
     read: list[int] = []
-    original = repository._Reader._read
+    original = repository._CatFile._read
 
     def counted(self: Any, requests: Any, kind: Any) -> Any:
         found = original(self, requests, kind)
         read.extend(len(each.data) for each in found if each is not None)
         return found
 
-    monkeypatch.setattr(repository._Reader, "_read", counted)
+    monkeypatch.setattr(repository._CatFile, "_read", counted)
     last = run(uri)
     assert (last["changed"], last["bytes_read"]) == (1, 800)
     assert 800 < sum(read) < 6_000

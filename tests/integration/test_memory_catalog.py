@@ -19,7 +19,7 @@ import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
 from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_workspace
-from driftline.flows.runs.verify import VerifyReport, VerifyRequest, verify_workspace
+from driftline.flows.runs.verify_and_repair import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.errors import CatalogMismatch, CatalogMissing, StorageError
 from driftline.storage.layout import CATALOG, CATALOG_RECORD
 from driftline.storage.memory import restore
@@ -29,7 +29,7 @@ from driftline.storage.memory.restore import restore_catalog
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.maintenance.verify_and_repair import FindingKind
+from driftline.tasks.maintenance.checks import FindingKind
 from tests.faults.faults import Crash, Faults, Mode, injected
 
 ACME, OWNER = "org:acme", "org:acme/project:alpha/user:alice"

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from driftline.flows.config.memory_settings import catalog_to_keep
-from driftline.flows.runs import verify
+from driftline.flows.runs import verify_and_repair
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.verify import VerifyReport, VerifyRequest, verify_workspace
+from driftline.flows.runs.verify_and_repair import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.entities import Hierarchy
 from driftline.storage.errors import CatalogMismatch
 from driftline.storage.memory.memory_indexes import MemoryIndex
@@ -22,8 +22,8 @@ from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.vectors import VectorRow, vector_tables
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.maintenance import verify_and_repair
-from driftline.tasks.maintenance.verify_and_repair import FindingKind
+from driftline.tasks.maintenance import checks
+from driftline.tasks.maintenance.checks import FindingKind
 
 ACME, S1 = "org:acme", "org:acme/project:a b/user:u/session:s1"
 S1_DIRECTORY = "org:acme/project:a~20b/user:u/session:s1"
@@ -101,13 +101,13 @@ def _one_row(store: MemoryStore) -> tuple[str, object]:
 
 
 def test_memory_written_during_the_check_is_skipped(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = verify_and_repair._compare
+    compare = checks._compare
 
     def write_then_compare(*arguments: object) -> object:
         store.store("late", 1, ACME)
         return compare(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(verify_and_repair, "_compare", write_then_compare)
+    monkeypatch.setattr(checks, "_compare", write_then_compare)
     store.workspace.objects.delete(
         [f"{ACME}/{name}" for name in MemoryIndex(store.workspace.objects, ACME).log().deltas]
     )
@@ -159,9 +159,9 @@ def test_memory_that_begins_during_a_verification_is_left_to_the_next_one(
             store.store("key", "value", ACME)
         return found
 
-    monkeypatch.setattr(verify, "catalog_to_keep", find_before_memory_begins)
+    monkeypatch.setattr(verify_and_repair, "catalog_to_keep", find_before_memory_begins)
     report = verify_workspace(VerifyRequest(uri))
     assert list(report.findings) == []
     assert any("another run is working on it" in reason for reason in report.skipped)
-    monkeypatch.setattr(verify, "catalog_to_keep", find_catalog)
+    monkeypatch.setattr(verify_and_repair, "catalog_to_keep", find_catalog)
     assert verify_workspace(VerifyRequest(uri)).memory_entries == 1

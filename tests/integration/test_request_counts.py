@@ -15,10 +15,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from driftline.flows.output.rich_tables import requests_text
 from driftline.flows.output.run_reports import price
+from driftline.flows.output.terminal_reports import requests_text
 from driftline.storage.objects.bucket import USER_AGENT
-from driftline.storage.objects.store_requests import by_kind, count, merged, phase, request_counter, watch
+from driftline.storage.objects.store_requests import by_kind, count, count_requests_of, merged, phase, request_counter
 from driftline.storage.sources.source import Source
 from tests.servers.emulators import AZURE_ACCOUNT, AZURE_KEY
 from tests.servers.proxies import Proxy
@@ -153,7 +153,7 @@ def test_requests_to_google_are_counted_as_well() -> None:
             return path.format(*names)
 
     client = Client()
-    watch(client, "gs")
+    count_requests_of(client, "gs")
     calls = [
         ("GET", "b/{}/o", "bucket"),
         ("GET", "b/{}/o/{}", "bucket", "name"),

@@ -24,8 +24,7 @@ from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StorageError
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.sql import query
-from driftline.storage.workspace.records import RunHistory, RunRecord
-from driftline.storage.workspace.stats import WorkspaceStats
+from driftline.storage.workspace.records import RunHistory, RunRecord, WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
 
 Driftline = Callable[..., Any]

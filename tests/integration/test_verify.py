@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 
 from driftline.flows.commands import main as cli
-from driftline.flows.runs.verify import VerifyReport, VerifyRequest, verify_workspace
+from driftline.flows.runs.verify_and_repair import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import BatchId, ManifestRow
 from driftline.storage.errors import WorkspaceTooNew
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
-from driftline.tasks.maintenance.verify_and_repair import FindingKind
+from driftline.tasks.maintenance.checks import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
 from tests.support.oracle import save_tiny_model
 
@@ -251,7 +251,7 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(own: Corner, monkeyp
         from driftline.storage.lines import line_counts
 
         # Runs in this process, which is patched:
-        patch.setattr("driftline.tasks.maintenance.verify_and_repair.survived", operator.call)
+        patch.setattr("driftline.tasks.maintenance.checks.survived", operator.call)
         original = line_counts._finds
         lost = {own.table.open().version}
         patch.setattr(

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import driftline
-from driftline.flows.ci import deployment_runs, webhooks
+from driftline.flows.ci import webhooks
 from driftline.flows.ci.webhooks import Hooks, Runs, Work, hooks_of
 from driftline.flows.config.driftline_toml import HookSettings, load_config, locate_config
 from driftline.flows.runs.plan import SourceRequest, requests_of
+from driftline.flows.scheduling import deployments
 from driftline.flows.web.api import Reader
 from driftline.flows.web.server import web_server
 from driftline.storage.errors import DriftlineError, ExecutorError, LeaseHeld, StorageError, UsageError
@@ -267,8 +268,8 @@ def test_prefect_runs_the_deployment_once_for_each_delivery(
     def connected() -> Iterator[Client]:
         yield Client()
 
-    monkeypatch.setattr(deployment_runs, "connected", connected)
-    monkeypatch.setattr(deployment_runs, "server_url", lambda: "http://prefect")
+    monkeypatch.setattr(deployments, "connected", connected)
+    monkeypatch.setattr(deployments, "server_url", lambda: "http://prefect")
     file = tmp_path / "driftline.toml"
     url = git_server.url("team/app.git")
     file.write_text(f'[[sources]]\nuri = "{url}"\n')
@@ -345,7 +346,7 @@ def test_a_push_to_a_repository_of_a_fleet_is_found(
         until(lambda: site.finds("gamma"))
     assert rows(fleet.sync())["team/app"]["indexed"] == commit, "the next sync finds it done"
     started: list[tuple[str, ...]] = []
-    monkeypatch.setattr(deployment_runs, "start_fleet_run", lambda *of: started.append(of))
+    monkeypatch.setattr(deployments, "start_fleet_run", lambda *of: started.append(of))
     (source,) = hooks.of_fleets()
     Runs(configuration, by_prefect=True)(Work(source, delivery="1"))
     assert started == [("team", commit, "1")]

@@ -14,7 +14,7 @@ from driftline.storage.deltas.manifest import ManifestRow
 from driftline.storage.entities import Entity
 from driftline.storage.lines.line_table import LINES_PER_BLOCK, SPELLED
 from driftline.storage.lines.outline import Definition
-from driftline.tasks.indexing.rows import Numbers, blocks, line_rows
+from driftline.tasks.indexing.rows import RowPositions, blocks, line_rows
 from driftline.tasks.search.candidates import UNKNOWN, gather, lines_of
 from driftline.tasks.search.ranking import MAX_WINDOW_LINES, FoundLine, merge_windows
 
@@ -47,9 +47,9 @@ def as_rows(given_documents: Documents) -> tuple[list[str], list[tuple[int, int,
     ]
 
 
-def numbers_of(rows: list[tuple[int, int, str]]) -> Numbers:
+def numbers_of(rows: list[tuple[int, int, str]]) -> RowPositions:
     documents, numbers, columns = ([row[0] for row in rows], [row[1] for row in rows], [0] * len(rows))
-    return Numbers.of(*(pa.array(each, pa.int32()) for each in (documents, numbers, columns)))
+    return RowPositions.of(*(pa.array(each, pa.int32()) for each in (documents, numbers, columns)))
 
 
 def head_of(block: str) -> str:

@@ -73,7 +73,7 @@ def forked_dask_workers() -> Iterator[ForkServerContext]:
 PRELOADED = (
     *(f"driftline.flows.commands.{name}" for name in sorted({*COMMANDS.values()} - {"serve", "mcp", "web"})),
     *("driftline.flows.runs.index", "driftline.flows.runs.compact", "driftline.flows.runs.cleanup", "model2vec"),
-    *("driftline.flows.output.rich_tables", "driftline.tasks.embedding.embedder", "tree_sitter_python"),
+    *("driftline.flows.output.terminal_reports", "driftline.tasks.embedding.embedder", "tree_sitter_python"),
     *("dateutil.relativedelta", "lance.commit", "lance.dataset", "numpy.ma", "pyarrow.dataset", "safetensors.numpy"),
     *("rich.console", "rich.table"),
 )

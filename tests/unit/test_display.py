@@ -12,7 +12,7 @@ import pytest
 
 from driftline.flows.output.plain_text import print_json, print_search
 from driftline.flows.output.progress import EarlyProgress, NullProgress, QuietProgress
-from driftline.flows.output.rich_tables import print_index, print_sources, print_status
+from driftline.flows.output.terminal_reports import print_index, print_sources, print_status
 from driftline.tasks.task_context import CountReporter
 from driftline.tasks.text import MAX_TEXT_BYTES
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from driftline.storage.garbage.classify import Orphan, Reason, References, find_orphans
-from driftline.storage.layout import Kind, parse_name
+from driftline.storage.layout import ObjectKind, parse_name
 from driftline.storage.objects.store import ObjectInfo
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -39,31 +39,31 @@ def paths(*listing: ObjectInfo, references: References | None = None, max_age: t
 @pytest.mark.parametrize(
     ("path", "kind", "location"),
     [
-        ("_workspace.json", Kind.PERMANENT, ""),
-        (".gitignore", Kind.PERMANENT, ""),
-        (".lock", Kind.PERMANENT, ""),
-        (f"{SOURCE}/_source.json", Kind.PERMANENT, SOURCE),
-        ("org:acme/_leases/source:org:acme~2Fproject:a~2Fsource:web.json", Kind.PERMANENT, "org:acme/_leases"),
-        (f"org:acme/_runs/{ULID}.json", Kind.RUN, "org:acme/_runs"),
-        (f"{SOURCE}/_index.parquet", Kind.BASE, SOURCE),
-        ("org:a~20b/_index.parquet", Kind.BASE, "org:a~20b"),
-        (f"{SOURCE}/_index_delta_{ULID}.parquet", Kind.DELTA, SOURCE),
-        (f"{SOURCE}/_staged_{ULID}_000001.parquet", Kind.STAGED, SOURCE),
-        (f"org:acme/user:al/{'a' * 32}-{'b' * 32}-{ULID}.json", Kind.BLOB, "org:acme/user:al"),
-        (f"{SOURCE}/.tmp-{'0' * 32}", Kind.TEMPORARY, SOURCE),
-        (f".tmp-probe-{'0' * 32}", Kind.TEMPORARY, ""),
-        (f"org:acme/_runs/.tmp-{'0' * 32}", Kind.TEMPORARY, "org:acme/_runs"),
-        (f"{TABLE}/{DATA}", Kind.TABLE, TABLE),
-        (f"{TABLE}/{DATA}#1", Kind.TABLE, TABLE),
-        (f"{TABLE}/data/.tmpBjU7k7", Kind.TABLE, TABLE),
-        (f"{TABLE}/_deletions/0-5-7805496641365423489.arrow", Kind.TABLE, TABLE),
-        (f"{TABLE}/_transactions/4-{UUID}.txn", Kind.TABLE, TABLE),
-        (f"{TABLE}/_indices/{UUID}/part_0_docs.lance", Kind.TABLE, TABLE),
-        (f"{TABLE}/{VERSION}", Kind.VERSION, TABLE),
-        (f"{TABLE}/_versions/latest_version_hint.json", Kind.TABLE_HINT, TABLE),
+        ("_workspace.json", ObjectKind.PERMANENT, ""),
+        (".gitignore", ObjectKind.PERMANENT, ""),
+        (".lock", ObjectKind.PERMANENT, ""),
+        (f"{SOURCE}/_source.json", ObjectKind.PERMANENT, SOURCE),
+        ("org:acme/_leases/source:org:acme~2Fproject:a~2Fsource:web.json", ObjectKind.PERMANENT, "org:acme/_leases"),
+        (f"org:acme/_runs/{ULID}.json", ObjectKind.RUN, "org:acme/_runs"),
+        (f"{SOURCE}/_index.parquet", ObjectKind.BASE, SOURCE),
+        ("org:a~20b/_index.parquet", ObjectKind.BASE, "org:a~20b"),
+        (f"{SOURCE}/_index_delta_{ULID}.parquet", ObjectKind.DELTA, SOURCE),
+        (f"{SOURCE}/_staged_{ULID}_000001.parquet", ObjectKind.STAGED, SOURCE),
+        (f"org:acme/user:al/{'a' * 32}-{'b' * 32}-{ULID}.json", ObjectKind.BLOB, "org:acme/user:al"),
+        (f"{SOURCE}/.tmp-{'0' * 32}", ObjectKind.TEMPORARY, SOURCE),
+        (f".tmp-probe-{'0' * 32}", ObjectKind.TEMPORARY, ""),
+        (f"org:acme/_runs/.tmp-{'0' * 32}", ObjectKind.TEMPORARY, "org:acme/_runs"),
+        (f"{TABLE}/{DATA}", ObjectKind.TABLE, TABLE),
+        (f"{TABLE}/{DATA}#1", ObjectKind.TABLE, TABLE),
+        (f"{TABLE}/data/.tmpBjU7k7", ObjectKind.TABLE, TABLE),
+        (f"{TABLE}/_deletions/0-5-7805496641365423489.arrow", ObjectKind.TABLE, TABLE),
+        (f"{TABLE}/_transactions/4-{UUID}.txn", ObjectKind.TABLE, TABLE),
+        (f"{TABLE}/_indices/{UUID}/part_0_docs.lance", ObjectKind.TABLE, TABLE),
+        (f"{TABLE}/{VERSION}", ObjectKind.VERSION, TABLE),
+        (f"{TABLE}/_versions/latest_version_hint.json", ObjectKind.TABLE_HINT, TABLE),
     ],
 )
-def test_names_of_the_layout_are_recognized_at_their_location(path: str, kind: Kind, location: str) -> None:
+def test_names_of_the_layout_are_recognized_at_their_location(path: str, kind: ObjectKind, location: str) -> None:
     name = parse_name(path)
     assert (name.kind, name.directory) == (kind, location)
 

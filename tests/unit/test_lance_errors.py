@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from driftline.storage.errors import AccessDenied, CorruptFile, StorageError
-from driftline.storage.lance.retries import is_damage, is_network_failure, is_refusal, read_failed
+from driftline.storage.lance.failures import is_damage, is_network_failure, is_refusal, read_failed
 
 FOLDERS = ("connection-pool", "timeout", "timeouts/my connection", "http", "error sending", "status code", "x")
 MISSING = (

@@ -16,7 +16,7 @@ from driftline.storage.memory.catalog.tables import entities, entries, outbox, t
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class OutboxRow:
     """An outbox row: at ``rev``, the entry was written to ``path`` (None: deleted), and left ``left_path``.
 
     ``row`` is the current entry, or None if this change was superseded by a later one.
@@ -51,7 +51,7 @@ def overdue(connection: Connection, before: datetime, *, for_vectors: bool) -> l
     return [Entity.of_directory(path) for path in connection.execute(query).scalars()]
 
 
-def batch(connection: Connection, tenant: Entity, limit: int, *, for_vectors: bool) -> list[Change]:
+def batch(connection: Connection, tenant: Entity, limit: int, *, for_vectors: bool) -> list[OutboxRow]:
     """Return up to ``limit`` of a tenant's pending changes, oldest first."""
     heads = (outbox.c.id, outbox.c.key, outbox.c.rev, outbox.c.path, outbox.c.left_path, outbox.c.is_indexed)
     query = (
@@ -73,7 +73,7 @@ def batch(connection: Connection, tenant: Entity, limit: int, *, for_vectors: bo
     changes = []
     for number, key, rev, path, left_path, is_indexed, *rest in connection.execute(query):
         row = EntryRow(*rest) if rest[0] is not None else None
-        changes.append(Change(number, key, rev, path, left_path, row, is_indexed))
+        changes.append(OutboxRow(number, key, rev, path, left_path, row, is_indexed))
     return changes
 
 

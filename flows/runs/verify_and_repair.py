@@ -22,8 +22,7 @@ from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.fence_and_delete import CatalogAtHand, open_catalog
-from driftline.tasks.maintenance.verify_and_repair import (
+from driftline.tasks.maintenance.checks import (
     OF_DOCUMENTS,
     OF_MEMORY,
     Finding,
@@ -39,6 +38,7 @@ from driftline.tasks.maintenance.verify_and_repair import (
     verify,
     verify_memory,
 )
+from driftline.tasks.maintenance.fence_and_delete import CatalogAtHand, open_catalog
 
 
 @dataclass(frozen=True, slots=True)

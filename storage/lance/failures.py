@@ -35,10 +35,24 @@ _OF_CACHE = re.compile(r"<Code>DriftlineRead</Code><Message>(.*?)</Message>", re
 _CODE = re.compile(r"<Code>(\w+)</Code>|status code: (\d+)")
 _SOURCE_LINE = re.compile(r",? \S+\.rs:\d+:\d+")
 """A position in Lance's own source code, which does not help the user."""
-
-
 AGAIN = "Run it again."
 REPAIR = "Run 'driftline verify --repair'."
+_NETWORK = re.compile(
+    r"error sending request|HTTP error|response body|timed out|RequestTimeout|retry_timeout"
+    r"|connect error|connection (?:aborted|closed|error|failed|refused|reset)"
+    r"|status code: (?:408|429|5\d\d)|os error (?:104|11[013])\b",
+    re.I,
+)
+"""Phrases rather than words, because errors contain the path of the table: a folder may be called connection-pool."""
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+_REFUSED = re.compile(rf"status code: (?:400|401|403)\b|os error {errno.EACCES}\b")
+"""Codes of denied requests. Amazon S3 returns status 400 for an expired token, but also for a timed-out request."""
+_MAX_REMEMBERED = 1_000
+_UNUSABLE: dict[tuple[str, int], None] = {}
+"""Table versions with an index that this process could not use."""
+
+log = logging.getLogger(__name__)
 
 
 def write_failed(what: str, where: str, error: BaseException) -> DriftlineError:
@@ -103,24 +117,9 @@ def writing(what: str, where: str) -> Iterator[None]:
         raise write_failed(what, where, error) from error
 
 
-_NETWORK = re.compile(
-    r"error sending request|HTTP error|response body|timed out|RequestTimeout|retry_timeout"
-    r"|connect error|connection (?:aborted|closed|error|failed|refused|reset)"
-    r"|status code: (?:408|429|5\d\d)|os error (?:104|11[013])\b",
-    re.I,
-)
-"""Phrases rather than words, because errors contain the path of the table: a folder may be called connection-pool."""
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
-
-
 def is_network_failure(error: BaseException) -> bool:
     """Return whether Lance failed because of the store or the network; the same request may succeed soon."""
     return is_lance_failure(error) and bool(_NETWORK.search(str(error)))
-
-
-_REFUSED = re.compile(rf"status code: (?:400|401|403)\b|os error {errno.EACCES}\b")
-"""Codes of denied requests. Amazon S3 returns status 400 for an expired token, but also for a timed-out request."""
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -158,14 +157,6 @@ def _may_pass(error: BaseException) -> bool:
     if isinstance(error, StorageError) and error.__cause__ is not None:
         error = error.__cause__
     return is_network_failure(error) and not store_requests.is_exhausted(str(error))
-
-
-log = logging.getLogger(__name__)
-
-_MAX_REMEMBERED = 1_000
-
-_UNUSABLE: dict[tuple[str, int], None] = {}
-"""Table versions with an index that this process could not use."""
 
 
 @contextmanager

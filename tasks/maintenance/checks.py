@@ -30,10 +30,18 @@ from driftline.storage.errors import (
     StorageError,
 )
 from driftline.storage.json_records import to_json
+from driftline.storage.lance.failures import reading
 from driftline.storage.lance.lance_table import quote
 from driftline.storage.lance.reader_process import ProcessDied, survived
-from driftline.storage.lance.retries import reading
-from driftline.storage.layout import CONFIG, SOURCE, Kind, branch_lease_path, lease_path, leased_entity, parse_name
+from driftline.storage.layout import (
+    CONFIG,
+    SOURCE,
+    ObjectKind,
+    branch_lease_path,
+    lease_path,
+    leased_entity,
+    parse_name,
+)
 from driftline.storage.leases.lease import LeaseStatus, acquire, peek
 from driftline.storage.lines.indexes import drop, maintain
 from driftline.storage.lines.line_counts import EMPTY, Inventory, check_indexes, index_names, take_inventory
@@ -498,7 +506,7 @@ def _check(workspace: Workspace, catalog: Catalog, tenant: Entity) -> tuple[list
     of_sources = workspace.config.hierarchy[-1]
     for path in listing:
         name = parse_name(path)
-        if name.kind in (Kind.BASE, Kind.DELTA) and Entity.of_directory(name.directory).type != of_sources:
+        if name.kind in (ObjectKind.BASE, ObjectKind.DELTA) and Entity.of_directory(name.directory).type != of_sources:
             directories.add(name.directory)
 
     def compare(directory: str) -> Finding | None:
