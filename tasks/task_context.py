@@ -68,13 +68,11 @@ class CountReporter:
 class TaskContext:
     """The second argument of every task. Pickling drops the loaded model; each worker loads it once.
 
-    ``has_cores_to_spare`` is set for tasks in threads of one process; an executor's processes have one core each.
     ``on_counts``, if set, receives the counts of running tasks every ``report_seconds``; pickling drops it.
     """
 
     workspace: Workspace
     model: ModelRef
-    has_cores_to_spare: bool = False
     on_counts: CountsCallback | None = None
     report_seconds: float = 0.1
     _embedder: Embedder | None = None

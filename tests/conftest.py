@@ -103,8 +103,14 @@ def _forked_readers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """
     if request.path.name == "test_search_processes.py":
         return
-    if reader := sys.modules.get("driftline.storage.lance.reader_process"):
-        monkeypatch.setattr(reader, "_start", ForkedReader)
+    if helpers := sys.modules.get("driftline.storage.helper_process"):
+        start = helpers._start
+
+        def fork(code: str, *args: Any) -> Any:
+            is_extractor = "extraction.process" in code  # it gets few variables, and limits for its whole life
+            return start(code, *args) if is_extractor else ForkedReader(code)
+
+        monkeypatch.setattr(helpers, "_start", fork)
 
 
 FEW_QUERIES = 6

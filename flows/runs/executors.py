@@ -122,7 +122,6 @@ class InlineExecutor(AbstractContextManager["InlineExecutor"]):
         on_counts: CountsCallback | None = None,
     ) -> None:
         self._context = context
-        context.has_cores_to_spare = True
         context.on_counts = None if on_counts is None else partial(self._report_counts, on_counts)
         context.report_seconds = REPORT_SECONDS
 

@@ -7,31 +7,28 @@ start of a definition.
 
 from __future__ import annotations
 
-import atexit
 import html
 import importlib
 import logging
 import marshal
-import os
 import posixpath
 import re
-import struct
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from driftline.storage import helper_process
+from driftline.storage.helper_process import HelperDied, HelperPool, HelperProcess, limit_cpu_time
 from driftline.storage.lines.outline import KINDS, Definition
 
 if TYPE_CHECKING:
     from tree_sitter import Language, Node, Query
 
+log = logging.getLogger(__name__)
 _SLASHES = ("//", "/*", "*", "@", "#[")
 _HASHES = ("#", "@")
 _DASHES = ("--",)
@@ -76,15 +73,13 @@ _DECLARATORS = ("declarator", "name")
 _NOISE = re.compile(r"^(?:module\.exports|exports|this|self)\.|\.prototype(?=\.)|[\"'`]")
 _SCOPES = re.compile(r"::|#(?=\w)")
 _BLANK = re.compile(r"\s+")
-MIN_CHARACTERS = 500_000
-"""Parsing less than this takes a tenth of a second, which is not worth another process."""
-EXIT_SECONDS = 2.0
-_LENGTH = struct.Struct("<Q")
+CPU_SECONDS = 20
+"""CPU time limit per document; one of MAX_PARSED_CHARACTERS takes less than two."""
+WALL_SECONDS = 600.0
+"""Wall-clock time limit per request, long enough even on a heavily overloaded machine."""
 _SERVE = "from driftline.tasks.definitions.outlines import serve; serve()"
 PathAndText = tuple[str, str]
 """Path and text."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,23 +405,16 @@ def _within(outer: Definition, inner: Definition) -> Definition | None:
     return replace(inner, kind=kind, name=name, last=min(inner.last, outer.last))
 
 
-def definitions_in_worker(documents: Sequence[PathAndText], *, allowed: bool) -> Callable[[], list[list[Definition]]]:
+# -- the parser process --------------------------------------------------------------------------
+
+
+def definitions_in_worker(documents: Sequence[PathAndText]) -> Callable[[], list[list[Definition]]]:
     """Start finding the definitions of ``documents``; call the result to wait for them, in the same order.
 
-    If there are few documents or only one core, or if another process is not ``allowed``, that call parses them.
+    Grammars are C, which a document may crash or keep busy: another process runs them. A document that ends it, or
+    takes too long, has no definitions.
     """
-    few = sum(len(text) for _, text in documents) < MIN_CHARACTERS
-    if few or not allowed or (os.cpu_count() or 1) < 2:
-        return lambda: [definitions(path, text) for path, text in documents]
-    pending: Future[list[list[Definition]]] = _waiting().submit(_request_definitions, list(documents))
-    return pending.result
-
-
-def _request_definitions(documents: list[PathAndText]) -> list[list[Definition]]:
-    answer = _helper().ask(documents)
-    if answer is None:
-        return [definitions(path, text) for path, text in documents]
-    return [[Definition(*each) for each in found] for found in answer]
+    return _waiting().submit(_parsed_apart, list(documents)).result
 
 
 @cache
@@ -435,91 +423,35 @@ def _waiting() -> ThreadPoolExecutor:
 
 
 @cache
-def _helper() -> _Helper:
-    return _Helper()
+def _pool() -> HelperPool:
+    return HelperPool(partial(HelperProcess, _SERVE, quiet=True))
 
 
-class _Helper:
-    """The parser process.
+def _parsed_apart(documents: list[PathAndText]) -> list[list[Definition]]:
+    if not documents:
+        return []
+    try:
+        return _pool().ask(WALL_SECONDS, _decoded, marshal.dumps(documents))
+    except (HelperDied, TimeoutError, EOFError, TypeError, ValueError) as error:
+        if len(documents) == 1:
+            log.warning("No definitions are indexed for %s: its parser crashed or takes too long", documents[0][0])
+            log.debug("The parser: %r", error)
+            return [[]]
+    return [found for document in documents for found in _parsed_apart([document])]
 
-    It is started by the first request, and exits when its input is closed, no later than this process.
-    """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_lost = False
-
-    def ask(self, documents: list[PathAndText]) -> list[list[tuple[str, str, int, int, int]]] | None:
-        """Return the fields of each document's definitions; None if no process responds."""
-        with self._lock:
-            if self._is_lost:
-                return None
-            try:
-                process = self._process or self._start()
-                assert process.stdin is not None
-                assert process.stdout is not None
-                _send(process.stdin, documents)
-                found: list[list[tuple[str, str, int, int, int]]] = _received(process.stdout)
-            except (OSError, EOFError) as error:
-                log.debug("Finding definitions in this process: %s", error)
-                self._is_lost = True
-                self._end()
-                return None
-            return found
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _SERVE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # the parent handles Ctrl-C
-        )
-        atexit.register(self._end)
-        return self._process
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            process.communicate(timeout=EXIT_SECONDS)
-        except (OSError, ValueError, subprocess.TimeoutExpired):
-            process.kill()
-            process.wait()
+def _decoded(answer: bytes) -> list[list[Definition]]:
+    return [[Definition(*each) for each in found] for found in marshal.loads(answer)]
 
 
 def serve() -> None:
-    """Read documents from standard input and write their definitions to standard output until the input is closed."""
-    while True:
-        try:
-            documents: list[PathAndText] = _received(sys.stdin.buffer)
-        except EOFError:
-            return
-        _send(
-            sys.stdout.buffer,
-            [
-                [(each.kind, each.name, each.line, each.first, each.last) for each in definitions(*document)]
-                for document in documents
-            ],
-        )
+    """Find the definitions of documents in requests, until their end."""
+    helper_process.serve(_answer)
 
 
-def _send(pipe: IO[bytes], value: list[Any]) -> None:
-    data = marshal.dumps(value)
-    pipe.write(_LENGTH.pack(len(data)))
-    pipe.write(data)
-    pipe.flush()
-
-
-def _received(pipe: IO[bytes]) -> list[Any]:
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError("The worker process exited")
-    (length,) = _LENGTH.unpack(head)
-    data = pipe.read(length)
-    if len(data) < length:
-        raise EOFError("The worker process exited while writing")
-    return list(marshal.loads(data))
+def _answer(data: bytes, _: bytes) -> bytes:
+    found = []
+    for document in marshal.loads(data):
+        limit_cpu_time(CPU_SECONDS)
+        found.append([(each.kind, each.name, each.line, each.first, each.last) for each in definitions(*document)])
+    return marshal.dumps(found)

@@ -444,7 +444,7 @@ def _written(
     """Embed a piece's lines and write them as fragments. Parts of texts get no definitions."""
     chosen = [batch.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
     parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in chosen])
-    outlined = definitions_in_worker(parts, allowed=context.has_cores_to_spare)
+    outlined = definitions_in_worker(parts)
     with watch.phase("embed"):
         vectors = context.embedder.embed(lines.text, np.float16)
     reporter.add(lines=len(lines))

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import driftline as dl
 from driftline.storage.documents import SkipReason
+from driftline.storage.helper_process import HelperProcess
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction import extractor, office, process
 from driftline.tasks.extraction.extractor import Extracted, is_extracted, read_document
@@ -252,22 +254,22 @@ def echoed(text: str) -> str:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, readers: None) -> list[process._ExtractorProcess]:
+def started(monkeypatch: pytest.MonkeyPatch, readers: None) -> list[HelperProcess]:
     """A list of the reader processes started by a test."""
-    found: list[process._ExtractorProcess] = []
+    found: list[HelperProcess] = []
 
-    class Started(process._ExtractorProcess):
-        def __init__(self) -> None:
-            super().__init__()
+    class Started(HelperProcess):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
             found.append(self)
 
-    monkeypatch.setattr(process, "_ExtractorProcess", Started)
+    monkeypatch.setattr(process, "HelperProcess", Started)
     return found
 
 
-@pytest.mark.parametrize("interrupted", ["_send", "_received"])
+@pytest.mark.parametrize("interrupted", ["_send", "Future.result"])
 def test_a_late_answer_is_not_given_to_another_document(
-    interrupted: str, started: list[process._ExtractorProcess], monkeypatch: pytest.MonkeyPatch
+    interrupted: str, started: list[HelperProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert echoed("first") == "first"
 
@@ -275,14 +277,14 @@ def test_a_late_answer_is_not_given_to_another_document(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(process, interrupted, interrupt)
+        patched.setattr(f"driftline.storage.helper_process.{interrupted}", interrupt)
         with pytest.raises(KeyboardInterrupt):
             echoed("second")
     assert [echoed("third"), echoed("fourth")] == ["third", "fourth"]
     assert [each.is_alive for each in started] == [False, True]
 
 
-def test_a_process_killed_while_idle_fails_no_document(started: list[process._ExtractorProcess]) -> None:
+def test_a_process_killed_while_idle_fails_no_document(started: list[HelperProcess]) -> None:
     echoed("first")
     started[0]._process.kill()
     started[0]._process.wait()
@@ -290,19 +292,20 @@ def test_a_process_killed_while_idle_fails_no_document(started: list[process._Ex
     assert len(started) == 2
 
 
-def test_a_reused_process_that_dies_says_nothing_of_a_document(started: list[process._ExtractorProcess]) -> None:
+def test_a_reused_process_that_dies_says_nothing_of_a_document(started: list[HelperProcess]) -> None:
     assert [extract_apart("bad_readers:once", text)["text"] for text in (b"a", b"b")] == ["a", "b"]
     assert [each.is_alive for each in started] == [False, True]
 
 
-@pytest.mark.parametrize(("name", "processes"), [("die", 2), ("spin", 1)])
-def test_a_document_that_kills_its_process_is_retried_at_most_once(
-    name: str, processes: int, started: list[process._ExtractorProcess]
+@pytest.mark.parametrize(("name", "processes"), [("die", 2), ("spin", 1), ("hog", 1), ("list", 1)])
+def test_a_document_is_repeated_once_if_its_process_dies_within_its_limits(
+    name: str, processes: int, started: list[HelperProcess]
 ) -> None:
     echoed("first")
     with pytest.raises(Refused):
         extract_apart(f"bad_readers:{name}", b"")
-    assert (len(started), process._pool()._idle) == (processes, [])
+    assert len(started) == processes
+    assert not any(each.is_alive for each in started)
 
 
 @pytest.mark.usefixtures("readers")

@@ -1,4 +1,4 @@
-"""Another process finds the same definitions as this process, even if the other one dies."""
+"""Another process finds a document's definitions; documents that end it have none, and do not end this process."""
 
 from __future__ import annotations
 
@@ -6,70 +6,107 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import driftline
+from driftline.storage import helper_process
 from driftline.tasks.definitions import outlines
-from driftline.tasks.definitions.outlines import MIN_CHARACTERS, definitions, definitions_in_worker
+from driftline.tasks.definitions.outlines import definitions, definitions_in_worker
 from tests.support.waiting import until
+
+PARSER = """
+import os, time
+from driftline.tasks.definitions import outlines
+found = outlines.definitions
+def hostile(path, text):
+    if text.startswith("die"): os.abort()
+    if text.startswith("spin"):
+        while True: pass
+    if text.startswith("raise"): raise RecursionError
+    if text.startswith("lie"): outlines.marshal.dumps = lambda _: b"["
+    if text.startswith("once") and not os.path.exists(path):
+        open(path, "w").close()
+        os._exit(0)
+    return found(path, text)
+outlines.definitions, outlines.CPU_SECONDS = hostile, 0
+outlines.serve()
+"""
 
 
 @pytest.fixture
-def documents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Enough modules that another process parses them, on a machine with two cores."""
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    helper = outlines._Helper()
-    monkeypatch.setattr(outlines, "_helper", lambda: helper)
-    package = Path(driftline.__file__).parent
-    modules = [(path.name, path.read_text("utf-8")) for path in sorted((package / "storage").rglob("*.py"))]
-    modules.append(("page.md", "# Größe\n\nText \U0001f680\n"))
-    return modules * (1 + MIN_CHARACTERS // sum(len(text) for _, text in modules))
+def pool() -> Iterator[helper_process.HelperPool]:
+    """The pool of this process, without processes."""
+    outlines._pool().end()
+    yield outlines._pool()
+    outlines._pool().end()
 
 
-def pid() -> int:
-    process = outlines._helper()._process
-    assert process is not None
-    return process.pid
+@pytest.fixture
+def started(pool: helper_process.HelperPool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The programs of the parser processes that a test starts, which some documents end."""
+    found: list[str] = []
+    start = helper_process._start
+
+    def log_start(code: str, *args: object) -> object:
+        found.append(code)
+        return start(PARSER, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(helper_process, "_start", log_start)
+    return found
 
 
-def test_the_answers_equal_those_of_this_process(documents: list[tuple[str, str]]) -> None:
+def idle_process(pool: helper_process.HelperPool) -> helper_process.HelperProcess:
+    (process,) = pool._idle[os.getpid()]
+    return process
+
+
+def test_the_answers_equal_those_of_this_process(pool: helper_process.HelperPool) -> None:
+    package = Path(driftline.__file__).parent / "storage" / "lines"
+    documents = [(path.name, path.read_text("utf-8")) for path in sorted(package.rglob("*.py"))]
+    documents.append(("page.md", "# Größe\n\nText \U0001f680\n"))
     expected = [definitions(*document) for document in documents]
-    first, second = definitions_in_worker(documents, allowed=True), definitions_in_worker(documents[::-1], allowed=True)
+    first, second = definitions_in_worker(documents), definitions_in_worker(documents[::-1])
     assert first() == expected
     assert second() == expected[::-1]
-    assert pid() != os.getpid()
-    outlines._helper()._end()
+    assert idle_process(pool).pid != os.getpid()
+    assert definitions_in_worker([])() == []
 
 
-def test_few_documents_start_no_process(documents: list[tuple[str, str]]) -> None:
-    assert definitions_in_worker(documents[:1], allowed=True)() == [definitions(*documents[0])]
-    assert outlines._helper()._process is None
+def test_a_killed_process_loses_no_answer(pool: helper_process.HelperPool) -> None:
+    expected = definitions_in_worker([("a.py", "def f(): pass\n")])()
+    os.kill(idle_process(pool).pid, signal.SIGKILL)
+    assert definitions_in_worker([("a.py", "def f(): pass\n")])() == expected
+    assert [each.name for each in expected[0]] == ["f"]
 
 
-def test_a_worker_of_an_executor_starts_no_process(documents: list[tuple[str, str]]) -> None:
-    assert definitions_in_worker(documents, allowed=False)() == [definitions(*document) for document in documents]
-    assert outlines._helper()._process is None
+@pytest.mark.parametrize(("text", "processes"), [("die", 5), ("raise", 5), ("spin", 3), ("lie", 3)])
+def test_a_document_that_ends_the_parser_has_no_definitions(
+    text: str, processes: int, started: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    documents = [("a.py", "def f(): pass\n"), ("odd.py", text), ("b.py", "def g(): pass\n")]
+    found = definitions_in_worker(documents)()
+    assert [[each.name for each in one] for one in found] == [["f"], [], ["g"]]
+    assert "odd.py" in caplog.text
+    assert "a.py" not in caplog.text
+    assert len(started) == processes
 
 
-def test_a_killed_process_loses_no_answer(documents: list[tuple[str, str]]) -> None:
-    expected = definitions_in_worker(documents, allowed=True)()
-    os.kill(pid(), signal.SIGKILL)
-    assert definitions_in_worker(documents, allowed=True)() == expected
-    assert definitions_in_worker(documents, allowed=True)() == expected
+def test_a_parser_that_dies_once_is_replaced(started: list[str], tmp_path: Path) -> None:
+    assert definitions_in_worker([(str(tmp_path / "a.py"), "once = 1\ndef f(): pass\n")])()[0]
+    assert len(started) == 2
 
 
 def test_the_process_ends_with_its_parent() -> None:
     program = """
-import os, signal, sys
+import os, signal
 from driftline.tasks.definitions import outlines
-os.cpu_count = lambda: 2
-assert outlines.definitions_in_worker([("a.py", "def f(): pass\\n" * 50_000)], allowed=True)()
-print(outlines._helper()._process.pid, flush=True)
+assert outlines.definitions_in_worker([("a.py", "def f(): pass")])()
+print(outlines._pool()._idle[os.getpid()][0].pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    other = int(outcome.stdout)
-    command_line = Path(f"/proc/{other}/cmdline")
+    command_line = Path(f"/proc/{int(outcome.stdout)}/cmdline")
     until(lambda: not command_line.exists() or not command_line.read_bytes(), "the end of the process")
