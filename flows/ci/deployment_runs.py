@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
-from driftline.flows.runs.plan import SourceRequest
+from driftline.flows.config.index_request import SourceRequest
 from driftline.flows.scheduling.deployments import connected, deployment_name, server_url
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DeploymentFailed, StorageError, UsageError

@@ -11,18 +11,19 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from driftline.flows.ci.build import Build
 from driftline.flows.ci.deployment_runs import run_deployments
 from driftline.flows.config.driftline_toml import Configuration
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.config.workspace_names import local_path
 from driftline.flows.output.progress import Progress
-from driftline.flows.runs.index import IndexRequest, index_sources
-from driftline.flows.runs.plan import SourceRequest, requests_of
-from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
+from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.plan import requests_of
+from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StaleBuild, StaleIndex, UsageError
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
@@ -111,7 +112,7 @@ def _record(uri: str) -> SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class CiRequest:
-    """The inputs of ``driftline ci``.
+    """The inputs of ``driftline ci``. ``run`` is the index run of the main index, without a branch.
 
     Without (Prefect) ``deployments``, this process indexes. If ``max_staleness_seconds`` is set, it only checks the
     index's age. With ``only_branch``, builds of that branch update the main index, and all other builds are skipped;
@@ -120,18 +121,13 @@ class CiRequest:
     """
 
     build: Build
-    sources: tuple[str | SourceRequest, ...] = ()
-    workspace: str = ""
-    model: str | None = None
+    run: IndexRequest
     deployments: tuple[str, ...] = ()
     timeout_seconds: float = DEFAULT_CI_TIMEOUT_SECONDS
     max_staleness_seconds: float | None = None
     only_branch: str | None = None
     default_branch: str | None = None
     duplicates_of: str | None = None
-    wait_seconds: float = 0.0
-    max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -206,20 +202,10 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
             progress.message(f"This build is of {build.commit}, but {build.checked_out} is checked out and indexed.")
         if request.only_branch is None:
             report.index_branch = build.index_branch(request.default_branch)
-        index_request = IndexRequest(
-            sources=request.sources,
-            workspace=request.workspace,
-            model=request.model,
-            max_delete_fraction=request.max_delete_fraction,
-            wait_seconds=request.wait_seconds,
-            storage_options=request.storage_options,
-            keep_going=len(request.sources) > 1,
-            by_commit=True,
-            branch=report.index_branch,
-            build=build.number if report.index_branch else None,
-        )
+        number = build.number if report.index_branch else None
+        run = replace(request.run, by_commit=True, branch=report.index_branch, build=number)
         try:
-            report.run = index_sources(index_request, progress).to_dict()
+            report.run = index_sources(run, progress).to_dict()
         except StaleBuild as error:
             progress.message(str(error))
             report.action = "stale"
@@ -235,7 +221,7 @@ def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> lis
     from driftline.tasks.search.branch_diff import find_duplicates
 
     progress.phase("looking for similar existing code")
-    workspace = Workspace.open(request.workspace, request.storage_options)
+    workspace = Workspace.open(request.run.workspace, request.run.storage_options)
     return [asdict(each) for each in find_duplicates(on_branch(workspace, report.index_branch))]
 
 
@@ -244,8 +230,8 @@ def _check(request: CiRequest, report: CiReport, limit: float) -> None:
     commit = build.required_commit()
     if build.committed is None:
         raise UsageError("The time of the commit is unknown", commit, "Check it out, or set CI_COMMIT_TIMESTAMP.")
-    workspace = Workspace.open(request.workspace, request.storage_options)
-    uris = [source.uri if isinstance(source, SourceRequest) else source for source in request.sources]
+    workspace = Workspace.open(request.run.workspace, request.run.storage_options)
+    uris = [source.uri if isinstance(source, SourceRequest) else source for source in request.run.given]
     report.ages = ages(workspace, uris, commit, build.committed)
     for age in report.ages:
         if age.seconds is None:

@@ -27,10 +27,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from driftline.flows.ci.build import Build
 from driftline.flows.config.driftline_toml import Configuration, HookSettings
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.fleet import sources_of_fleets
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.plan import IndexRequest, SourceRequest, requests_of
+from driftline.flows.runs.plan import requests_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, SourceNotFound, StorageError, UsageError
 from driftline.storage.layout import new_ulid
@@ -332,11 +333,10 @@ class Runs:
         return IndexRequest(
             (replace(work.source, uri=work.uri),),
             self.configuration.workspace,
-            model=self.configuration.model,
             executor="inline",  # the run uses one core; searches have the others
             wait_seconds=WAIT_SECONDS,
-            storage_options=self.configuration.options(),
             branch=work.branch,
+            **self.configuration.run_options(),
         )
 
     def _delete(self, work: Work) -> None:

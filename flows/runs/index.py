@@ -22,11 +22,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.output.progress import EarlyProgress, NullProgress, Progress, run_stage
 from driftline.flows.output.run_reports import IndexReport, RemoveReport
 from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, SegmentBuilds, build_on, open_executor
-from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
+from driftline.flows.runs.plan import IndexPlan, SourcePlan, make_plan, plan_source
 from driftline.flows.runs.source_group import run_all
 from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS
 from driftline.storage.deltas.manifest import SCHEMA, totals

@@ -122,9 +122,7 @@ def _of_fleets(template: dict[str, Any], configuration: Configuration) -> Iterat
     for fleet in configuration.fleets:
         deployment = deepcopy(template)
         deployment["name"] = names[fleet.name]
-        given: dict[str, Any] = {"fleets": [dict(fleet.table)], "model": configuration.model}
-        given |= {name: getattr(configuration, name) for name in ("redact", "archives", "notebook_outputs")}
-        deployment["parameters"] |= {key: value for key, value in given.items() if value or value is False}
+        deployment["parameters"] |= {"fleets": [dict(fleet.table)], **configuration.index}
         yield _scheduled(deployment, fleet.schedule)
 
 
@@ -143,13 +141,9 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
         "entity": str(source.entity),
         "include": list(source.include),
         "exclude": list(source.exclude),
-        "model": configuration.model,
-        "redact": configuration.redact,
-        "archives": configuration.archives,
-        "notebook_outputs": configuration.notebook_outputs,
         "link": source.link,
     }
-    return {name: value for name, value in given.items() if value or value is False}
+    return {name: value for name, value in given.items() if value} | dict(configuration.index)
 
 
 def _memory_parameters(entrypoint: str, configuration: Configuration) -> dict[str, Any]:

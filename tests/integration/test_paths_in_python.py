@@ -68,7 +68,7 @@ def test_an_excerpt_is_found_however_its_path_is_written(tree: Path) -> None:
     (tree / "sub").mkdir()
     (tree / "sub/a.py").write_text("one\ntwo\n")
     (tree.parent / "secret.py").write_text("secret\n")
-    dl.index(tree, tree / "sub", workspace="ws")
+    dl.index([tree, tree / "sub"], workspace="ws")
     workspace = dl.open("ws")
     (source,) = {hit.source for hit in workspace.search("heron", mode="text")}
     inner = "org:default/project:default/source:sub"

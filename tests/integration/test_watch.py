@@ -20,10 +20,10 @@ import pytest
 from watchfiles import Change
 
 import driftline as dl
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs import watch
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.plan import IndexRequest
 from driftline.flows.runs.watch import Watcher
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from tests.support.waiting import PATIENCE_SECONDS, until

@@ -31,7 +31,8 @@ class Fleet:
 
     def sync(self, **options: Any) -> dict[str, Any]:
         config = load_config(self.config)
-        return sync_fleets(FleetRequest(config, config.workspace, **options), now=lambda: self.now)
+        how = {name: options.pop(name) for name in ("retry", "has_all_fleets") if name in options}
+        return sync_fleets(FleetRequest.of(config, config.workspace, options, **how), now=lambda: self.now)
 
     @property
     def workspace(self) -> Workspace:
