@@ -65,7 +65,7 @@ def _parameter(row: Option) -> inspect.Parameter:
 
 
 def _with_options(*options: Option) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
-    """Replace a flow's parameter ``given`` with ``options``, in its signature and in the docstring, for Prefect's form."""
+    """Replace a flow's parameter ``given`` with ``options``, in its signature and docstring: Prefect's form."""
 
     def decorate(function: Callable[..., _R]) -> Callable[..., _R]:
         call = spread("given", [_parameter(row) for row in options])(function)

@@ -45,11 +45,12 @@ class Option:
     """A row of a request's option table: everything an interface needs to declare, check and explain the option.
 
     ``type`` is the type of one value or, for a list, of its items; ``types`` are all types of a value. ``unset``
-    describes the default of an option that may be None. ``guide`` is the part of a guide that explains it. ``bounds`` limit numbers; servers only accept the
-    narrower ``served`` range. ``flag``, ``parameter`` and ``argument`` are the option's names on the command line, in
-    HTTP requests and in actions; ``aliases`` are more flags or, if they contain an underscore or capitals,
-    configuration keys. ``pattern`` and ``choices`` describe valid values in schemas. If a switch is off, the search
-    excludes documents for whose paths ``leaves_out`` returns true. A setting can have a default in ``driftline.toml``.
+    describes the default of an option that may be None. ``guide`` is the part of a guide that explains it. ``bounds``
+    limit numbers; servers only accept the narrower ``served`` range. ``flag``, ``parameter`` and ``argument`` are the
+    option's names on the command line, in HTTP requests and in actions; ``aliases`` are more flags or, if they contain
+    an underscore or capitals, configuration keys. ``pattern`` and ``choices`` describe valid values in schemas. If a
+    switch is off, the search excludes documents for whose paths ``leaves_out`` returns true. A setting can have a
+    default in ``driftline.toml``.
     """
 
     help: str

@@ -178,9 +178,10 @@ class Configuration:
 
     ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` holds
     references instead of secrets, so a deployment may store them; ``options()`` resolves them. ``prices`` maps request
-    types to the price of 1,000 requests. ``index`` and ``search`` hold the defaults of runs and searches, ``memory`` the
-    sections of ``settings.ltm`` with unresolved references, and ``notify`` the Prefect blocks that report failed runs. ``is_withheld`` is set if the
-    file is not trusted: it then has no storage options, memory or hooks, and its sources and fleets have no tokens.
+    types to the price of 1,000 requests. ``index`` and ``search`` hold the defaults of runs and searches, ``memory``
+    the sections of ``settings.ltm`` with unresolved references, and ``notify`` the Prefect blocks that report failed
+    runs. ``is_withheld`` is set if the file is not trusted: it then has no storage options, memory or hooks, and its
+    sources and fleets have no tokens.
     """
 
     path: Path

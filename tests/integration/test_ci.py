@@ -198,6 +198,7 @@ def test_the_sources_of_the_file_that_lie_in_the_work_tree_are_indexed(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     (repository / "driftline.toml").write_text(
+        'redact = "strict"\narchives = true\n'
         '[[sources]]\nuri = "src"\nentity = "source:code"\ninclude = ["a.py"]\n'
         '[[sources]]\nuri = "docs"\n[[sources]]\nuri = "../elsewhere"\n[[sources]]\nuri = "s3://bucket/x"\n'
     )
@@ -207,6 +208,8 @@ def test_the_sources_of_the_file_that_lie_in_the_work_tree_are_indexed(
         ("code", 1),
         ("docs", 1),
     ]
+    records = [record for _, record in Workspace.open(str(tmp_path / "index")).sources()]
+    assert {(record.redact, record.archives) for record in records} == {("strict", True)}
     commit(repository)
     assert all(s["base"] for s in ci("--json").json["run"]["sources"])
     shutil.rmtree(repository / "docs")

@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("bad", [5, b"ws", ["ws"], "w\0s", None], ids=repr)
+@pytest.mark.parametrize("bad", [5, b"ws", [b"ws"], "w\0s", None], ids=repr)
 @pytest.mark.parametrize("call", CALLS)
 def test_anything_else_than_a_path_is_refused_by_name(tree: Path, call: str, bad: Any) -> None:
     dl.index(tree, workspace="ws")
