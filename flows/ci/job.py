@@ -89,14 +89,11 @@ def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed:
 
 
 def _source_of(run: RunRecord, entity: Entity) -> Mapping[str, Any] | None:
-    """Return a source's entry in the report of ``run``; None if it did not update the source."""
-    if run.kind != "index":
-        return None
+    """Return a source's entry in the report of ``run``; None if it did not update the source's main index."""
     failed = {failure["uri"] for failure in run.report.get("failed", ())}
     if run.outcome != "done" and not failed:
         return None
-    sources: Sequence[Mapping[str, Any]] = run.report.get("sources", ())
-    return next((s for s in sources if s["entity"] == str(entity) and s["uri"] not in failed), None)
+    return next((s for s in run.main_sources if s["entity"] == str(entity) and s["uri"] not in failed), None)
 
 
 def _record(uri: str) -> SourceRecord:

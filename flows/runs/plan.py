@@ -6,8 +6,9 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from driftline.flows.config.driftline_toml import ConfiguredSource
 from driftline.flows.config.index_request import IndexRequest, SourceRequest
@@ -45,6 +46,11 @@ def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...
     )
 
 
+def known_request(entity: Entity, record: SourceRecord) -> SourceRequest:
+    """Return a request for a source of the workspace, with its entity and filters."""
+    return SourceRequest(record.uri, str(entity), record.include, record.exclude)
+
+
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
     """A source, its entity, its record to write, and the commit that git has checked out.
@@ -66,6 +72,14 @@ class SourcePlan:
     @property
     def rules(self) -> Rules:
         return Rules(include=self.record.include, exclude=self.record.exclude, archives=self.record.archives)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A repository of ``fleet`` whose readers its host lists, and the URIs it has had."""
+
+    fleet: str
+    uris: set[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +132,13 @@ def make_plan(request: IndexRequest) -> IndexPlan:
         if not request.reembed and not _is_earlier_version(model, current):
             raise fingerprint_mismatch(workspace.objects.uri, workspace.config, model.name)
         replaces = current
+    followed = followed_repositories(workspace)
     plans: list[SourcePlan] = []
     failures: list[tuple[str, DriftlineError]] = []
     entities, uris = set[Entity](), set[str]()
     for given in request.given:
         try:
-            plan = plan_source(given, request, workspace, entities)
+            plan = plan_source(given, request, workspace, entities, followed)
             if plan.source.is_local:
                 for root in (plan.source.uri, os.path.abspath(given if isinstance(given, str) else given.uri)):
                     plan.rules.check(root)
@@ -160,9 +175,16 @@ def _is_earlier_version(model: ModelRef, fingerprint: str) -> bool:
 
 
 def plan_source(
-    given: str | SourceRequest, request: IndexRequest, workspace: Workspace, taken: set[Entity]
+    given: str | SourceRequest,
+    request: IndexRequest,
+    workspace: Workspace,
+    taken: set[Entity],
+    followed: Callable[[], Mapping[str, Followed]],
 ) -> SourcePlan:
-    """Plan one source; its default entity avoids those in ``taken``. Raises the same errors as ``make_plan``."""
+    """Plan one source; its default entity avoids those in ``taken``, and it must not take one of ``followed``.
+
+    Raises the same errors as ``make_plan``.
+    """
     if isinstance(given, SourceRequest):
         named, keeps_filters = given, False
     else:
@@ -198,7 +220,7 @@ def plan_source(
     else:
         entity, known = _default_entity(source.default_name, record, workspace, taken)
     if known is None or not known.same_location(record):
-        _refuse_followed(workspace, entity, source.uri)
+        _refuse_followed(followed(), entity, source.uri)
     if known is not None:  # damaged files are reported before anything is written
         peek(workspace.objects, lease_path(entity))
         workspace.manifest(entity).check()
@@ -215,13 +237,28 @@ def plan_source(
     return SourcePlan(source, entity, record, commit)
 
 
-def _refuse_followed(workspace: Workspace, entity: Entity, uri: str) -> None:
-    """Raise SourceConflict if the readers of a fleet's repository, whom its host lists, would see another source."""
-    for name, fleet in read_fleets(workspace.objects).items():
-        for each in fleet.repositories.values():
-            if each.readers is not None and each.entity == str(entity) and uri not in each.uris:
-                what = f"{entity} belongs to the fleet {name}, whose host says who may read it"
-                raise SourceConflict(what, uri, "Choose another --entity.")
+def followed_repositories(workspace: Workspace) -> Callable[[], Mapping[str, Followed]]:
+    """Return a function that reads the fleets' repositories whose readers their hosts list, once; keyed by entity."""
+
+    @cache
+    def read() -> Mapping[str, Followed]:
+        found: dict[str, Followed] = {}
+        for name, fleet in read_fleets(workspace.objects).items():
+            for each in fleet.repositories.values():
+                if each.readers is not None:
+                    known = found.get(each.entity)
+                    found[each.entity] = Followed(name, each.uris if known is None else each.uris & known.uris)
+        return found
+
+    return read
+
+
+def _refuse_followed(followed: Mapping[str, Followed], entity: Entity, uri: str) -> None:
+    """Raise SourceConflict if the readers of a fleet's repository would see another source."""
+    known = followed.get(str(entity))
+    if known is not None and uri not in known.uris:
+        what = f"{entity} belongs to the fleet {known.fleet}, whose host says who may read it"
+        raise SourceConflict(what, uri, "Choose another --entity.")
 
 
 def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecord | None:
