@@ -196,7 +196,7 @@ def called_with(model: Callable[_P, _M], options: Iterable[Option]) -> Callable[
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             return function(model(*args, **kwargs))
 
-        vars(call)["__doc__"] = documented(function, options)
+        call.__doc__ = documented(function, options)
         returned = inspect.signature(function).return_annotation
         vars(call)["__signature__"] = inspect.signature(model).replace(return_annotation=returned)
         return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from math import inf
@@ -63,6 +64,7 @@ def _setting(row: Option) -> Any:
     keys = [alias for alias in row.aliases if not alias.startswith("-")]
     described = f"{row.description} [More](../guides/{row.guide})." if row.guide else row.description
     described += f" Also `{keys[0]}`." if keys else ""
+    described += f" Default: `{json.dumps(row.default)}`." if row.default is not None else ""
     return kind | None, Field(default=None, validation_alias=AliasChoices(row.name, *keys), description=described)
 
 

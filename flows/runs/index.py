@@ -28,6 +28,7 @@ from driftline.flows.output.run_reports import IndexReport, RemoveReport
 from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, SegmentBuilds, build_on, open_executor
 from driftline.flows.runs.plan import (
+    RECORDED,
     IndexPlan,
     SourcePlan,
     followed_repositories,
@@ -225,7 +226,7 @@ def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[Sourc
         for entity in neighbours.at_or_below(part.record.uri):
             if entity in found or not _holds_files_of(entity, known[entity], part, plan):
                 continue
-            record, own = known[entity], replace(plan.request, redact=None, archives=None, notebook_outputs=None)
+            record, own = known[entity], replace(plan.request, **dict.fromkeys(RECORDED))
             named = known_request(entity, record)
             try:
                 found[entity] = replace(plan_source(named, own, plan.workspace, set(), followed), joined=True)

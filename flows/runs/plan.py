@@ -7,14 +7,11 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from driftline.flows.config.driftline_toml import ConfiguredSource
-from driftline.flows.config.index_request import IndexRequest, SourceRequest
-from driftline.storage.defaults import (
-    DEFAULT_REDACTION,
-)
+from driftline.flows.config.index_request import SETTINGS, IndexRequest, SourceRequest
 from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
@@ -35,6 +32,8 @@ from driftline.tasks.task_context import ModelRef
 
 log = logging.getLogger(__name__)
 
+RECORDED = tuple(each.name for each in fields(SourceRecord) if each.name in SETTINGS)
+"""Options that a source keeps until a run changes them."""
 PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
 """Names of sources that contain only some files of a folder: the paths passed to an action."""
 
@@ -226,12 +225,10 @@ def plan_source(
         workspace.manifest(entity).check()
     if known is not None and keeps_filters:
         record = replace(record, include=known.include, exclude=known.exclude)
-    redact = request.redact or (known.redact if known is not None else DEFAULT_REDACTION)
     link = named.link if named.link is not None else known.link if known is not None else None
-    kept = ("archives", "notebook_outputs")
-    asked = {name: getattr(request, name) for name in kept if getattr(request, name) is not None}
-    before = {name: getattr(known, name) for name in kept} if known is not None else {}
-    settings = {"entity": str(entity), "redact": redact, "link": link or None} | before | asked
+    asked = {name: getattr(request, name) for name in RECORDED if getattr(request, name) is not None}
+    before = {name: getattr(known, name) for name in RECORDED} if known is not None else {}
+    settings = {"entity": str(entity), "link": link or None} | before | asked
     record = replace(record, **settings)
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
     return SourcePlan(source, entity, record, commit)
