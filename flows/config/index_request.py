@@ -91,9 +91,12 @@ class IndexOptions:
     max_delete_fraction: float = option(
         DEFAULT_MAX_DELETE_FRACTION, "Refuse to delete a larger fraction of a source; 1 allows all.", bounds=(0, 1)
     )
-    max_file_bytes: int = option(DEFAULT_MAX_FILE_BYTES, "Skip larger files.", bounds=(0, inf))
+    max_file_bytes: int = option(DEFAULT_MAX_FILE_BYTES, "Skip larger files.", bounds=(0, inf), is_setting=True)
     max_document_bytes: int = option(
-        DEFAULT_MAX_DOCUMENT_BYTES, "Skip larger documents, logs, CSV and JSON Lines files.", bounds=(0, inf)
+        DEFAULT_MAX_DOCUMENT_BYTES,
+        "Skip larger documents, logs, CSV and JSON Lines files.",
+        bounds=(0, inf),
+        is_setting=True,
     )
     redact: Redaction | None = option(
         None,
