@@ -222,12 +222,13 @@ def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[Sourc
     """Return the known sources that own files of a requested source."""
     neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
     followed = followed_repositories(plan.workspace)
+    kept: dict[str, Any] = dict.fromkeys(RECORDED)
+    own = replace(plan.request, **kept)
     for part in plan.sources:
         for entity in neighbours.at_or_below(part.record.uri):
             if entity in found or not _holds_files_of(entity, known[entity], part, plan):
                 continue
-            record, own = known[entity], replace(plan.request, **dict.fromkeys(RECORDED))
-            named = known_request(entity, record)
+            named = known_request(entity, known[entity])
             try:
                 found[entity] = replace(plan_source(named, own, plan.workspace, set(), followed), joined=True)
             except DriftlineError as error:
