@@ -274,6 +274,15 @@ def _argument_default(value: Any) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{_written(value).replace('False', 'false')}`"
 
 
+def options(argument: str, meanings: Mapping[str, str]) -> str:
+    """Return the rows of a request's option table."""
+    rows = _load(argument).values()
+    return _table(
+        ("Option", "Default", "Meaning"),
+        [(f"`{row.name}`", "" if row.default in (None, ()) else f"`{row.default}`", row.description) for row in rows],
+    )
+
+
 def filters(argument: str, meanings: Mapping[str, str]) -> str:
     """Return the options of the command line that filter a search."""
     request = importlib.import_module("driftline.tasks.search.request")
@@ -511,6 +520,7 @@ def _recorded(name: str) -> Mapping[str, Any]:
 PARTS: Mapping[str, Callable[[str, Mapping[str, str]], str]] = {
     "cli": cli,
     "arguments": arguments,
+    "options": options,
     "filters": filters,
     "figures": figures,
     "recorded": recorded,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from driftline.flows.client import Client
+    from driftline.flows.config.index_request import SourceRequest
     from driftline.flows.memory_backend import HierarchicalLTMBackend, create_ltm_backend
     from driftline.flows.output.run_reports import IndexReport, SourceReport
     from driftline.flows.python_api import (
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         search,
         sql,
     )
-    from driftline.flows.runs.plan import SourceRequest
     from driftline.storage.documents import DocumentState
     from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION, Embedder
     from driftline.storage.entities import Entity, Hierarchy
@@ -91,7 +91,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
         "IndexReport",
         "SourceReport",
     ),
-    "flows.runs.plan": ("SourceRequest",),
+    "flows.config.index_request": ("SourceRequest",),
     "flows.python_api": (
         "Workspace",
         "analyze_document_states",

@@ -6,19 +6,23 @@ import other flows' libraries, such as the memory catalog's.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 from pydantic import Field
 
+from driftline.flows.config.index_request import FLEET_OPTIONS, IndexRequest, options_in
 from driftline.flows.config.toml_schema import FleetTable
 from driftline.flows.config.workspace_names import absolute_workspace
 from driftline.flows.output.run_reports import FleetsReport
 from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.flows.scheduling.artifacts import (
     show_cleanup,
     show_compaction,
@@ -37,15 +41,39 @@ from driftline.flows.scheduling.flow_execution import (
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_AGE_SECONDS,
-    DEFAULT_MAX_DELETE_FRACTION,
     DEFAULT_MAX_DELTAS,
-    DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_MAX_FILE_BYTES,
     DEFAULT_VERSION_RETENTION_SECONDS,
-    Redaction,
 )
 from driftline.storage.errors import StorageError
+from driftline.storage.option_table import Option, documented, given_values, spread
 from driftline.storage.workspace.workspace import Workspace
+
+_R = TypeVar("_R")
+
+
+def _parameter(row: Option) -> inspect.Parameter:
+    low, high = row.served or row.bounds or (None, None)
+    kind: Any = list[str] if row.is_list else Literal[row.choices] if row.choices else row.type
+    if low is not None:
+        kind = Annotated[kind, Field(ge=low, le=None if high == inf else high)]
+    default = None if row.is_list else row.default
+    return inspect.Parameter(
+        row.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=kind | None if default is None else kind,
+    )
+
+
+def _with_options(*options: Option) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
+    """Replace a flow's parameter ``given`` with ``options``, in its signature and docstring: Prefect's form."""
+
+    def decorate(function: Callable[..., _R]) -> Callable[..., _R]:
+        call = spread("given", [_parameter(row) for row in options])(function)
+        call.__doc__ = documented(function, options)
+        return call
+
+    return decorate
 
 
 @flow(
@@ -54,76 +82,28 @@ from driftline.storage.workspace.workspace import Workspace
     on_crashed=[release_leases],
     on_cancellation=[release_leases],
 )
+@_with_options(*options_in("flow").values())
 def index(
     sources: Annotated[list[str], Field(min_length=1)],
     workspace: str,
-    entity: str | None = None,
-    include: list[str] | None = None,
-    exclude: list[str] | None = None,
-    model: str | None = None,
-    executor: str = DEFAULT_EXECUTOR,
-    workers: Annotated[int, Field(ge=1, le=1024)] | None = None,
-    full: bool = False,
-    dry_run: bool = False,
-    max_delete_fraction: Annotated[float, Field(ge=0, le=1)] = DEFAULT_MAX_DELETE_FRACTION,
-    max_file_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_FILE_BYTES,
-    max_document_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DOCUMENT_BYTES,
-    rebind: bool = False,
-    reembed: bool = False,
-    wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
-    indexes: Literal["all", "text", "none"] = "all",
+    *,
+    given: dict[str, Any],
     max_deltas: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DELTAS,
     storage_options: dict[str, str] | None = None,
-    branch: str | None = None,
-    redact: Redaction | None = None,
-    link: str | None = None,
-    archives: bool | None = None,
-    notebook_outputs: bool | None = None,
 ) -> dict[str, Any]:
     """Update the index of the sources: embed new and changed documents, and drop deleted ones.
 
     Args:
         sources: Folders, git working trees or bucket URIs, as seen by the machine that runs the flow.
         workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
-        entity: The entity of a single source, such as org:acme/project:alpha/source:web; default: derived from its
-            name.
-        include: Index only files that match one of these patterns.
-        exclude: Skip files that match one of these patterns.
-        model: A model2vec directory or name; default: the model installed with Driftline.
-        executor: inline, local (processes on the same machine), or a Dask scheduler's tcp://host:port.
-        workers: Number of processes of the local executor.
-        full: Reread and re-embed every document.
-        dry_run: Report what would change and write nothing.
-        max_delete_fraction: Refuse to delete a larger fraction of a source; 1 allows all deletions.
-        max_file_bytes: Skip larger files.
-        max_document_bytes: Skip larger documents, logs, CSV and JSON Lines files.
-        rebind: Allow the entity to move to another URI.
-        reembed: Allow the workspace to switch to another model.
-        wait_seconds: Seconds to wait for another run that holds the lease of a source.
-        indexes: Which search indexes to update.
         max_deltas: Request a compaction when a source has more deltas than this.
-        redact: Which credentials in the text are redacted; default: the source's current setting; known for a new
-            source.
         storage_options: Object store options; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
-        branch: Index this branch of the sources; the main index does not change.
-        link: The type of the sources' host, or a link template; default: the source's current setting; derived from the
-            host name for a new source.
-        archives: Index the files inside zip and tar archives and email; default: the source's current setting; no for a
-            new source.
-        notebook_outputs: Index the text outputs of notebooks; default: the source's current setting; no for a new
-            source.
 
     Returns:
         The run's report, as in ``driftline index --json``.
     """
-    how: dict[str, Any] = {"redact": redact, "rebind": rebind, "reembed": reembed, "full": full, "dry_run": dry_run}
-    request = IndexRequest(tuple(sources), absolute_workspace(workspace), entity, model=model, branch=branch, **how)
-    request = replace(request, include=tuple(include or ()), exclude=tuple(exclude or ()), link=link)
-    request = replace(request, executor=executor, workers=workers, wait_seconds=wait_seconds, indexes=indexes)
-    request = replace(request, max_file_bytes=max_file_bytes, max_document_bytes=max_document_bytes)
-    request = replace(request, max_delete_fraction=max_delete_fraction, storage_options=options_of(storage_options))
-    request = replace(request, archives=archives, notebook_outputs=notebook_outputs)
-    return _run(request, workspace, max_deltas)
+    options = given_values(given) | {"storage_options": options_of(storage_options)}
+    return _run(IndexRequest(sources, absolute_workspace(workspace), **options), workspace, max_deltas)
 
 
 @flow(
@@ -132,20 +112,14 @@ def index(
     on_crashed=[release_leases],
     on_cancellation=[release_leases],
 )
+@_with_options(*FLEET_OPTIONS.values())
 def fleet(
     workspace: str,
     fleets: list[FleetTable] | None = None,
-    model: str | None = None,
-    executor: str = DEFAULT_EXECUTOR,
-    workers: Annotated[int, Field(ge=1, le=1024)] | None = None,
     retry: bool = False,
-    max_delete_fraction: Annotated[float, Field(ge=0, le=1)] = DEFAULT_MAX_DELETE_FRACTION,
-    wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
-    indexes: Literal["all", "text", "none"] = "all",
+    *,
+    given: dict[str, Any],
     storage_options: dict[str, str] | None = None,
-    redact: Redaction | None = None,
-    archives: bool | None = None,
-    notebook_outputs: bool | None = None,
 ) -> dict[str, Any]:
     """Index the changed repositories of fleets, and retire missing repositories.
 
@@ -155,21 +129,8 @@ def fleet(
     Args:
         workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.
         fleets: [[fleet]] tables; tokens only as the worker's ${VARIABLE}. Default: the tables in its driftline.toml.
-        model: A model2vec directory or name; default: the model installed with Driftline.
-        executor: inline, local (processes on the same machine), or a Dask scheduler's tcp://host:port.
-        workers: Number of processes of the local executor.
         retry: Retry failing repositories now, ignoring their backoff.
-        max_delete_fraction: Refuse to retire a larger fraction of a fleet, or to delete a larger fraction of a source;
-            1 allows all.
-        wait_seconds: Seconds to wait for another sync, or for a run that holds the lease of a source.
-        indexes: Which search indexes to update.
         storage_options: Object store options; secrets only as ${VARIABLE} of the worker or block:NAME of a Secret.
-        redact: Which credentials in the text are redacted; default: the source's current setting; known for a new
-            source.
-        archives: Index the files inside zip and tar archives and email; default: the source's current setting; no for a
-            new source.
-        notebook_outputs: Index the text outputs of notebooks; default: the source's current setting; no for a new
-            source.
 
     Returns:
         The sync's report, as in ``driftline fleet sync --json``.
@@ -178,11 +139,9 @@ def fleet(
     from driftline.flows.runs.fleet import FleetRequest, sync_fleets
 
     uri, found = absolute_workspace(workspace), fleets_of(fleets) if fleets else open_config(None).fleets
-    configuration = Configuration(Path("fleets"), uri, model, fleets=found, redact=redact)
-    configuration = replace(configuration, archives=archives, notebook_outputs=notebook_outputs)
-    how = {"executor": executor, "workers": workers, "indexes": indexes}
-    request = FleetRequest(configuration, uri, how, max_delete_fraction, wait_seconds, retry)
-    request = replace(request, storage_options=options_of(storage_options), has_all_fleets=False)
+    options = given | {"storage_options": options_of(storage_options)}
+    configuration = Configuration(Path("fleets"), uri, fleets=found)
+    request = FleetRequest.of(configuration, uri, options, retry=retry, has_all_fleets=False)
     with flow_progress(quiet=True) as progress:
         work = attempt.with_options(name="sync")
         report: FleetsReport = work(lambda: {"report": sync_fleets(request, progress)})["report"]

@@ -5,20 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from driftline.storage.defaults import (
-    DEFAULT_EXECUTOR,
-    DEFAULT_MAX_DELETE_FRACTION,
-    DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_MAX_FILE_BYTES,
-    DEFAULT_N_LINES,
-    DEFAULT_REDACTION,
-    DEFAULT_TOP_K,
-    Redaction,
-)
-from driftline.storage.option_table import from_keywords, listed, path_or_uri
+from driftline.flows.config.index_request import OPTIONS, IndexOptions, IndexRequest
+from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_REDACTION, DEFAULT_TOP_K, Redaction
+from driftline.storage.option_table import called_with, from_keywords, listed, path_or_uri
 from driftline.tasks.search.request import SearchRequest
 
 if TYPE_CHECKING:
@@ -26,10 +18,8 @@ if TYPE_CHECKING:
 
     from driftline.flows.client import Client
     from driftline.flows.output.run_reports import IndexReport
-    from driftline.flows.runs.plan import SourceRequest
     from driftline.flows.runs.verify_and_repair import VerifyReport
     from driftline.storage.documents import DocumentState
-    from driftline.storage.lines.indexes import IndexScope
     from driftline.storage.workspace.records import RunRecord, WorkspaceStats
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
     from driftline.tasks.indexing.line_store import LineStore
@@ -83,12 +73,12 @@ class Workspace:
         """
         return _find(self.storage, request)
 
-    def index(self, *sources: str | os.PathLike[str] | SourceRequest, **options: Any) -> IndexReport:
+    @from_keywords(IndexOptions)
+    def index(self, options: IndexOptions) -> IndexReport:
         """Update the index to the current state of sources, and reopen it.
 
         Args:
-            sources: folders, git working trees, bucket URIs, or requests for them.
-            options: the options of ``driftline.index``.
+            options: the sources, and the other arguments of ``driftline.index``.
 
         Returns:
             The run's results for each source.
@@ -101,8 +91,11 @@ class Workspace:
             >>> [source.lines_total for source in report.sources]
             [1]
         """
-        options.setdefault("storage_options", self.storage.objects.storage_options)
-        report = index(*sources, workspace=self.uri, **options)
+        from driftline.flows.runs.index import index_sources
+
+        if options.storage_options is None:
+            options = replace(options, storage_options=self.storage.objects.storage_options)
+        report = index_sources(IndexRequest.of(self.uri, options))
         self.storage = self.storage.reread()
         return report
 
@@ -388,67 +381,17 @@ def open(
     return Workspace(copy)
 
 
-def index(
-    *sources: str | os.PathLike[str] | SourceRequest,
-    workspace: str | os.PathLike[str],
-    entity: str | None = None,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    model: str | None = None,
-    executor: str = DEFAULT_EXECUTOR,
-    workers: int | None = None,
-    full: bool = False,
-    dry_run: bool = False,
-    max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION,
-    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
-    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES,
-    rebind: bool = False,
-    reembed: bool = False,
-    wait_seconds: float = 0.0,
-    indexes: IndexScope = "all",
-    storage_options: Mapping[str, Any] | None = None,
-    keep_going: bool = False,
-    by_commit: bool = False,
-    branch: str | None = None,
-    build: int | None = None,
-    deep: bool | str | None = None,
-    redact: Redaction | None = None,
-    link: str | None = None,
-    archives: bool | None = None,
-    notebook_outputs: bool | None = None,
-) -> IndexReport:
+@called_with(IndexRequest, OPTIONS.values())
+def index(request: IndexRequest) -> IndexReport:
     """Update the index to the current state of sources.
 
-    The workspace is created if it does not exist.
+    The workspace is created if it does not exist. Call it with the fields of ``IndexRequest``:
+    ``index("src", workspace="ws", exclude=["*.lock"])``.
 
     Args:
-        sources: folders, git working trees, bucket URIs, or requests for them.
-        workspace: a path, a URI or ``@name``.
-        entity: the entity of a single source that is passed as a string; a ``SourceRequest`` has its own.
-        include: index only files that match one of these patterns.
-        exclude: skip files that match one of these patterns.
-        model: a model2vec directory or name (default: the model installed with Driftline).
-        executor: ``inline``, ``local`` (processes on this machine), or a Dask scheduler's ``tcp://host:port``.
-        workers: number of processes of the local executor.
-        full: reread and re-embed every document.
-        dry_run: report the changes and write nothing.
-        max_delete_fraction: refuse to delete a larger fraction of a source; 1 allows all deletions.
-        max_file_bytes: skip larger files.
-        max_document_bytes: skip larger documents, logs, CSV and JSON Lines files.
-        rebind: allow the entity to move to another URI.
-        reembed: allow the workspace to switch to another model.
-        wait_seconds: how long to wait for another run that holds the lease of a source.
-        indexes: which search indexes to update: ``all``, ``text`` or ``none``.
-        storage_options: object store options.
-        keep_going: report failures per source instead of raising the first failure.
-        by_commit: scan only files that git reports as changed since the last indexed commit, like ``--ci``.
-        branch: index this branch of each source; the main index does not change.
-        build: the CI build number; a run with a lower number than the branch's last run is rejected.
-        deep: embed definitions with a transformer: True for the default, or its name; False removes the embeddings.
-        redact: which credentials to redact: ``off``, ``known`` or ``strict``; None keeps the source's setting.
-        link: the git host's type, or a link template; None keeps the source's setting, "" removes it.
-        archives: index the files inside zip and tar archives and email; None keeps the source's setting.
-        notebook_outputs: index the text outputs of notebooks; None keeps the source's setting.
+        request: the fields as keyword arguments. ``sources`` is a folder, a git working tree or a bucket URI, a
+            ``SourceRequest``, or a list of them; ``workspace`` is a path, a URI or ``@name``. The other fields are the
+            options of ``driftline index``.
 
     Returns:
         The run's results for each source.
@@ -463,11 +406,10 @@ def index(
         >>> [(source.entity, source.lines_embedded) for source in report.sources]
         [('org:default/project:default/source:tree', 0)]
     """
-    given = dict(locals())  # the keywords are the fields of the request
     from driftline.flows.config.workspace_names import absolute_workspace
-    from driftline.flows.runs.index import IndexRequest, index_sources
+    from driftline.flows.runs.index import index_sources
 
-    return index_sources(IndexRequest(**given | {"workspace": absolute_workspace(workspace)}))
+    return index_sources(replace(request, workspace=absolute_workspace(request.workspace)))
 
 
 @from_keywords(SearchRequest)

@@ -29,7 +29,8 @@ Redaction = Literal["off", "known", "strict"]
 """
 DEFAULT_REDACTION: Redaction = "known"
 """Default redaction mode of new sources."""
-
+IndexScope = Literal["all", "text", "none"]
+"""The search indexes that a run updates: all, those for exact and full-text search, or none."""
 
 FALLBACK_THRESHOLD = 0.5
 """The ``hybrid`` strategy filters after the search if at least this share of the lines matches."""

@@ -20,7 +20,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_arg
 
 from driftline.storage.errors import UsageError
 
-INTERFACES = frozenset({"action", "command", "http", "mcp"})
+INTERFACES = frozenset({"action", "command", "flow", "http", "mcp"})
 """The interfaces that have the option, in addition to Python."""
 MAX_SERVED_NAMES = 100
 """Maximum number of values of one filter that servers accept."""
@@ -44,17 +44,22 @@ _KINDS: Mapping[type, tuple[type, str]] = {
 class Option:
     """A row of a request's option table: everything an interface needs to declare, check and explain the option.
 
-    ``type`` is the type of one value or, for a list, of its items. ``bounds`` limit numbers; servers only accept the
-    narrower ``served`` range. ``flag``, ``parameter`` and ``argument`` are the option's names on the command line, in
-    HTTP requests and in actions; ``aliases`` are more flags or, if they contain an underscore or capitals,
-    configuration keys. ``pattern`` and ``choices`` describe valid values in schemas. If a switch is off, the search
-    excludes documents for whose paths ``leaves_out`` returns true. A setting can have a default in ``driftline.toml``.
+    ``type`` is the type of one value or, for a list, of its items; ``types`` are all types of a value. ``unset``
+    describes the default of an option that may be None. ``guide`` is the part of a guide that explains it. ``bounds``
+    limit numbers; servers only accept the narrower ``served`` range. ``flag``, ``parameter`` and ``argument`` are the
+    option's names on the command line, in HTTP requests and in actions; ``aliases`` are more flags or, if they contain
+    an underscore or capitals, configuration keys. ``pattern`` and ``choices`` describe valid values in schemas. If a
+    switch is off, the search excludes documents for whose paths ``leaves_out`` returns true. A setting can have a
+    default in ``driftline.toml``.
     """
 
     help: str
     name: str = ""
     type: type = str
+    types: tuple[Any, ...] = ()
     default: Any = None
+    unset: str = ""
+    guide: str = ""
     is_list: bool = False
     bounds: tuple[float, float] | None = None
     served: tuple[float, float] | None = None
@@ -76,17 +81,26 @@ class Option:
         """Return whether the option is on or off."""
         return self.type is bool
 
+    @property
+    def description(self) -> str:
+        """Return the help, with the default of an option that may be None."""
+        return f"{self.help} Default: {self.unset}." if self.unset else self.help
+
     def check(self, value: Any) -> None:
         """Raise UsageError if a value has the wrong type, is out of bounds, or is not one of the choices."""
         if value is None and self.default is None:
             return
         if not all(self._is_one(each) for each in (value if self.is_list else (value,))):
-            raise UsageError(f"{self.name} must be {_KINDS[self.type][1]}", repr(value)[:100])
+            raise UsageError(
+                f"{self.name} must be {' or '.join(_KINDS[each][1] for each in self.types)}", repr(value)[:100]
+            )
         if self.is_list:
             return
         if self.bounds is not None and not self.bounds[0] <= value <= self.bounds[1]:
             low, high = self.bounds
-            rule = "must not be negative" if high == math.inf else f"must be between {low:g} and {high:g}"
+            rule = f"must be between {low:g} and {high:g}"
+            if high == math.inf:
+                rule = f"must be at least {low:g}" if low else "must not be negative"
             raise UsageError(f"{self.name} {rule}", str(value))
         if self.choices and self.type is str and value not in self.choices:
             raise UsageError(f"Unknown {self.name}", str(value), f"Use one of {', '.join(self.choices)}.")
@@ -97,7 +111,9 @@ class Option:
         """
         if self.is_entity and isinstance(value, (tuple, list)):  # a (type, id) pair
             return all(isinstance(part, str) for part in value)
-        return isinstance(value, _KINDS[self.type][0]) and (self.is_switch or not isinstance(value, bool))
+        if isinstance(value, bool):
+            return self.is_switch
+        return any(isinstance(value, _KINDS[each][0]) for each in self.types)
 
 
 def listed(name: str, given: Any) -> tuple[Any, ...] | None:
@@ -126,6 +142,11 @@ def option(default: _T, help: str, **row: Any) -> _T:
     return found
 
 
+def given_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove None and empty lists from ``given``: interfaces pass them for omitted options."""
+    return {name: value for name, value in given.items() if value not in (None, [])}
+
+
 def options_of(model: type) -> dict[str, Option]:
     """Return a dataclass's option table, keyed by name, own fields before inherited ones."""
     inherited = {each.name for base in model.__mro__[1:] if is_dataclass(base) for each in fields(base)}
@@ -136,13 +157,15 @@ def options_of(model: type) -> dict[str, Option]:
 def _named(declared: Any) -> Option:
     """Return a field's option, with its derived names and type."""
     row: Option = declared.metadata[_OPTION]
-    name, kind = declared.name, _plain(declared.type)
+    name, kind = declared.name, _members(declared.type)[0]
     is_list = get_origin(kind) is not None and get_origin(kind) is not Literal
     choices = row.choices or (get_args(kind) if get_origin(kind) is Literal else ())
+    of_value = str if is_list or choices else kind
     return replace(
         row,
         name=name,
-        type=str if is_list or choices else kind,
+        type=of_value,
+        types=(of_value, *(each for each in _members(declared.type)[1:] if each in _KINDS)),
         is_list=is_list,
         choices=choices,
         flag=row.flag or f"--{name.replace('_', '-')}",
@@ -151,9 +174,34 @@ def _named(declared: Any) -> Option:
     )
 
 
-def _plain(annotation: Any) -> Any:
-    """Return the first member of a union."""
-    return get_args(annotation)[0] if get_origin(annotation) in (Union, UnionType) else annotation
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union; any other type is its only member."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def documented(function: Callable[..., Any], options: Iterable[Option]) -> str:
+    """Return a function's docstring with ``options`` as its last arguments."""
+    rows = "".join(f"    {row.name}: {row.description}\n" for row in options)
+    return inspect.cleandoc(function.__doc__ or "").replace("\n\nReturns:", f"\n{rows}\nReturns:", 1)
+
+
+def called_with(model: Callable[_P, _M], options: Iterable[Option]) -> Callable[[Callable[[_M], _R]], Callable[_P, _R]]:
+    """Make a function of a request accept the arguments that build it; type checkers see them as well.
+
+    ``f(request)`` becomes ``f(sources, workspace, *, full=False, ...)``.
+    """
+
+    def decorate(function: Callable[[_M], _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            return function(model(*args, **kwargs))
+
+        call.__doc__ = documented(function, options)
+        returned = inspect.signature(function).return_annotation
+        vars(call)["__signature__"] = inspect.signature(model).replace(return_annotation=returned)
+        return call
+
+    return decorate
 
 
 def from_keywords(

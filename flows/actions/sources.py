@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any
 
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.plan import PARTIAL, IndexRequest, SourceRequest, known_request
+from driftline.flows.runs.plan import PARTIAL, known_request
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.documents import SkipReason
 from driftline.storage.entities import Entity

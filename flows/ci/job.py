@@ -11,18 +11,19 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from driftline.flows.ci.build import Build
 from driftline.flows.config.driftline_toml import Configuration
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.config.workspace_names import local_path
 from driftline.flows.output.progress import Progress
-from driftline.flows.runs.index import IndexRequest, index_sources
-from driftline.flows.runs.plan import SourceRequest, configured_request, requests_of
+from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.plan import requests_of
 from driftline.flows.scheduling.deployments import run_deployments
-from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
+from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StaleBuild, StaleIndex, UsageError
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
@@ -108,48 +109,22 @@ def _record(uri: str) -> SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class CiRequest:
-    """The inputs of ``driftline ci``.
+    """The inputs of ``driftline ci``. ``run`` is the index run of the main index, without a branch.
 
     Without (Prefect) ``deployments``, this process indexes. If ``max_staleness_seconds`` is set, it only checks the
     index's age. With ``only_branch``, builds of that branch update the main index, and all other builds are skipped;
     otherwise, a build of any branch except ``default_branch`` (usually reported by CI) indexes that branch of the
-    sources. The settings of ``configuration`` apply, except for ``model`` if it is set. If ``duplicates_of`` is main,
-    the branch's new functions are compared with existing code.
+    sources. If ``duplicates_of`` is main, the branch's new functions are compared with existing code.
     """
 
     build: Build
-    sources: tuple[str | SourceRequest, ...] = ()
-    workspace: str = ""
-    configuration: Configuration | None = None
-    model: str | None = None
+    run: IndexRequest
     deployments: tuple[str, ...] = ()
     timeout_seconds: float = DEFAULT_CI_TIMEOUT_SECONDS
     max_staleness_seconds: float | None = None
     only_branch: str | None = None
     default_branch: str | None = None
     duplicates_of: str | None = None
-    wait_seconds: float = 0.0
-    max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
-
-    @property
-    def storage_options(self) -> Mapping[str, Any] | None:
-        return self.configuration.options() if self.configuration is not None else None
-
-    def index_request(self, branch: str | None) -> IndexRequest:
-        """Return the request to index the sources, or a branch of them, with the settings of the configuration."""
-        options: dict[str, Any] = {
-            "workspace": self.workspace,
-            "model": self.model,
-            "max_delete_fraction": self.max_delete_fraction,
-            "wait_seconds": self.wait_seconds,
-            "keep_going": len(self.sources) > 1,
-            "by_commit": True,
-            "branch": branch,
-            "build": self.build.number if branch else None,
-        }
-        if self.configuration is not None:
-            return configured_request(self.configuration, self.sources, **options)
-        return IndexRequest(self.sources, **options)
 
 
 @dataclass(slots=True)
@@ -224,8 +199,10 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
             progress.message(f"This build is of {build.commit}, but {build.checked_out} is checked out and indexed.")
         if request.only_branch is None:
             report.index_branch = build.index_branch(request.default_branch)
+        number = build.number if report.index_branch else None
+        run = replace(request.run, by_commit=True, branch=report.index_branch, build=number)
         try:
-            report.run = index_sources(request.index_request(report.index_branch), progress).to_dict()
+            report.run = index_sources(run, progress).to_dict()
         except StaleBuild as error:
             progress.message(str(error))
             report.action = "stale"
@@ -241,7 +218,7 @@ def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> lis
     from driftline.tasks.search.branch_diff import find_duplicates
 
     progress.phase("looking for similar existing code")
-    workspace = Workspace.open(request.workspace, request.storage_options)
+    workspace = Workspace.open(request.run.workspace, request.run.storage_options)
     return [asdict(each) for each in find_duplicates(on_branch(workspace, report.index_branch))]
 
 
@@ -250,8 +227,8 @@ def _check(request: CiRequest, report: CiReport, limit: float) -> None:
     commit = build.required_commit()
     if build.committed is None:
         raise UsageError("The time of the commit is unknown", commit, "Check it out, or set CI_COMMIT_TIMESTAMP.")
-    workspace = Workspace.open(request.workspace, request.storage_options)
-    uris = [source.uri if isinstance(source, SourceRequest) else source for source in request.sources]
+    workspace = Workspace.open(request.run.workspace, request.run.storage_options)
+    uris = [source.uri if isinstance(source, SourceRequest) else source for source in request.run.given]
     report.ages = ages(workspace, uris, commit, build.committed)
     for age in report.ages:
         if age.seconds is None:

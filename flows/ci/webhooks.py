@@ -27,10 +27,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from driftline.flows.ci.build import Build
 from driftline.flows.config.driftline_toml import Configuration, HookSettings
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.fleet import sources_of_fleets
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.plan import IndexRequest, SourceRequest, configured_request, requests_of
+from driftline.flows.runs.plan import requests_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, ExecutorError, LeaseHeld, SourceNotFound, StorageError, UsageError
 from driftline.storage.layout import new_ulid
@@ -340,12 +341,13 @@ class Runs:
         return next((name for name, sources in fleets.items() if source in sources), "")
 
     def _request(self, work: Work) -> IndexRequest:
-        return configured_request(
-            self.configuration,
-            (replace(work.source, uri=work.uri),),
+        return IndexRequest(
+            replace(work.source, uri=work.uri),
+            self.configuration.workspace,
             executor="inline",  # the run uses one core; searches have the others
             wait_seconds=WAIT_SECONDS,
             branch=work.branch,
+            **self.configuration.run_options(),
         )
 
     def _delete(self, work: Work) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from driftline.flows.config.index_request import OPTIONS
 from driftline.flows.output.logs import log_more
 from driftline.flows.output.plain_text import COLORS, print_json, show_as, warn
 from driftline.storage.option_table import Option
@@ -197,32 +198,6 @@ ConfigOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
-# Executor options.
-ExecutorOption = Annotated[
-    str,
-    typer.Option(
-        "--executor", metavar="WHERE", help="inline, local (processes), or a Dask scheduler's tcp://HOST:PORT."
-    ),
-]
-WorkersOption = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Number of processes of the local executor.")
-]
-
-# Index run options.
-ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", metavar="NAME", help="A model2vec directory or name; default: an installed one."),
-]
-MaxDeleteFractionOption = Annotated[
-    float,
-    typer.Option(
-        "--max-delete-fraction", min=0.0, max=1.0, help="Refuse to delete a larger fraction of a source; 1 allows all."
-    ),
-]
-WaitOption = Annotated[
-    float,
-    typer.Option("--wait", min=0.0, metavar="SECONDS", help="Wait this long for another run of a source to finish."),
-]
 
 BranchOption = Annotated[
     str | None,
@@ -257,23 +232,34 @@ def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
 
 
 def _parameter(row: Option) -> inspect.Parameter:
-    kind: Any = row.type
-    if row.is_list:
-        kind = list[str]
-    elif row.choices:
-        kind = Literal[row.choices]
-    low, high = row.bounds if row.bounds is not None and not row.is_switch else (None, None)
-    shown: bool | str = str(row.default) if row.default is not None else False
-    if row.is_switch:
-        shown = ("yes" if row.default else "no") if "/" in row.flag and row.default is not None else False
-    declared = typer.Option(
-        row.flag,
-        *(alias for alias in row.aliases if alias.startswith("-")),
-        metavar=row.metavar,
-        min=low,
-        max=None if high == math.inf else high,
-        help=row.help,
-        show_default=shown,
-    )
-    annotation: Any = Annotated[kind | None, declared]
+    annotation: Any = Annotated[_kind(row) | None, declared(row)]
     return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _kind(row: Option) -> Any:
+    if row.is_list:
+        return list[str]
+    return Literal[row.choices] if row.choices else row.type
+
+
+def declared(row: Option, **changed: Any) -> Any:
+    """Return an option as typer declares it, with some settings ``changed``."""
+    low, high = row.bounds if row.bounds is not None and not row.is_switch else (None, None)
+    shown: bool | str = row.unset or (str(row.default) if row.default not in (None, ()) else False)
+    if row.is_switch and row.default is not None:
+        shown = ("yes" if row.default else "no") if "/" in row.flag else False
+    settings: dict[str, Any] = {
+        "metavar": row.metavar,
+        "min": low,
+        "max": None if high == math.inf else high,
+        "help": row.help,
+        "show_default": shown,
+    }
+    return typer.Option(row.flag, *(each for each in row.aliases if each.startswith("-")), **settings | changed)
+
+
+ExecutorOption = Annotated[str, declared(OPTIONS["executor"])]
+WorkersOption = Annotated[int | None, declared(OPTIONS["workers"])]
+ModelOption = Annotated[str | None, declared(OPTIONS["model"])]
+MaxDeleteFractionOption = Annotated[float, declared(OPTIONS["max_delete_fraction"])]
+WaitOption = Annotated[float, declared(OPTIONS["wait_seconds"])]

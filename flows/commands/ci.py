@@ -20,10 +20,12 @@ from driftline.flows.commands.app import (
     app,
     show,
 )
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.config.locate import workspace_for_indexing
 from driftline.flows.output.plain_text import say, warn
 from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.errors import DriftlineError, UsageError
+from driftline.storage.option_table import given_values
 
 if TYPE_CHECKING:
     from driftline.flows.ci.job import CiReport, CiRequest
@@ -108,20 +110,20 @@ def ci(
     configuration = None if sources or deployment else _configuration(config)
     names = tuple(sources or (".",))
     report = CiReport(Build.detect(os.environ, names[0]))
+    given = given_values({"model": model, "max_delete_fraction": max_delete_fraction, "wait_seconds": wait})
+    if configuration is not None:
+        given = configuration.run_options() | given
+    found = names if configuration is None else sources_here(configuration, ".")
+    target = workspace_for_indexing(workspace, names, configuration)
     request = CiRequest(
         build=report.build,
-        sources=names if configuration is None else sources_here(configuration, "."),
-        workspace=workspace_for_indexing(workspace, names, configuration),
-        configuration=configuration,
-        model=model,
+        run=IndexRequest(found, target, keep_going=len(found) > 1, **given),
         deployments=tuple(deployment or ()),
         timeout_seconds=timeout,
         max_staleness_seconds=max_staleness,
         only_branch=branch,
         default_branch=default_branch,
         duplicates_of=duplicates_of,
-        wait_seconds=wait,
-        max_delete_fraction=max_delete_fraction,
     )
     _run(request, report, summary or _summary_file())
     show(report.to_dict(), as_json, lambda _: _print(report))

@@ -7,29 +7,27 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from driftline.flows.commands.app import (
     DONE,
     FAILED,
-    BranchOption,
     Commands,
     ConfigOption,
-    ExecutorOption,
     Interrupted,
     JsonOption,
-    MaxDeleteFractionOption,
     ModelOption,
-    WaitOption,
-    WorkersOption,
     WorkspaceOption,
     app,
+    parameters,
     show,
 )
+from driftline.flows.config.index_request import FLEET_OPTIONS, OPTIONS, IndexRequest, SourceRequest, options_in
 from driftline.flows.config.locate import (
     WORKSPACE_VARIABLE,
     named_branch,
@@ -38,20 +36,13 @@ from driftline.flows.config.locate import (
 )
 from driftline.flows.config.workspace_names import WORKSPACE_FOLDER
 from driftline.flows.output.plain_text import print_json, say_done, warn
-from driftline.storage.defaults import (
-    DEFAULT_EXECUTOR,
-    DEFAULT_MAX_DELETE_FRACTION,
-    DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_MAX_FILE_BYTES,
-    Redaction,
-)
 from driftline.storage.errors import DeletionRefused, DriftlineError, UsageError, WorkspaceNotFound
+from driftline.storage.option_table import given_values, spread
 
 if TYPE_CHECKING:
     from driftline.flows.config.driftline_toml import Configuration
     from driftline.flows.output.run_reports import FleetsReport, IndexReport
     from driftline.flows.runs.fleet import FleetRequest
-    from driftline.flows.runs.plan import SourceRequest
     from driftline.flows.runs.watch import Watcher
     from driftline.storage.workspace.workspace import Workspace
 
@@ -59,58 +50,6 @@ SourcesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="SOURCE...", help="Folders, git working trees or bucket URIs.")
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Index all sources of driftline.toml.")]
-EntityOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH",
-        help="The source's entity, such as org:acme/project:alpha/source:web. Default: derived from its name.",
-    ),
-]
-IncludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Index only matching files.")]
-ExcludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Exclude matching files.")]
-FullOption = Annotated[bool, typer.Option("--full", help="Reread and re-embed everything.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change; write nothing.")]
-MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.")]
-MaxDocumentBytesOption = Annotated[
-    int, typer.Option(min=0, help="Skip larger documents, logs, CSV and JSON Lines files.")
-]
-RedactOption = Annotated[
-    Redaction | None,
-    typer.Option(
-        help="Which credentials in the text to redact.",
-        show_default="the source's current setting; known for a new source",
-    ),
-]
-ArchivesOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--archives/--no-archives",
-        help="Index the files inside zip and tar archives and email.",
-        show_default="the source's current setting; no for a new source",
-    ),
-]
-NotebookOutputsOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--notebook-outputs/--no-notebook-outputs",
-        help="Index the text outputs of notebooks.",
-        show_default="the source's current setting; no for a new source",
-    ),
-]
-RebindOption = Annotated[bool, typer.Option("--rebind", help="Allow the entity to change its URI.")]
-ReembedOption = Annotated[bool, typer.Option("--reembed", help="Allow the workspace to change its model.")]
-IndexesOption = Annotated[
-    Literal["all", "text", "none"],
-    typer.Option(help="Search indexes to update; text: only those for exact and full-text search."),
-]
-DeepOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--deep/--no-deep",
-        help="Also embed definitions and sections with a transformer, now and in later runs (extra: deep).",
-        show_default="the workspace's current setting",
-    ),
-]
 DeepModelOption = Annotated[
     str | None,
     typer.Option(
@@ -119,38 +58,18 @@ DeepModelOption = Annotated[
         help="Like --deep, with this transformer: a directory or a Hugging Face model name.",
     ),
 ]
-ByCommitOption = Annotated[
-    bool, typer.Option("--ci", help="Scan only files changed since the last indexed commit, like driftline ci.")
-]
+_BRANCH = "Index this branch of the sources, not the main index; auto: the checked-out branch."
 
 
 @app.command()
+@spread("given", parameters(options_in("command") | {"branch": replace(OPTIONS["branch"], help=_BRANCH)}))
 def index(
     sources: SourcesArgument = None,
     all_sources: AllOption = False,
     config: ConfigOption = None,
     workspace: WorkspaceOption = None,
-    entity: EntityOption = None,
-    include: IncludeOption = None,
-    exclude: ExcludeOption = None,
-    model: ModelOption = None,
-    executor: ExecutorOption = DEFAULT_EXECUTOR,
-    workers: WorkersOption = None,
-    full: FullOption = False,
-    dry_run: DryRunOption = False,
-    max_delete_fraction: MaxDeleteFractionOption = DEFAULT_MAX_DELETE_FRACTION,
-    max_file_bytes: MaxFileBytesOption = DEFAULT_MAX_FILE_BYTES,
-    max_document_bytes: MaxDocumentBytesOption = DEFAULT_MAX_DOCUMENT_BYTES,
-    redact: RedactOption = None,
-    archives: ArchivesOption = None,
-    notebook_outputs: NotebookOutputsOption = None,
-    rebind: RebindOption = False,
-    reembed: ReembedOption = False,
-    wait: WaitOption = 0.0,
-    indexes: IndexesOption = "all",
-    by_commit: ByCommitOption = False,
-    branch: BranchOption = None,
-    deep: DeepOption = None,
+    *,
+    given: dict[str, Any],
     deep_model: DeepModelOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -158,41 +77,30 @@ def index(
 
     With --all, a source that fails does not stop the others; the exit code is then 3.
     """
-    configuration = _configuration(config, sources, all_sources, filtered=bool(entity or include or exclude))
+    given = given_values(given)
+    is_filtered = not given.keys().isdisjoint(("include", "exclude"))
+    configuration = _configuration(config, sources, all_sources, filtered=is_filtered or "entity" in given)
     target = workspace_for_indexing(workspace, sources or (), configuration)
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.terminal_reports import print_index
-    from driftline.flows.runs.index import IndexRequest, index_sources
+    from driftline.flows.runs.index import index_sources
     from driftline.flows.runs.plan import requests_of
 
-    how: dict[str, Any] = {"executor": executor, "workers": workers, "full": full, "dry_run": dry_run}
-    how |= {"max_delete_fraction": max_delete_fraction, "max_file_bytes": max_file_bytes, "rebind": rebind}
-    how |= {"max_document_bytes": max_document_bytes, "redact": redact or (configuration and configuration.redact)}
-    how |= _of_documents({"archives": archives, "notebook_outputs": notebook_outputs}, configuration)
-    how |= {"reembed": reembed, "wait_seconds": wait, "indexes": indexes, "by_commit": by_commit, "entity": entity}
-    how |= {"deep": deep_model if deep is not False and deep_model else deep}
+    if deep_model and given.get("deep") is not False:
+        given["deep"] = deep_model
+    given["branch"] = named_branch(given.get("branch"), (sources or ["."])[0])
+    if configuration is not None:
+        given = configuration.run_options() | given
     request = IndexRequest(
-        sources=requests_of(configuration.sources) if configuration else tuple(sources or ()),
-        workspace=target,
-        include=tuple(include or ()),
-        exclude=tuple(exclude or ()),
-        model=configuration.model if configuration and model is None else model,
-        storage_options=configuration.options() if configuration else None,
-        keep_going=all_sources,
-        branch=named_branch(branch, (sources or ["."])[0]),
-        **how,
+        requests_of(configuration.sources) if configuration else sources or (), target, keep_going=all_sources, **given
     )
     with _reporting_what_was_committed(), open_progress() as progress:
         result = index_sources(request, progress).to_dict()
-    show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
-    _warn_of_empty(result["sources"], filtered=bool(include or exclude))
-    _warn_of_joined(result["sources"], None if workspace or configuration or dry_run else target)
+    prices = configuration.prices if configuration else {}
+    show(result, as_json, partial(print_index, dry_run=request.dry_run, prices=prices))
+    _warn_of_empty(result["sources"], filtered=is_filtered)
+    _warn_of_joined(result["sources"], None if workspace or configuration or request.dry_run else target)
     return FAILED if result["failed"] else DONE
-
-
-def _of_documents(given: Mapping[str, bool | None], configuration: Configuration | None) -> dict[str, bool | None]:
-    """Return the options for reading documents: ``given``, falling back to driftline.toml."""
-    return {name: value if value is not None else getattr(configuration, name, None) for name, value in given.items()}
 
 
 @contextmanager
@@ -279,15 +187,6 @@ fleet = Commands(help="Discover the repositories of the fleets in driftline.toml
 app.add_typer(fleet, name="fleet")
 
 RetryOption = Annotated[bool, typer.Option("--retry", help="Retry failing repositories now, ignoring their backoff.")]
-MaxRetiredOption = Annotated[
-    float,
-    typer.Option(
-        "--max-delete-fraction",
-        min=0.0,
-        max=1.0,
-        help="Refuse to retire a larger fraction of a fleet, or to delete a larger fraction of a source; 1 allows all.",
-    ),
-]
 
 
 @fleet.command(name="list")
@@ -304,16 +203,13 @@ def list_repositories(
 
 
 @fleet.command()
+@spread("given", parameters(options_in("command", "dry_run") | FLEET_OPTIONS))
 def sync(
     config: ConfigOption = None,
     workspace: WorkspaceOption = None,
     retry: RetryOption = False,
-    dry_run: DryRunOption = False,
-    executor: ExecutorOption = DEFAULT_EXECUTOR,
-    workers: WorkersOption = None,
-    max_delete_fraction: MaxRetiredOption = DEFAULT_MAX_DELETE_FRACTION,
-    indexes: IndexesOption = "all",
-    wait: WaitOption = 0.0,
+    *,
+    given: dict[str, Any],
     as_json: JsonOption = False,
 ) -> int:
     """Index the repositories that changed, in one run, and retire missing ones.
@@ -323,15 +219,7 @@ def sync(
     from driftline.flows.output.progress import open_progress
     from driftline.flows.runs.fleet import sync_fleets
 
-    request = _fleet_request(
-        config,
-        workspace,
-        how={"executor": executor, "workers": workers, "indexes": indexes},
-        max_delete_fraction=max_delete_fraction,
-        wait_seconds=wait,
-        retry=retry,
-        dry_run=dry_run,
-    )
+    request = _fleet_request(config, workspace, given, retry=retry)
     with _reporting_what_was_committed(), open_progress() as progress:
         report = sync_fleets(request, progress)
     return _show_fleets(report, as_json)
@@ -353,12 +241,16 @@ def _show_fleets(report: FleetsReport, as_json: bool, *, everything: bool = Fals
     return FAILED if report.failures else DONE
 
 
-def _fleet_request(config: str | None, workspace: str | None, **how: Any) -> FleetRequest:
+def _fleet_request(
+    config: str | None, workspace: str | None, given: Mapping[str, Any] | None = None, *, retry: bool = False
+) -> FleetRequest:
     from driftline.flows.config.driftline_toml import open_config
     from driftline.flows.runs.fleet import FleetRequest
 
     configuration = open_config(config)
-    return FleetRequest(configuration, workspace_for_indexing(workspace, (), configuration), **how)
+    return FleetRequest.of(
+        configuration, workspace_for_indexing(workspace, (), configuration), given or {}, retry=retry
+    )
 
 
 WAIT_SECONDS = 30.0
@@ -401,7 +293,6 @@ def watcher_of(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Watcher:
     """Return a watcher of ``source`` that reports each run on standard error."""
-    from driftline.flows.runs.plan import IndexRequest
     from driftline.flows.runs.watch import Watcher
 
     # One process embeds a user's edits faster than it could start others.

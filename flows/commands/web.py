@@ -180,8 +180,8 @@ def _prepare_in_background(reader: Reader) -> None:
 
 def _indexed_here(workspace: str | None) -> str:
     """Return the workspace to watch; if none exists, index this folder and return its workspace."""
+    from driftline.flows.config.index_request import IndexRequest
     from driftline.flows.runs.index import index_sources
-    from driftline.flows.runs.plan import IndexRequest
     from driftline.storage.workspace.workspace import Workspace
 
     try:

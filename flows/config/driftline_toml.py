@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from driftline.flows.config.index_request import SETTINGS
 from driftline.flows.config.secret_references import (
     check_catalog,
     check_options,
@@ -38,7 +39,6 @@ from driftline.flows.config.workspace_names import (
     local_path,
     location_of,
 )
-from driftline.storage.defaults import Redaction
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.mirror import parse_remote
@@ -178,14 +178,15 @@ class Configuration:
 
     ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` holds
     references instead of secrets, so a deployment may store them; ``options()`` resolves them. ``prices`` maps request
-    types to the price of 1,000 requests. ``search`` holds search defaults, ``memory`` the sections of ``settings.ltm``
-    with unresolved references, and ``notify`` the Prefect blocks that report failed runs. ``is_withheld`` is set if the
-    file is not trusted: it then has no storage options, memory or hooks, and its sources and fleets have no tokens.
+    types to the price of 1,000 requests. ``index`` and ``search`` hold the defaults of runs and searches, ``memory``
+    the sections of ``settings.ltm`` with unresolved references, and ``notify`` the Prefect blocks that report failed
+    runs. ``is_withheld`` is set if the file is not trusted: it then has no storage options, memory or hooks, and its
+    sources and fleets have no tokens.
     """
 
     path: Path
     workspace: str
-    model: str | None = None
+    index: Mapping[str, Any] = field(default_factory=dict)
     sources: tuple[ConfiguredSource, ...] = ()
     fleets: tuple[ConfiguredFleet, ...] = ()
     workspaces: Mapping[str, tuple[WorkspacePart, ...]] = field(default_factory=dict)
@@ -195,15 +196,16 @@ class Configuration:
     memory: Mapping[str, Any] = field(default_factory=dict)
     is_withheld: bool = False
     hooks: HookSettings | None = None
-    redact: Redaction | None = None
-    archives: bool | None = None
-    notebook_outputs: bool | None = None
     notify: tuple[str, ...] = ()
     access: AccessSettings | None = None
 
     def options(self) -> dict[str, str]:
         """Return the storage options with their references resolved. Raises UsageError."""
         return resolve_options(self.storage_options, str(self.path))
+
+    def run_options(self) -> dict[str, Any]:
+        """Return the options of an index run that the file sets. Raises UsageError."""
+        return {**self.index, "storage_options": self.options()}
 
     def hook_secrets(self) -> dict[str, str]:
         """Return the webhook secrets, keyed by host type. Raises UsageError."""
@@ -380,13 +382,13 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         name: tuple(_parts(table, sources, file, location_of(file, f"[workspaces.{name}]")))
         for name, table in parsed.workspaces.items()
     }
-    model = parsed.model
-    if model is not None and os.path.isdir(folder := _absolute(model, file, location_of(file, "model"))):
-        model = folder
+    index = parsed.model_dump(include=set(SETTINGS), exclude_none=True)
+    if "model" in index and os.path.isdir(folder := _absolute(index["model"], file, location_of(file, "model"))):
+        index["model"] = folder
     return Configuration(
         file,
         workspace,
-        model,
+        index,
         tuple(sources),
         tuple(_fleets(parsed.fleet, file)),
         workspaces,
@@ -395,9 +397,6 @@ def _resolve(parsed: File, file: Path) -> Configuration:
         parsed.search.model_dump(exclude_none=True),
         _memory(parsed.memory, location_of(file, "[memory]")),
         hooks=_hooks(parsed.web.hooks, location_of(file, "[web.hooks]")),
-        redact=parsed.redact,
-        archives=parsed.archives,
-        notebook_outputs=parsed.notebook_outputs,
         notify=tuple(parsed.notify),
         access=_access(parsed.access, location_of(file, "[access]")),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 from cronsim import CronSim, CronSimError
 from pydantic import (
@@ -15,17 +17,19 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    create_model,
     field_validator,
 )
 
+from driftline.flows.config.index_request import OPTIONS
 from driftline.flows.config.workspace_names import location_of
-from driftline.storage.defaults import MAX_RERANKED, Redaction, Strategy
 from driftline.storage.errors import UsageError
+from driftline.storage.option_table import Option
 from driftline.storage.sources.hosts import Provider, Visibility
+from driftline.tasks.search.request import OPTIONS as SEARCH_OPTIONS
 
 SHORTEST_INTERVAL_SECONDS = 1.0
 _CRON_FIELDS = 5
@@ -33,12 +37,35 @@ _STRATEGIES = {"qdrant": "prefilter", "post": "postfilter"}
 """Maps ``workspaceFiltering`` values to strategies."""
 
 Text = Annotated[str, Field(min_length=1)]
+_T = TypeVar("_T", bound="Table")
 
 
 class Table(BaseModel):
     """A table in the file. Unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+
+def _with_settings(options: Mapping[str, Option]) -> Callable[[type[_T]], type[_T]]:
+    """Add the options of a request that can have a default in the file to a table."""
+
+    def add(table: type[_T]) -> type[_T]:
+        fields: dict[str, Any] = {name: _setting(row) for name, row in options.items() if row.is_setting}
+        return create_model(table.__name__, __base__=table, __doc__=table.__doc__, __module__=__name__, **fields)
+
+    return add
+
+
+def _setting(row: Option) -> Any:
+    low, high = row.bounds or (None, None)
+    limits = Field(ge=low, le=None if high == inf else high)
+    kinds = (Text if each is str else Annotated[each, limits] if each in (int, float) else each for each in row.types)
+    kind: Any = Literal[row.choices] if row.choices else Union[tuple(kinds)]  # noqa: UP007  # of a tuple
+    keys = [alias for alias in row.aliases if not alias.startswith("-")]
+    described = f"{row.description} [More](../guides/{row.guide})." if row.guide else row.description
+    described += f" Also `{keys[0]}`." if keys else ""
+    described += f" Default: `{json.dumps(row.default)}`." if row.default is not None else ""
+    return kind | None, Field(default=None, validation_alias=AliasChoices(row.name, *keys), description=described)
 
 
 def _check_moment(value: str | float | None) -> str | float | None:
@@ -197,52 +224,10 @@ class PriceTable(Table):
         return self.model_dump(exclude_none=True)
 
 
+@_with_settings(SEARCH_OPTIONS)
 class SearchTable(Table):
     """``[search]``: search defaults."""
 
-    strategy: Annotated[Strategy | None, Field(validation_alias=AliasChoices("strategy", "workspaceFiltering"))] = (
-        Field(
-            default=None,
-            description=(
-                "When search filters apply: `auto`, `prefilter`, `postfilter` or `hybrid`. Also "
-                "`workspaceFiltering`: `qdrant`, `post` or `hybrid`."
-            ),
-        )
-    )
-    fallback_threshold: Annotated[
-        float | None, Field(ge=0, le=1, validation_alias=AliasChoices("fallback_threshold", "fallbackThreshold"))
-    ] = Field(
-        default=None,
-        description=(
-            "With `hybrid`, filters apply after the search if at least this fraction of the lines matches. "
-            "Also `fallbackThreshold`."
-        ),
-    )
-    top_k: NonNegativeInt | None = Field(default=None, description="Maximum number of results.")
-    n_lines: NonNegativeInt | None = Field(default=None, description="Lines of context on each side.")
-    mode: Literal["hybrid", "vector", "text"] | None = Field(
-        default=None,
-        description="`hybrid` (text and vector ranking), `vector` (embedding similarity) or `text` (words).",
-    )
-    rerank: bool | Annotated[int, Field(ge=0, le=MAX_RERANKED)] | None = Field(
-        default=None,
-        description=(
-            "[Rerank](../guides/search.md#rerank) the best results with a transformer: `true`, or how many. "
-            "Default: false."
-        ),
-    )
-    branch: Text | None = Field(
-        default=None,
-        description=(
-            "Search this [branch](../guides/branches.md); `auto` is the checked-out branch. Default: the main index."
-        ),
-    )
-    deep: bool | None = Field(
-        default=None,
-        description=(
-            "Also search a transformer's [definition embeddings](../guides/search.md#deep). Default: if there are any."
-        ),
-    )
     cache: bool | None = Field(
         default=None,
         description=("Search a bucket's workspace in [a local copy](../guides/buckets.md#cache). Default: false."),
@@ -251,7 +236,7 @@ class SearchTable(Table):
         default=None, description="Maximum size of all copies. Default: 10737418240 (10 GiB)."
     )
 
-    @field_validator("strategy", mode="before")
+    @field_validator("strategy", mode="before", check_fields=False)
     @classmethod
     def _read_strategy(cls, value: object) -> object:
         return _STRATEGIES.get(value, value) if isinstance(value, str) else value
@@ -302,36 +287,16 @@ class AccessTable(Table):
     groups: dict[Text, list[Text]] = Field(default={}, description="The same for groups.")
 
 
-class File(Table):
-    """The whole file."""
-
+@_with_settings(OPTIONS)
+class _IndexTable(Table):
     workspace: Text | None = Field(
         default=None, description="The workspace, a path or URI. Default: `.driftline` next to the file."
     )
-    model: Text | None = Field(
-        default=None, description="The embedding model, a model2vec directory or name. Default: the installed model."
-    )
-    redact: Redaction | None = Field(
-        default=None,
-        description=(
-            "Which [credentials in the text](../guides/index-sources.md#redact) are redacted: `off`, `known` "
-            "or `strict`. Default: the source's current setting; `known` for a new source."
-        ),
-    )
-    archives: bool | None = Field(
-        default=None,
-        description=(
-            "Whether the [files inside archives and email](../guides/documents.md#archives) are indexed. Default: "
-            "the source's current setting; `false` for a new source."
-        ),
-    )
-    notebook_outputs: bool | None = Field(
-        default=None,
-        description=(
-            "Whether the text outputs of notebooks are indexed. Default: the source's current setting; `false` for a "
-            "new source."
-        ),
-    )
+
+
+class File(_IndexTable):
+    """The whole file."""
+
     sources: list[SourceTable] = Field(default=[], description="One table `[[sources]]` per source, see below.")
     fleet: list[FleetTable] = Field(
         default=[],

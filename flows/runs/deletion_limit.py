@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from driftline.flows.config.index_request import IndexRequest
 from driftline.storage.documents import INSIDE
 from driftline.storage.errors import DeletionRefused
 from driftline.tasks.scanning.overlap import Claim, claimed
@@ -31,6 +33,16 @@ class DeletionLimit:
 
     max_fraction: float
     always: int
+
+    @classmethod
+    def of_documents(cls, request: IndexRequest) -> Self:
+        """Return how many of a source's documents a run may delete."""
+        return cls(request.max_delete_fraction, GUARDED_DOCUMENTS)
+
+    @classmethod
+    def of_repositories(cls, request: IndexRequest) -> Self:
+        """Return how many of a fleet's repositories a sync may retire, and how many branches of each it may delete."""
+        return cls(request.max_delete_fraction, GUARDED_REPOSITORIES)
 
     def allows(self, lost: int, known: int) -> bool:
         """Return whether ``lost`` of ``known`` things may be deleted."""

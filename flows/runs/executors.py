@@ -22,9 +22,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from driftline.flows.output.progress import Progress
+from driftline.storage.defaults import IndexScope
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, ExecutorError, UsageError
-from driftline.storage.lines.indexes import IndexScope, Segment, SegmentSpec, plan_new_segments
+from driftline.storage.lines.indexes import Segment, SegmentSpec, plan_new_segments
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.store_requests import Counts, count_all, request_counter
 from driftline.storage.sources.source import Source

@@ -15,9 +15,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Self
 
 from driftline.flows.config.driftline_toml import Configuration, ConfiguredFleet
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.output.run_reports import (
     BranchToIndex,
@@ -28,10 +29,8 @@ from driftline.flows.output.run_reports import (
     SyncReport,
 )
 from driftline.flows.runs.branches import delete_branch
-from driftline.flows.runs.deletion_limit import GUARDED_REPOSITORIES, DeletionLimit
-from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
-from driftline.flows.runs.plan import SourceRequest
-from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
+from driftline.flows.runs.deletion_limit import DeletionLimit
+from driftline.flows.runs.index import index_sources, remove_source
 from driftline.storage.entities import Entity, entity_of, normalized_name
 from driftline.storage.errors import (
     AccessDenied,
@@ -47,6 +46,7 @@ from driftline.storage.errors import (
 from driftline.storage.layout import SOURCE, new_ulid
 from driftline.storage.leases.lease import Lease
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.option_table import given_values
 from driftline.storage.sources.discovery import HostListing, HostWaits, discover, open_pulls, readers_of
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
 from driftline.storage.workspace.branch_cuts import check_name
@@ -72,30 +72,28 @@ CONCURRENT_LOOKUPS = 8
 
 @dataclass(frozen=True, slots=True)
 class FleetRequest:
-    """The inputs of a sync. ``how`` holds the index run's fields, except its sources and workspace.
+    """The inputs of a sync. ``run`` is the index run of the changed repositories, without its sources.
 
-    ``retry`` retries failing repositories without waiting for their backoff. ``storage_options`` override the
-    configuration's. Unless ``has_all_fleets`` is set, the workspace may have fleets that are not in the configuration.
+    ``retry`` retries failing repositories without waiting for their backoff. Unless ``has_all_fleets`` is set, the
+    workspace may have fleets that are not in the configuration.
     """
 
     configuration: Configuration
     workspace: str
-    how: Mapping[str, Any] = field(default_factory=dict)
-    max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
-    wait_seconds: float = 0.0
+    run: IndexRequest
     retry: bool = False
-    dry_run: bool = False
-    storage_options: Mapping[str, str] | None = None
     has_all_fleets: bool = True
 
     @property
     def limit(self) -> DeletionLimit:
         """What a sync may retire of each fleet's repositories, and delete of each repository's branches."""
-        return DeletionLimit(self.max_delete_fraction, GUARDED_REPOSITORIES)
+        return DeletionLimit.of_repositories(self.run)
 
-    @property
-    def options(self) -> Mapping[str, str]:
-        return self.configuration.options() if self.storage_options is None else self.storage_options
+    @classmethod
+    def of(cls, configuration: Configuration, workspace: str, given: Mapping[str, Any], **how: bool) -> Self:
+        """Return the request for a run with the ``given`` options, falling back to the configuration's."""
+        run = IndexRequest((), workspace, keep_going=True, **configuration.run_options() | given_values(given))
+        return cls(configuration, workspace, run, **how)
 
     @property
     def fleets(self) -> tuple[ConfiguredFleet, ...]:
@@ -211,7 +209,7 @@ def list_fleets(request: FleetRequest, progress: Progress | None = None) -> Flee
 def fleet_status(request: FleetRequest) -> FleetsReport:
     """Return each fleet's state after the last sync, without contacting its host. Raises WorkspaceNotFound."""
     now = datetime.now(UTC)
-    workspace = Workspace.open(request.workspace, request.options)
+    workspace = Workspace.open(request.workspace, request.run.storage_options)
     configured = {fleet.name: fleet for fleet in request.configuration.fleets}
     known = read_fleets(workspace.objects)
     fleets = []
@@ -241,9 +239,11 @@ def sync_fleets(
         fleet.host.token(_environ())
     with ExitStack() as stack:
         lease = None
-        if not request.dry_run:
+        if not request.run.dry_run:
             workspace = _prepared(request)
-            lease = stack.enter_context(fleet_lease(workspace.objects, new_ulid(), wait_seconds=request.wait_seconds))
+            lease = stack.enter_context(
+                fleet_lease(workspace.objects, new_ulid(), wait_seconds=request.run.wait_seconds)
+            )
         known, entities = _known(request)
         parts = _discover(request, known, progress, now())
         if request.has_all_fleets:
@@ -252,7 +252,7 @@ def sync_fleets(
         _name(parts, known, now())
         _ask(parts, request, progress, now())
         _ask_pulls(parts, request, progress, now())
-        if not request.dry_run:
+        if not request.run.dry_run:
             _ask_readers(parts, progress, now())
         changed = [(part, each) for part in parts for each in _due(part, entities)]
         branches = _due_branches(parts, {each.entity for _, each in changed})
@@ -261,7 +261,7 @@ def sync_fleets(
             run_id, of_branches = _run_changed(_Sync(request, parts, others, lease, progress, now), changed)
     to_update = [BranchToIndex(each.entity, name, each.branches[name].commit or None) for _, each, name in branches]
     of_sync = SyncReport(
-        dry_run=request.dry_run,
+        dry_run=request.run.dry_run,
         run_id=run_id,
         branch_run_ids=tuple(of_branches),
         to_index=tuple(each.entity for _, each in changed),
@@ -283,7 +283,7 @@ class _Sync:
 
     def save(self) -> None:
         """Save the state of all fleets."""
-        now, workspace = self.now(), Workspace.open(self.request.workspace, self.request.options)
+        now, workspace = self.now(), Workspace.open(self.request.workspace, self.request.run.storage_options)
         records = {part.fleet.name: part.record(now) for part in self.parts}
         write_fleets(workspace.objects, {**self.others, **records}, self.lease)
 
@@ -319,13 +319,13 @@ def _environ() -> Mapping[str, str]:
 def _prepared(request: FleetRequest) -> Workspace:
     """Return the workspace, and create it if it does not exist."""
     folders = [fleet.host.url for fleet in request.fleets if fleet.host.provider == "folder"]
-    return Workspace.prepare(ObjectStore.open(request.workspace, request.options), folders)
+    return Workspace.prepare(ObjectStore.open(request.workspace, request.run.storage_options), folders)
 
 
 def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
     """Return the state of all fleets, and the workspace's entities."""
     try:
-        workspace = Workspace.open(request.workspace, request.options)
+        workspace = Workspace.open(request.workspace, request.run.storage_options)
     except WorkspaceNotFound:
         return {}, set()
     fleets, objects, entities = read_fleets(workspace.objects), workspace.objects, workspace.entities()
@@ -528,7 +528,7 @@ def _index(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) ->
     The state is saved before anything else is written, so every source of a killed run belongs to a fleet.
     """
     request, now = sync.request, sync.now
-    workspace = Workspace.open(request.workspace, request.options)
+    workspace = Workspace.open(request.workspace, request.run.storage_options)
     owners = _owners(sync.parts, () if request.has_all_fleets else sync.others.values())
     planned: dict[str, tuple[FleetPart, KnownRepository]] = {}
     for part, each in changed:
@@ -559,21 +559,7 @@ def _run(
     request: FleetRequest, sources: tuple[SourceRequest, ...], progress: Progress, branch: str | None = None
 ) -> tuple[str, dict[str, DriftlineError]]:
     """Index ``sources``. Return the run's id, and the failures keyed by URI (with no credentials)."""
-    run = IndexRequest(
-        sources=sources,
-        branch=branch,
-        workspace=request.workspace,
-        model=request.configuration.model,
-        storage_options=request.options,
-        redact=request.configuration.redact,
-        archives=request.configuration.archives,
-        notebook_outputs=request.configuration.notebook_outputs,
-        keep_going=True,
-        max_delete_fraction=request.max_delete_fraction,
-        wait_seconds=request.wait_seconds,
-    )
-    chosen = {name: value for name, value in request.how.items() if value is not None}
-    report = index_sources(replace(run, **chosen), progress)
+    report = index_sources(replace(request.run, sources=sources, branch=branch), progress)
     failed: dict[str, DriftlineError] = {}
     for uri, error in report.failed:
         remote = parse_remote(uri)
@@ -627,7 +613,7 @@ def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) 
     """Give the source at ``uri`` a placeholder URI. Return False if another run is working on it."""
     source = Entity.parse(entity)
     try:
-        with acquire_source(workspace, source, new_ulid(), wait_seconds=request.wait_seconds):
+        with acquire_source(workspace, source, new_ulid(), wait_seconds=request.run.wait_seconds):
             record = workspace.readable_source(source)
             if record is not None and record.uri == uri:
                 workspace.bind_source(source, replace(record, uri=_nowhere(uri, entity)))
@@ -715,7 +701,7 @@ def _delete_branches(part: FleetPart, repository: KnownRepository, request: Flee
     if refused is not None:
         part.refused.append(refused)
         gone = [name for name in gone if repository.branches[name].pull]
-    workspace, kept = Workspace.open(request.workspace, request.options), dict(repository.branches)
+    workspace, kept = Workspace.open(request.workspace, request.run.storage_options), dict(repository.branches)
     for name in gone:
         try:
             delete_branch(workspace, Entity.parse(repository.entity), name, new_ulid())
@@ -776,9 +762,9 @@ def _is_gone(part: FleetPart, identifier: str) -> bool:
 
 
 def _remove(request: FleetRequest, repository: KnownRepository) -> None:
-    options = request.options
+    options = request.run.storage_options
     workspace = Workspace.open(request.workspace, options)
     known = workspace.readable_source(Entity.parse(repository.entity))
     if known is None or known.uri not in repository.uris:
         return  # removed manually, or the entity now belongs to another source
-    remove_source(request.workspace, repository.entity, wait_seconds=request.wait_seconds, storage_options=options)
+    remove_source(request.workspace, repository.entity, wait_seconds=request.run.wait_seconds, storage_options=options)

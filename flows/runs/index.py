@@ -22,15 +22,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.output.progress import EarlyProgress, NullProgress, Progress, run_stage
 from driftline.flows.output.run_reports import IndexReport, RemoveReport
 from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
+from driftline.flows.runs.deletion_limit import DeletionLimit
 from driftline.flows.runs.executors import Executor, SegmentBuilds, build_on, open_executor
 from driftline.flows.runs.plan import (
+    RECORDED,
     IndexPlan,
-    IndexRequest,
     SourcePlan,
-    SourceRequest,
     followed_repositories,
     known_request,
     make_plan,
@@ -195,7 +196,7 @@ def _release(plan: IndexPlan, entity: Entity, claims: Sequence[Claim], run_id: s
 def _forget(plan: IndexPlan, entity: Entity, progress: Progress) -> None:
     """Remove a source whose folder inside another source's folder is gone, within the deletion limit."""
     documents, _ = totals(plan.workspace.manifest(entity).read(columns=["lines", "reason"]))
-    if not plan.request.limit.allows(documents, known=documents):
+    if not DeletionLimit.of_documents(plan.request).allows(documents, known=documents):
         progress.message(f"The folder of {entity} is gone; the index keeps its {documents:,} documents.")
         return
     try:
@@ -223,12 +224,13 @@ def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[Sourc
     """Return the known sources that own files of a requested source."""
     neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
     followed = followed_repositories(plan.workspace)
+    kept: dict[str, Any] = dict.fromkeys(RECORDED)
+    own = replace(plan.request, **kept)
     for part in plan.sources:
         for entity in neighbours.at_or_below(part.record.uri):
             if entity in found or not _holds_files_of(entity, known[entity], part, plan):
                 continue
-            record, own = known[entity], replace(plan.request, redact=None, archives=None, notebook_outputs=None)
-            named = known_request(entity, record)
+            named = known_request(entity, known[entity])
             try:
                 found[entity] = replace(plan_source(named, own, plan.workspace, set(), followed), joined=True)
             except DriftlineError as error:
@@ -412,7 +414,7 @@ def _uris_of(plan: IndexPlan, tenant: Entity) -> set[str]:
     """Return the URIs of a tenant's sources, including sources that failed validation."""
     found = {part.source.uri for part in plan.sources if part.entity.tenant == tenant}
     levels = plan.workspace.config.hierarchy
-    for given in plan.request.sources if plan.failures else ():
+    for given in plan.request.given if plan.failures else ():
         named = given if isinstance(given, SourceRequest) else SourceRequest(given, plan.request.entity)
         with suppress(BadEntity):  # then it belongs to no tenant
             if Entity.parse(named.entity or f"{levels[-1]}:default", levels).tenant == tenant:

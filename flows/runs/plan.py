@@ -7,28 +7,17 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, get_args
 
-from driftline.flows.config.driftline_toml import Configuration, ConfiguredSource
-from driftline.flows.runs.deletion_limit import GUARDED_DOCUMENTS, DeletionLimit
-from driftline.storage.defaults import (
-    DEFAULT_EXECUTOR,
-    DEFAULT_MAX_DELETE_FRACTION,
-    DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_MAX_FILE_BYTES,
-    DEFAULT_REDACTION,
-    Redaction,
-)
+from driftline.flows.config.driftline_toml import ConfiguredSource
+from driftline.flows.config.index_request import SETTINGS, IndexRequest, SourceRequest
 from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import peek
-from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.option_table import listed, path_or_uri
 from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.sources.source import RepositorySource, Source, open_source
 from driftline.storage.workspace.branch_cuts import check_name
@@ -43,32 +32,10 @@ from driftline.tasks.task_context import ModelRef
 
 log = logging.getLogger(__name__)
 
-CONFIGURED = ("model", "redact", "archives", "notebook_outputs")
-"""Options of an index run that driftline.toml sets for all of its sources."""
+RECORDED = tuple(each.name for each in fields(SourceRecord) if each.name in SETTINGS)
+"""Options that a source keeps until a run changes them."""
 PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
 """Names of sources that contain only some files of a folder: the paths passed to an action."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRequest:
-    """A source with its own entity and filters, which replace those recorded in the workspace.
-
-    ``link``, its host's type or a link template, also replaces the recorded value; None keeps it, and "" removes it.
-    ``commit`` is a repository's commit, if the caller already looked it up. If ``rebind`` is set, the entity may move
-    to ``uri``.
-    """
-
-    uri: str
-    entity: str | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    link: str | None = None
-    commit: str = ""
-    rebind: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "uri", path_or_uri("A source", self.uri))
-        _check_patterns(self)
 
 
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:
@@ -81,83 +48,6 @@ def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...
 def known_request(entity: Entity, record: SourceRecord) -> SourceRequest:
     """Return a request for a source of the workspace, with its entity and filters."""
     return SourceRequest(record.uri, str(entity), record.include, record.exclude)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexRequest:
-    """The inputs of an index run; ``storage_options`` apply to the workspace and the sources.
-
-    ``entity``, ``include`` and ``exclude`` apply to sources that are given as URIs. ``keep_going`` reports source
-    failures instead of raising them. ``by_commit`` restricts the scan to the paths that git lists as changed, and
-    ``paths`` restricts it to these files of the only source, for callers that know that nothing else changed. If
-    ``branch`` is set, the run updates this branch of each source; ``build`` is the number of its CI build. ``deep``
-    embeds definitions with a transformer: True selects the workspace's or the default transformer, a name that
-    transformer. None keeps the workspace's transformer, if any, and False removes it. ``redact`` selects which
-    credentials in the text are redacted; None keeps the source's mode (``known`` for a new source). ``archives``
-    determines whether files inside archives and email are documents, ``notebook_outputs`` whether a notebook's text
-    includes its outputs; None keeps the source's setting (False for a new source). ``link`` is the same as in
-    ``SourceRequest``.
-    """
-
-    sources: tuple[str | SourceRequest, ...]
-    workspace: str
-    entity: str | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    model: str | None = None
-    executor: str = DEFAULT_EXECUTOR
-    workers: int | None = None
-    full: bool = False
-    dry_run: bool = False
-    max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
-    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
-    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
-    rebind: bool = False
-    reembed: bool = False
-    wait_seconds: float = 0.0
-    indexes: IndexScope = "all"
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    keep_going: bool = False
-    by_commit: bool = False
-    paths: tuple[str, ...] | None = None
-    branch: str | None = None
-    build: int | None = None
-    deep: bool | str | None = None
-    redact: Redaction | None = None
-    link: str | None = None
-    archives: bool | None = None
-    notebook_outputs: bool | None = None
-
-    @property
-    def limit(self) -> DeletionLimit:
-        """How many of a source's documents the run may delete."""
-        return DeletionLimit(self.max_delete_fraction, GUARDED_DOCUMENTS)
-
-    def __post_init__(self) -> None:
-        given = (each if isinstance(each, SourceRequest) else path_or_uri("A source", each) for each in self.sources)
-        object.__setattr__(self, "sources", tuple(given))
-        _check_patterns(self)
-
-
-def _check_patterns(owner: SourceRequest | IndexRequest) -> None:
-    """Convert pattern lists to tuples, as in the records. Raises UsageError for anything but strings."""
-    for name in ("include", "exclude"):
-        patterns = listed(name, getattr(owner, name)) or ()
-        if not all(isinstance(each, str) for each in patterns):
-            raise UsageError(f"{name} must be text", repr(patterns)[:100])
-        object.__setattr__(owner, name, patterns)
-
-
-def configured_request(
-    configuration: Configuration, sources: tuple[str | SourceRequest, ...] | None = None, **options: Any
-) -> IndexRequest:
-    """Return a request for sources of a configuration (default: all) with its settings; ``options`` that are None keep
-    them.
-    """
-    settings: dict[str, Any] = {name: getattr(configuration, name) for name in CONFIGURED}
-    settings |= {"workspace": configuration.workspace, "storage_options": configuration.options()}
-    settings |= {name: value for name, value in options.items() if value is not None}
-    return IndexRequest(requests_of(configuration.sources) if sources is None else sources, **settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,28 +105,22 @@ def make_plan(request: IndexRequest) -> IndexPlan:
 
     Raises UsageError, CorruptFile, AccessDenied, StorageError.
     """
-    if not request.sources:
+    if not request.given:
         raise UsageError("No source was given", fix="Specify at least one folder or bucket.")
-    sources = [source if isinstance(source, SourceRequest) else SourceRequest(source) for source in request.sources]
+    sources = [source if isinstance(source, SourceRequest) else SourceRequest(source) for source in request.given]
     if not all(source.uri for source in sources):
         raise UsageError(
             "A source is an empty string", fix="Specify a folder or a bucket; a dot is the current folder."
         )
-    if request.entity and len(request.sources) > 1:
+    if request.entity and len(request.given) > 1:
         raise UsageError("--entity applies to a single source, but several were given", fix="Run once per source.")
-    if not 0 <= request.max_delete_fraction <= 1:
-        raise UsageError("max_delete_fraction must be between 0 and 1", str(request.max_delete_fraction))
     if request.branch is not None:
         check_name(request.branch)
         if request.reembed or request.rebind:
             raise UsageError(
                 "--branch cannot be combined with --reembed or --rebind", fix="Run them on the main index."
             )
-    if request.redact not in (None, *get_args(Redaction)):
-        raise UsageError(
-            f"Unknown redaction mode {request.redact!r}", fix=f"Use one of {', '.join(get_args(Redaction))}."
-        )
-    Rules(include=request.include, exclude=request.exclude).check()
+    Rules(tuple(request.include), tuple(request.exclude)).check()
     for source in sources:
         Rules(include=source.include, exclude=source.exclude).check()
     workspace = _workspace_of(request)
@@ -251,7 +135,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
     plans: list[SourcePlan] = []
     failures: list[tuple[str, DriftlineError]] = []
     entities, uris = set[Entity](), set[str]()
-    for given in request.sources:
+    for given in request.given:
         try:
             plan = plan_source(given, request, workspace, entities, followed)
             if plan.source.is_local:
@@ -303,7 +187,7 @@ def plan_source(
     if isinstance(given, SourceRequest):
         named, keeps_filters = given, False
     else:
-        named = SourceRequest(given, request.entity, request.include, request.exclude, request.link)
+        named = SourceRequest(given, request.entity, tuple(request.include), tuple(request.exclude), request.link)
         keeps_filters = not request.include and not request.exclude
     remote = parse_remote(named.uri) if named.commit else None
     if remote is not None:
@@ -341,12 +225,10 @@ def plan_source(
         workspace.manifest(entity).check()
     if known is not None and keeps_filters:
         record = replace(record, include=known.include, exclude=known.exclude)
-    redact = request.redact or (known.redact if known is not None else DEFAULT_REDACTION)
     link = named.link if named.link is not None else known.link if known is not None else None
-    kept = ("archives", "notebook_outputs")
-    asked = {name: getattr(request, name) for name in kept if getattr(request, name) is not None}
-    before = {name: getattr(known, name) for name in kept} if known is not None else {}
-    settings = {"entity": str(entity), "redact": redact, "link": link or None} | before | asked
+    asked = {name: getattr(request, name) for name in RECORDED if getattr(request, name) is not None}
+    before = {name: getattr(known, name) for name in RECORDED} if known is not None else {}
+    settings = {"entity": str(entity), "link": link or None} | before | asked
     record = replace(record, **settings)
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
     return SourcePlan(source, entity, record, commit)

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.output.run_reports import TOTALS, SourceReport, SourceTally
-from driftline.flows.runs.deletion_limit import lost, missing_documents, unexpected
+from driftline.flows.runs.deletion_limit import DeletionLimit, lost, missing_documents, unexpected
 from driftline.flows.runs.executors import Executor, SegmentBuilds
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS
@@ -444,7 +444,7 @@ def deletion_refused(job: Job, work: Work) -> DeletionRefused | None:
     else:  # the limit applies to the whole manifest
         documents_before, _ = totals(job.manifest.read(columns=["lines", "reason"]))
         known = documents_before - job.tally.report.states[DocumentState.NEW]
-    limit, gone = job.plan.request.limit, lost(documents, job.tally.new_hashes)
+    limit, gone = DeletionLimit.of_documents(job.plan.request), lost(documents, job.tally.new_hashes)
     return limit.refusal(gone, known, "documents", str(job.entity))
 
 
@@ -498,7 +498,7 @@ class LeasedRun:
         work, plan = self.work, self.job.plan
         if not len(work.changes) or work.is_large or plan.replaces is not None:
             return None
-        if len(work.missing) > plan.request.limit.always:
+        if len(work.missing) > DeletionLimit.of_documents(plan.request).always:
             return None
         if any(scan.opened for scan in work.scans):  # must be marked after their members are committed
             return None

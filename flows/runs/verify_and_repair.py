@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.config.memory_settings import WHERE_CATALOGS_ARE_NAMED, catalog_to_keep
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.flows.runs.branches import delete_branch
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, LeaseHeld
 from driftline.storage.layout import CATALOG_RECORD, CONFIG, lease_path, new_ulid

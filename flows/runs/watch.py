@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from watchfiles import Change, watch
 from watchfiles._rust_notify import WatchfilesRustInternalError
 
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.output.run_reports import IndexReport, SourceReport
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.plan import IndexRequest
 from driftline.storage.documents import DocumentState
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DeletionRefused, DriftlineError, SourceNotFound, UsageError
@@ -101,14 +101,14 @@ class Watcher:
             self.on_error(error)
 
     def _with_a_way_on(self, error: DeletionRefused) -> DeletionRefused:
-        (source,) = self.request.sources
+        (source,) = self.request.given
         uri, entity = (source, None) if isinstance(source, str) else (source.uri, source.entity)
         command = ["driftline", "index", uri, *(["--entity", entity] if entity else [])]
-        command += ["--workspace", self.request.workspace, "--max-delete-fraction", "1"]
+        command += ["--workspace", str(self.request.workspace), "--max-delete-fraction", "1"]
         return DeletionRefused(error.what, error.where, f"To delete them, run: {shlex.join(command)}")
 
     def _root(self) -> str:
-        (uri,) = self.request.sources
+        (uri,) = self.request.given
         source = open_source(uri if isinstance(uri, str) else uri.uri)
         if not source.is_local or not os.path.isdir(source.uri):
             raise UsageError("Only a local folder can be watched", source.uri, "Schedule runs: driftline deploy")
@@ -145,7 +145,7 @@ class Watcher:
                 yield None
 
     def _named(self) -> str:
-        (source,) = self.request.sources
+        (source,) = self.request.given
         return os.path.expanduser((source if isinstance(source, str) else source.uri).removeprefix("file://"))
 
     def _identity(self) -> tuple[int, int] | None:

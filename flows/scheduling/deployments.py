@@ -44,7 +44,7 @@ from pydantic import TypeAdapter
 
 from driftline.flows.config.driftline_toml import Configuration, ConfiguredSource
 from driftline.flows.config.driftline_toml import Schedule as ConfiguredSchedule
-from driftline.flows.runs.plan import SourceRequest
+from driftline.flows.config.index_request import SourceRequest
 from driftline.storage.defaults import DEFAULT_EXECUTOR
 from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
 from driftline.storage.errors import DeploymentFailed, ExecutorError, StorageError, UsageError
@@ -132,9 +132,7 @@ def _of_fleets(template: dict[str, Any], configuration: Configuration) -> Iterat
     for fleet in configuration.fleets:
         deployment = deepcopy(template)
         deployment["name"] = names[fleet.name]
-        given: dict[str, Any] = {"fleets": [dict(fleet.table)], "model": configuration.model}
-        given |= {name: getattr(configuration, name) for name in ("redact", "archives", "notebook_outputs")}
-        deployment["parameters"] |= {key: value for key, value in given.items() if value or value is False}
+        deployment["parameters"] |= {"fleets": [dict(fleet.table)], **configuration.index}
         yield _scheduled(deployment, fleet.schedule)
 
 
@@ -153,13 +151,9 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
         "entity": str(source.entity),
         "include": list(source.include),
         "exclude": list(source.exclude),
-        "model": configuration.model,
-        "redact": configuration.redact,
-        "archives": configuration.archives,
-        "notebook_outputs": configuration.notebook_outputs,
         "link": source.link,
     }
-    return {name: value for name, value in given.items() if value or value is False}
+    return {name: value for name, value in given.items() if value} | dict(configuration.index)
 
 
 def _memory_parameters(entrypoint: str, configuration: Configuration) -> dict[str, Any]:

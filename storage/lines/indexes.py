@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from driftline.storage.defaults import IndexScope
 from driftline.storage.errors import CommitConflict
 from driftline.storage.lance.failures import index_stats, is_conflict, retried, write_failed, writing
 from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS, VECTOR, is_indexable, vector_options
@@ -23,7 +24,6 @@ PATH, PARENT_DIRS = "path_idx", "parent_dirs_idx"
 COLUMNS = {PATH: "path", PARENT_DIRS: "parent_dirs", TEXT: TEXT_COLUMN, VECTOR: "vector"}
 """The column of each index, in build order."""
 SCALAR_INDEXES: dict[str, Literal["BTREE", "LABEL_LIST"]] = {PATH: "BTREE", PARENT_DIRS: "LABEL_LIST"}
-IndexScope = Literal["all", "text", "none"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ class Workspace:
     @classmethod
     def open(
         cls,
-        uri: str,
+        uri: str | os.PathLike[str],
         storage_options: Mapping[str, str] | None = None,
         access: SourceAccess | None = None,
         *,

@@ -220,6 +220,7 @@ class SearchFilter:
         "Search this branch in the sources that have it; auto: the checked-out branch.",
         metavar="NAME",
         pattern=_BRANCH,
+        guide="branches.md",
         max_characters=200,
         is_setting=True,
     )
@@ -318,6 +319,7 @@ class SearchRequest(SearchFilter):
         "Rerank the best results with a transformer (extra: deep).",
         flag="--rerank/--no-rerank",
         bounds=(0, MAX_RERANKED),
+        guide="search.md#rerank",
         only_in=_HERE,
         is_setting=True,
     )
@@ -325,6 +327,7 @@ class SearchRequest(SearchFilter):
         None,
         "Also search the definition embeddings written by 'index --deep'; default: if there are any.",
         flag="--deep/--no-deep",
+        guide="search.md#deep",
         only_in=frozenset({"command"}),
         is_setting=True,
     )

@@ -20,8 +20,9 @@ from bucket import QUERIES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.runs.branches import list_branches
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.storage.garbage.references import scan_references
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
@@ -77,7 +78,9 @@ def _index(
     source: Path, workspace: Path | str, branch: str | None = None, entity: str = "source:web", **storage: str
 ) -> int:
     """Index ``source`` and return the number of lines embedded."""
-    request = IndexRequest((str(source),), str(workspace), entity, branch=branch, storage_options=storage or None)
+    request = IndexRequest(
+        (str(source),), str(workspace), entity=entity, branch=branch, storage_options=storage or None
+    )
     return index_sources(request).sources[0].lines_embedded
 
 

@@ -44,7 +44,8 @@ import json, sys, time
 
 tree, workspace, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.config.index_request import IndexRequest
+from driftline.flows.runs.index import index_sources
 
 def timed(work, clock=time.perf_counter):
     started = clock()

@@ -19,7 +19,8 @@ from bucket import QUERIES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.config.index_request import IndexRequest
+from driftline.flows.runs.index import index_sources
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.search import search
 
@@ -57,7 +58,7 @@ def main() -> int:
 def _index(source: Path, workspace: Path, *, deep: bool) -> tuple[float, int]:
     """Index ``source`` and return the seconds and the number of definitions embedded."""
     started = time.perf_counter()
-    report = index_sources(IndexRequest((str(source),), str(workspace), "source:web", deep=deep))
+    report = index_sources(IndexRequest((str(source),), str(workspace), entity="source:web", deep=deep))
     return time.perf_counter() - started, report.definitions_embedded
 
 

@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bucket import QUERIES
 
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.config.index_request import IndexRequest
+from driftline.flows.runs.index import index_sources
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.search import search
 from tests.servers.browser import CHROMIUM, open_browser

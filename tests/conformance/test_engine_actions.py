@@ -55,7 +55,7 @@ def indexed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     location = tmp_path_factory.mktemp("indexed")
     plant(location / "project", {**FILES, **ODD_FILES})
     sources = [str(location / "project" / name) for name in ("docs", "src")]
-    dl.index(*sources, workspace=str(location / "ws"), model=str(tiny_model))
+    dl.index(sources, workspace=str(location / "ws"), model=str(tiny_model))
     return location
 
 

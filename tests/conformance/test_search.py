@@ -379,7 +379,7 @@ def test_another_program_called_search_is_not_taken(
 def two(ws: str, project: Path) -> Path:
     """The project with the sources ``src/deep`` and ``holder``, but without the folders in between."""
     (project / "holder" / "linked").unlink()
-    dl.index(str(project / "src/deep"), str(project / "holder"), workspace=ws)
+    dl.index([project / "src/deep", project / "holder"], workspace=ws)
     return project
 
 

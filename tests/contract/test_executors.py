@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs import source_run
 from driftline.flows.runs.executors import DaskExecutor, Executor, InlineExecutor, open_executor, running_loop
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace

@@ -36,7 +36,7 @@ QUESTIONS = {
 
 def test_questions_about_use_find_their_pages_before_the_source(tmp_path: Path) -> None:
     sources = [str(ROOT / name) for name in ("docs", "flows", "tasks", "storage")]
-    dl.index(*sources, workspace=str(tmp_path / "ws"), indexes="none")
+    dl.index(sources, workspace=str(tmp_path / "ws"), indexes="none")
     opened = dl.open(str(tmp_path / "ws"))
     ranks: list[float] = []
     for question, pages in QUESTIONS.items():

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.runs import compact as compaction
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.objects.store import ObjectStore
@@ -45,7 +46,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for turn in range(4):
         for number in range(turn, 5):
             (tree / f"file{number}.txt").write_text(f"word{number} word{turn}\nword{turn + 50}\n")
-        request = IndexRequest((str(tree),), str(root / "workspace"), "source:tree", model=str(model), workers=1)
+        request = IndexRequest((str(tree),), str(root / "workspace"), entity="source:tree", model=str(model), workers=1)
         index_sources(request)
     (tree / "file4.txt").unlink()
     index_sources(request)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, rewrite
@@ -43,7 +44,7 @@ def test_a_commit_of_a_compaction_that_fails_at_any_request_loses_no_row(
         def add(number: int) -> None:
             """Add a document to have something to compact."""
             (tree / f"{number}.txt").write_text(f"word{number}\nword{number + 1}\n")
-            index_sources(IndexRequest((str(tree),), s3_bucket, "source:tree", model=str(model), indexes="none"))
+            index_sources(IndexRequest((str(tree),), s3_bucket, entity="source:tree", model=str(model), indexes="none"))
 
         def commit(at: int | None) -> int:
             """Commit a compaction whose request ``at`` fails, and return its number of requests."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.runs import source_group
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.plan import IndexRequest, SourceRequest
+from driftline.storage.defaults import IndexScope
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseLost, StorageError
 from driftline.storage.leases.lease import peek
-from driftline.storage.lines.indexes import IndexScope
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace, marker_tokens
 from driftline.tasks.indexing import commit

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.config.index_request import IndexRequest
+from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.workspace import Workspace
@@ -67,7 +68,9 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def index(tree: Path, workspace: str, model: Path, **options: Any) -> None:
     index_sources(
-        IndexRequest((str(tree),), workspace, "source:tree", model=str(model), workers=1, indexes="none", **options)
+        IndexRequest(
+            (str(tree),), workspace, entity="source:tree", model=str(model), workers=1, indexes="none", **options
+        )
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
+from driftline.flows.config.index_request import IndexRequest
+from driftline.flows.runs.index import index_sources, remove_source
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch
 from driftline.storage.workspace.workspace import Workspace
@@ -44,7 +45,7 @@ class Mover:
     def run(self, model: str | None = None, tree: Path | None = None, **options: Any) -> None:
         index_sources(
             IndexRequest(
-                (str(tree or self.tree),), str(self.folder), f"source:{(tree or self.tree).name}",
+                (str(tree or self.tree),), str(self.folder), entity=f"source:{(tree or self.tree).name}",
                 model=model or self.old, workers=1, indexes="none", **options,
             )
         )  # fmt: skip

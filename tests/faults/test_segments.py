@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.output.progress import NullProgress
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.executors import SegmentBuilds
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, rewrite
@@ -60,7 +61,7 @@ def write(tree: Path, numbers: range, words: int = 8) -> None:
 
 
 def index(tree: Path, uri: str, model: Path, **options: Any) -> None:
-    index_sources(IndexRequest((str(tree),), uri, "source:tree", model=str(model), workers=1, **options))
+    index_sources(IndexRequest((str(tree),), uri, entity="source:tree", model=str(model), workers=1, **options))
 
 
 def lines(uri: str) -> LineTable:
@@ -168,7 +169,7 @@ def test_a_segment_that_fails_is_reported_and_built_at_the_end(
             messages.append(text)
 
     monkeypatch.setattr("driftline.tasks.indexing.commit.build_segment", build)
-    index_sources(IndexRequest((str(tree),), uri, "source:tree", model=str(model), workers=1), ProgressLog())
+    index_sources(IndexRequest((str(tree),), uri, entity="source:tree", model=str(model), workers=1), ProgressLog())
     assert [text for text in messages if "Rebuilding a search index segment" in text]
     assert_covered(uri)
     assert_sound(uri, tree)

@@ -231,7 +231,7 @@ def test_a_wrong_mode_is_refused_before_anything_is_written(
     (tmp_path / "a.txt").write_text("a line\n")
     outcome = driftline("index", tmp_path, "--workspace", tmp_path / "ws", "--redact", "all")
     assert outcome.code == 2
-    with pytest.raises(dl.UsageError, match="Unknown redaction mode 'all'"):
+    with pytest.raises(dl.UsageError, match="Unknown redact: all"):
         dl.index(str(tmp_path), workspace=str(tmp_path / "ws"), model=str(tiny_model), redact="all")  # type: ignore[arg-type]
     assert not (tmp_path / "ws").exists()
 

@@ -14,7 +14,7 @@ import pytest
 from driftline.flows.ci import webhooks
 from driftline.flows.ci.webhooks import Hooks, Work
 from driftline.flows.config.driftline_toml import HookSettings
-from driftline.flows.runs.plan import SourceRequest
+from driftline.flows.config.index_request import SourceRequest
 from driftline.flows.web.api import Reader
 from driftline.flows.web.guard import MAX_HOOK_BYTES
 from driftline.flows.web.server import web_server

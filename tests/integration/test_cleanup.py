@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from driftline.flows.commands import main as cli
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_workspace
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.errors import CleanupAborted, LeaseLost, StorageError
 from driftline.storage.garbage.classify import Reason
@@ -371,7 +372,7 @@ def test_both_tables_stay_until_every_source_is_reembedded(
     second = tmp_path / "second"
     second.mkdir()
     (second / "a.txt").write_text("word1\n")
-    index_sources(IndexRequest((str(second),), local.uri, "source:second", model=str(local.model), workers=1))
+    index_sources(IndexRequest((str(second),), local.uri, entity="source:second", model=str(local.model), workers=1))
     local.model = save_tiny_model(tmp_path_factory.mktemp("other-model"), seed=8)
     local.index(reembed=True)
     assert len(local.workspace.line_tables(ENTITY)) == 2

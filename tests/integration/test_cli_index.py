@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import driftline as dl
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.output.progress import NullProgress
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.storage.errors import BadEntity, UsageError
 from tests.support.waiting import until
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.runs import compact as compaction
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.index import IndexRequest, index_sources, remove_source
+from driftline.flows.runs.index import index_sources, remove_source
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, RecallTooLow
@@ -53,7 +54,7 @@ def write(root: Path, number: int, turn: int, lines: int = 30) -> None:
 
 
 def index(tree: Path, workspace: str, model: Path) -> dict[str, Any]:
-    request = IndexRequest((str(tree),), workspace, "source:tree", model=str(model), workers=1)
+    request = IndexRequest((str(tree),), workspace, entity="source:tree", model=str(model), workers=1)
     return index_sources(request).to_dict()
 
 
@@ -322,7 +323,7 @@ def test_indexing_says_when_it_is_time_to_compact(
     reported = ProgressLog()
     for turn in range(2):
         write(tree, 0, 20 + turn)
-        request = IndexRequest((str(tree),), str(tmp_path / "w"), "source:tree", model=str(model), workers=1)
+        request = IndexRequest((str(tree),), str(tmp_path / "w"), entity="source:tree", model=str(model), workers=1)
         index_sources(request, reported)
     (message,) = reported.messages
     assert "2 deltas" in message

@@ -104,7 +104,7 @@ def test_repositories_are_fetched_ahead_of_their_scans(
         fetch(mirror, commit)
 
     monkeypatch.setattr(Mirror, "_fetch", met)
-    assert set(states(fleet.sync(how={"workers": 1})).values()) == {"indexed"}
+    assert set(states(fleet.sync(workers=1)).values()) == {"indexed"}
     for name, project in projects.items():
         project.write("more.md", f"more of {name}\n")
         project.push()
@@ -123,7 +123,7 @@ def test_repositories_are_fetched_ahead_of_their_scans(
 
     monkeypatch.setattr(Mirror, "_fetch", lost)
     monkeypatch.setattr(Survey, "unchanged_at", looked)
-    report = fleet.sync(how={"workers": 1})
+    report = fleet.sync(workers=1)
     assert states(report) == {"team/a": "indexed", "team/b": "failing", "team/c": "indexed"}
     assert "The connection is lost" in rows(report)["team/b"]["reason"]
     assert sorted(attempts) == sorted(looks) == ["a", "b", "c"], "a scan repeats nothing that its fetch has done"
@@ -155,7 +155,7 @@ def test_an_interrupted_run_fetches_no_more_repositories(
     monkeypatch.setattr(Mirror, "_fetch", interrupted)
     fleet.tables = listed(git_server, *projects)
     with pytest.raises(KeyboardInterrupt):
-        fleet.sync(how={"workers": 1})
+        fleet.sync(workers=1)
     assert sorted(attempts) == ["a", "b"]
 
 
@@ -173,7 +173,7 @@ def test_many_groups_fetch_no_more_ahead_than_one(
     monkeypatch.setattr(source_group, "SOURCES_PER_SLOT", 1)
     monkeypatch.setattr(Mirror, "_fetch", noted)
     fleet.tables = listed(git_server, *projects)
-    assert set(states(fleet.sync(how={"workers": 2})).values()) == {"indexed"}
+    assert set(states(fleet.sync(workers=2)).values()) == {"indexed"}
     assert (len(threads), [name for name in threads if name.startswith("fetch")]) == (3, [])
 
 

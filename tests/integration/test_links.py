@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import driftline
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.json_records import from_json, to_json

@@ -208,7 +208,7 @@ def test_a_project_that_contains_its_index_can_be_moved(
 
     def index(root: Path) -> None:
         locations = [os.path.normpath(root / source) for source in sources]
-        dl.index(*locations, workspace=str(root / folder), model=str(tiny_model), entity=entity)
+        dl.index(locations, workspace=str(root / folder), model=str(tiny_model), entity=entity)
 
     def found(root: Path, word: str) -> list[str | None]:
         report = dl.search(str(root / folder), word, mode="text", n_lines=0)

@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("bad", [5, b"ws", ["ws"], "w\0s", None], ids=repr)
+@pytest.mark.parametrize("bad", [5, b"ws", [b"ws"], "w\0s", None], ids=repr)
 @pytest.mark.parametrize("call", CALLS)
 def test_anything_else_than_a_path_is_refused_by_name(tree: Path, call: str, bad: Any) -> None:
     dl.index(tree, workspace="ws")
@@ -68,7 +68,7 @@ def test_an_excerpt_is_found_however_its_path_is_written(tree: Path) -> None:
     (tree / "sub").mkdir()
     (tree / "sub/a.py").write_text("one\ntwo\n")
     (tree.parent / "secret.py").write_text("secret\n")
-    dl.index(tree, tree / "sub", workspace="ws")
+    dl.index([tree, tree / "sub"], workspace="ws")
     workspace = dl.open("ws")
     (source,) = {hit.source for hit in workspace.search("heron", mode="text")}
     inner = "org:default/project:default/source:sub"

@@ -289,12 +289,13 @@ def test_a_source_that_cannot_be_reached_is_named(local: Corner) -> None:
 def test_a_reembedding_in_progress_is_not_damage(
     own: Corner, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from driftline.flows.runs.index import IndexRequest, index_sources
+    from driftline.flows.config.index_request import IndexRequest
+    from driftline.flows.runs.index import index_sources
 
     second = tmp_path / "second"
     second.mkdir()
     (second / "a.txt").write_text("word1\n")
-    index_sources(IndexRequest((str(second),), own.uri, "source:second", model=str(own.model), workers=1))
+    index_sources(IndexRequest((str(second),), own.uri, entity="source:second", model=str(own.model), workers=1))
     own.model = save_tiny_model(tmp_path_factory.mktemp("other-model"), seed=8)
     (own.tree / "file4.txt").unlink()
     own.index(reembed=True)

@@ -22,10 +22,10 @@ from watchfiles import Change
 
 import driftline as dl
 from driftline.flows.commands.index import known_at, watcher_of, watching_sources
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs import watch
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.flows.runs.watch import Watcher
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.workspace.workspace import Workspace

@@ -18,7 +18,8 @@ import driftline
 from driftline.flows.ci import webhooks
 from driftline.flows.ci.webhooks import Hooks, Runs, Work, hooks_of
 from driftline.flows.config.driftline_toml import HookSettings, load_config, locate_config
-from driftline.flows.runs.plan import SourceRequest, requests_of
+from driftline.flows.config.index_request import SourceRequest
+from driftline.flows.runs.plan import requests_of
 from driftline.flows.scheduling import deployments
 from driftline.flows.web.api import Reader
 from driftline.flows.web.server import web_server

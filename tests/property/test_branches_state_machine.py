@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.runs.branches import delete_named
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.branch_cuts import branch_records, cuts_of, on_branch
@@ -99,7 +100,7 @@ class BranchMachine(RuleBasedStateMachine):
         request = IndexRequest(
             (str(self.tree),),
             self.workspace,
-            "source:tree",
+            entity="source:tree",
             model=str(self.model),
             workers=1,
             indexes="none",

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, event, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.output.run_reports import SourceReport
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.workspace import Workspace
@@ -108,7 +109,7 @@ class CommitMachine(RuleBasedStateMachine):
 
     def index(self, *, by_commit: bool) -> SourceReport:
         request = IndexRequest(
-            (str(self.tree),), self.workspace, "source:tree", exclude=(".gitignore",), model=str(self.model),
+            (str(self.tree),), self.workspace, entity="source:tree", exclude=(".gitignore",), model=str(self.model),
             workers=1, indexes="none", by_commit=by_commit, max_delete_fraction=1.0,
         )  # fmt: skip
         return index_sources(request).sources[0]

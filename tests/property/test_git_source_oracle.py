@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.config.index_request import IndexRequest
+from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.git_server import Checkout, GitServer, git

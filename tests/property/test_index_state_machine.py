@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.config.index_request import IndexRequest
+from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.workspace import Workspace
@@ -187,7 +188,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def request(self, **options: Any) -> IndexRequest:
         return IndexRequest(
-            (str(self.tree),), self.workspace, "source:tree", exclude=(".gitignore",), model=str(self.model),
+            (str(self.tree),), self.workspace, entity="source:tree", exclude=(".gitignore",), model=str(self.model),
             workers=1, indexes="none", **options,
         )  # fmt: skip
 

@@ -34,7 +34,9 @@ class Fleet:
 
     def sync(self, **options: Any) -> dict[str, Any]:
         config = load_config(self.config)
-        self.report = sync_fleets(FleetRequest(config, config.workspace, **options), now=lambda: self.now)
+        how = {name: options.pop(name) for name in ("retry", "has_all_fleets") if name in options}
+        request = FleetRequest.of(config, config.workspace, options, **how)
+        self.report = sync_fleets(request, now=lambda: self.now)
         return self.report.to_dict()
 
     @property

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.flows.config.index_request import IndexRequest
+from driftline.flows.runs.index import index_sources
 from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import BatchId, ManifestRow, revision
 from driftline.storage.entities import Entity
@@ -56,7 +57,7 @@ class Corner:
         return Corner(self.tree, self.model, objects.uri)
 
     def index(self, **options: object) -> None:
-        request = IndexRequest((str(self.tree),), self.uri, "source:tree", model=str(self.model), workers=1)
+        request = IndexRequest((str(self.tree),), self.uri, entity="source:tree", model=str(self.model), workers=1)
         for name, value in options.items():
             object.__setattr__(request, name, value)
         index_sources(request)

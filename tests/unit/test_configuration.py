@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import driftline
+from driftline.flows.commands.index import index
 from driftline.flows.config.driftline_toml import (
     Configuration,
     Schedule,
     load_config,
     named_workspace_filter,
 )
+from driftline.flows.config.index_request import OPTIONS, SETTINGS, options_in
+from driftline.flows.config.toml_schema import File
 from driftline.flows.config.workspace_names import find_config
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
@@ -96,6 +101,20 @@ def test_sources_are_resolved_relative_to_the_file(team: Configuration, tmp_path
     assert (shared.uri, shared.entity, shared.schedule) == (str(tmp_path / "shared"), SHARED, None)
 
 
+def test_the_options_of_a_run_are_those_of_its_table(write: Write) -> None:
+    """The command, the file and Python have each option that the table declares for them."""
+    path = write('redact = "strict"\narchives = false\nmax_file_bytes = 10\n')
+    assert load_config(path).index == {"redact": "strict", "archives": False, "max_file_bytes": 10}
+    assert set(SETTINGS) <= set(File.model_fields)
+    parameters = inspect.signature(index).parameters
+    assert set(options_in("command")) == set(parameters) & set(OPTIONS)
+    assert parameters["full"].annotation.__metadata__[0].help == OPTIONS["full"].help
+    assert set(OPTIONS) < set(inspect.signature(driftline.index).parameters)
+    assert [
+        row for row in OPTIONS.values() if f"{row.name}: {row.description}" not in str(driftline.index.__doc__)
+    ] == []
+
+
 def test_the_default_workspace_is_next_to_the_file(write: Write) -> None:
     path = write('[[sources]]\nuri = "web"\n')
     assert load_config(path).workspace == str(path.parent / ".driftline")
@@ -129,6 +148,8 @@ def test_the_default_workspace_is_next_to_the_file(write: Write) -> None:
         ),
         ('[[sources]]\nuri = "web"\n[workspaces.a]\ndirs = ["webb"]', "No source contains the directory 'webb'"),
         ('[[sources]]\nuri = "web"\n[workspaces.a]\nsources = ["source:wob"]', "source:wob.*Sources: .*source:web"),
+        ("max_file_bytes = -1", r"'max_file_bytes' cannot be used"),
+        ('redact = "all"', r"'redact' cannot be used"),
         ("[prices]\nput = -1", r"'put' cannot be used.*\[prices\]"),
         ("[access]\nuser = {}", r"'user'.*\[access\].*'users'"),
         ('[access]\nusers = {ann = "org:acme"}', r"'users' cannot be used.*\[access\]"),

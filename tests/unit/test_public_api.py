@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import driftline
-from driftline.flows.runs.plan import IndexRequest
+from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.web.api import Reader
 from driftline.flows.web.server import web_server
 from driftline.storage import errors
@@ -82,8 +82,7 @@ def test_an_import_loads_nothing_else() -> None:
 
 
 def test_keywords_have_the_defaults_of_their_functions() -> None:
-    of_request = keyword_defaults(IndexRequest, "sources", "paths")
-    assert keyword_defaults(driftline.index) == of_request
+    assert keyword_defaults(driftline.index) == keyword_defaults(IndexRequest)
     of_search = keyword_defaults(SearchRequest)
     assert keyword_defaults(driftline.search, "workspace") == of_search
     assert keyword_defaults(driftline.grep, "model", "ignore_case", "redact").items() <= of_search.items()

@@ -19,8 +19,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.config.toml_schema import SearchTable
-from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.flows.web.api import parameters
 from driftline.storage.errors import UsageError
 from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, options_in
