@@ -47,6 +47,7 @@ from driftline.storage.layout import (
 from driftline.storage.lines.definition_table import DeepTable
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.sources.source import LOCAL, SourceAccess
 from driftline.storage.workspace.records import (
@@ -69,7 +70,6 @@ if TYPE_CHECKING:  # a search loads neither
 
 _Item = TypeVar("_Item")
 _Read = TypeVar("_Read")
-READ_THREADS = 16
 LISTING_SECONDS = 5.0
 """How long the listing started on opening a workspace is valid."""
 
@@ -455,13 +455,9 @@ class Workspace:
             if record is not None:
                 yield entity, record
 
-    def map_parallel(self, read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iterable[_Read]:
-        """Return the result of ``read`` for each item; in parallel for a bucket, where each read is slow."""
-        if self.objects.is_local or len(items) < 2:
-            return map(read, items)
-        with ThreadPoolExecutor(READ_THREADS) as pool:
-            reading = [pool.submit(contextvars.copy_context().run, read, item) for item in items]
-            return [each.result() for each in reading]
+    def map_parallel(self, read: Callable[[_Item], _Read], items: Iterable[_Item]) -> Iterator[_Read]:
+        """Yield the result of ``read`` for each item, in order; in parallel for a bucket, where each read is slow."""
+        return in_parallel(read, items, self.objects.requests_at_once)
 
     def entities(self, below: Entity | Boundary | None = None) -> list[Entity]:
         """Return all entities that have a directory at the source level, with or without a source record, sorted."""
