@@ -173,16 +173,16 @@ class Workspace:
     objects: ObjectStore
     config: WorkspaceConfig
     access: SourceAccess = LOCAL
-    branches: tuple[Branch, ...] = ()
+    branches: Mapping[Entity, Branch] = field(default_factory=dict)
     early_listing: _EarlyListing = field(default_factory=_EarlyListing, repr=False, compare=False)
 
     def on(self, branches: Iterable[Branch]) -> Workspace:
         """Return the workspace with sources on ``branches``, one per source, and all others on the main index."""
-        return replace(self, branches=tuple(branches))
+        return replace(self, branches={branch.entity: branch for branch in branches})
 
     def branch_of(self, entity: Entity) -> Branch | None:
         """Return the source's branch that this workspace is on, if any."""
-        return next((branch for branch in self.branches if branch.entity == entity), None)
+        return self.branches.get(entity)
 
     def lease_of(self, entity: Entity) -> str:
         """Return the path of the lease on a source, or on its branch."""
