@@ -52,7 +52,8 @@ class Inventory:
 
     def of(self, entity: str) -> pa.Table:
         """Return ``path, hash, rows`` of one entity."""
-        return self.counts.filter(pc.equal(self.counts["entity"], entity)).drop_columns(["entity"])
+        start, end = (pc.search_sorted(self.counts["entity"], entity, side=side).as_py() for side in ("left", "right"))
+        return self.counts.slice(start, end - start).drop_columns(["entity"])
 
 
 EMPTY = Inventory(0, COUNTS.empty_table(), frozenset(), {})

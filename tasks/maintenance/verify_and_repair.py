@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import ADD
-from driftline.storage.deltas.manifest import SCHEMA, Manifest
+from driftline.storage.deltas.manifest import SCHEMA, BatchId, Manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
     AlreadyExists,
@@ -45,7 +45,7 @@ from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
-from driftline.storage.workspace.records import BranchRecord, WorkspaceConfig, read_record
+from driftline.storage.workspace.records import BranchRecord, SourceRecord, WorkspaceConfig, read_record
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.embedding.models import model_of
 from driftline.tasks.indexing.commit import ChangeSet, Committer, settle
@@ -68,18 +68,24 @@ def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFindi
     Compares the lines of documents that differ from the main index, and the line counts of all others. Raises
     CorruptFile for an unreadable record, StorageError.
     """
-    for entity, _ in workspace.readable_sources(tenant):
-        for record in branch_records(workspace, entity):
-            if not peek(workspace.objects, branch_lease_path(entity, record.name)).is_free:
-                continue
-            if record.fingerprint != workspace.config.fingerprint:
-                continue  # the next run takes a new snapshot
-            try:
-                detail = survived(_difference, workspace.on([branch_at(entity, record)]), entity, record)
-            except (CorruptFile, StorageError) as error:
-                detail = str(error)
-            if detail:
-                yield BranchFinding(entity, record.name, detail)
+
+    def is_idle(entity: Entity, record: BranchRecord) -> bool:
+        return peek(workspace.objects, branch_lease_path(entity, record.name)).is_free
+
+    def idle_branches(source: tuple[Entity, SourceRecord]) -> list[tuple[Entity, BranchRecord]]:
+        found = ((source[0], record) for record in branch_records(workspace, source[0]))
+        return [each for each in found if is_idle(*each)]
+
+    found = workspace.map_parallel(idle_branches, workspace.readable_sources(tenant))
+    for entity, record in itertools.chain.from_iterable(found):
+        if record.fingerprint != workspace.config.fingerprint:
+            continue  # the next run takes a new snapshot
+        try:
+            detail = survived(_difference, workspace.on([branch_at(entity, record)]), entity, record)
+        except (CorruptFile, StorageError) as error:
+            detail = str(error)
+        if detail and is_idle(entity, record):  # no run has started meanwhile
+            yield BranchFinding(entity, record.name, detail)
 
 
 def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> str:
@@ -91,7 +97,7 @@ def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> s
         return f"{actual:,} lines of {expected:,}"
     changed = documents.changes_since(record.main_revision, columns=_COLUMNS)
     there = changed.filter(pc.and_(pc.equal(changed["op"], ADD), pc.greater(changed["lines"], 0)))
-    rows = table.of_documents(entity, changed["path"].to_pylist()).select(["path", "hash"])
+    rows = table.of_documents(entity, changed["path"].to_pylist(), ["path", "hash"])
     counted = rows.group_by(["path", "hash"]).aggregate([([], "count_all")])
     found = _triples(counted["path"], counted["hash"], counted["count_all"])
     wrong = _triples(there["path"], there["hash"], there["lines"]) ^ found
@@ -297,9 +303,8 @@ class _TenantCheck:
 
     def run(self) -> None:
         sources = self._sources()
-        before = {source: self._look(source) for source in sources}
-        for source in sources:
-            self._read(source)
+        before = self._look(sources)
+        self._read(sources)
         for table in self._tables():
             exists = table.exists()
             try:
@@ -317,7 +322,8 @@ class _TenantCheck:
                 self._add(FindingKind.INDEX, self._tenant, index, detail, table.fingerprint)
         for found in check_branches(self._workspace, self._tenant):
             self._add(FindingKind.BRANCH, found.entity, found.name, found.detail)
-        busy = {str(source) for source in sources if not before[source].is_free or before[source] != self._look(source)}
+        after = self._look(sources)
+        busy = {str(source) for source in sources if not before[source].is_free or before[source] != after[source]}
         self._verification.busy += sorted(busy)
         self._verification.findings += [finding for finding in self._findings if finding.entity not in busy]
         self._verification.leases |= before
@@ -329,19 +335,26 @@ class _TenantCheck:
         bound = workspace.entities(self._tenant)
         return sorted({*bound, *(entity for purpose, entity in leased if purpose == "source")})
 
-    def _read(self, source: Entity) -> None:
-        documents = self._workspace.manifest(source)
-        try:
-            self._workspace.source(source)
-            manifest = documents.read(columns=["path", "hash", "lines", "reason", "fingerprint"])
-        except CorruptFile as error:
-            self._add(FindingKind.UNREADABLE, source, self._relative(error.where), str(error))
-            self._unknown.add(str(source))
-            return
-        self._manifests[source] = manifest
-        self._verification.documents += len(manifest)
-        for batch in documents.staged():
-            self._add(FindingKind.STAGED, source, f"{batch.run_id}, batch {batch.batch}", "The next run settles it.")
+    def _read(self, sources: Sequence[Entity]) -> None:
+        def read(source: Entity) -> tuple[pa.Table, Sequence[BatchId]] | CorruptFile:
+            documents = self._workspace.manifest(source)
+            try:
+                self._workspace.source(source)
+                manifest = documents.read(columns=["path", "hash", "lines", "reason", "fingerprint"])
+            except CorruptFile as error:
+                return error
+            return manifest, documents.staged()
+
+        for source, found in zip(sources, self._workspace.map_parallel(read, sources), strict=True):
+            if isinstance(found, CorruptFile):
+                self._add(FindingKind.UNREADABLE, source, self._relative(found.where), str(found))
+                self._unknown.add(str(source))
+                continue
+            self._manifests[source], staged = found
+            self._verification.documents += len(found[0])
+            for batch in staged:
+                detail = "The next run settles it."
+                self._add(FindingKind.STAGED, source, f"{batch.run_id}, batch {batch.batch}", detail)
 
     def _tables(self) -> list[LineTable]:
         """Return the current table, and the tables of other fingerprints in the manifests."""
@@ -366,14 +379,21 @@ class _TenantCheck:
             if rows != 1:
                 self._add(FindingKind.COMMIT_MARKER, name, "", f"It has {rows}.", table.fingerprint)
 
-    def _look(self, source: Entity) -> LeaseStatus:
-        try:
-            return peek(self._workspace.objects, lease_path(source))
-        except CorruptFile as error:
-            finding = Finding(FindingKind.UNREADABLE, str(source), self._relative(error.where), str(error))
-            if finding not in self._findings:
-                self._findings.append(finding)
-            return LeaseStatus(True, "", "")
+    def _look(self, sources: Sequence[Entity]) -> dict[Entity, LeaseStatus]:
+        def look(source: Entity) -> LeaseStatus | CorruptFile:
+            try:
+                return peek(self._workspace.objects, lease_path(source))
+            except CorruptFile as error:
+                return error
+
+        statuses: dict[Entity, LeaseStatus] = {}
+        for source, found in zip(sources, self._workspace.map_parallel(look, sources), strict=True):
+            statuses[source] = LeaseStatus(True, "", "") if isinstance(found, CorruptFile) else found
+            if isinstance(found, CorruptFile):
+                finding = Finding(FindingKind.UNREADABLE, str(source), self._relative(found.where), str(found))
+                if finding not in self._findings:
+                    self._findings.append(finding)
+        return statuses
 
     def _relative(self, where: str) -> str:
         return where.removeprefix(f"{self._workspace.objects.uri}/")
@@ -431,7 +451,6 @@ _MANIFEST = pa.schema(
 )
 
 
-READ_THREADS = 16
 EVER = datetime(1, 1, 1, tzinfo=UTC)
 """A time before any expiry."""
 _KEYS_IN_A_DETAIL = 3
@@ -504,8 +523,7 @@ def _check(workspace: Workspace, catalog: Catalog, tenant: Entity) -> tuple[list
     def compare(directory: str) -> Finding | None:
         return _compare(workspace, tenant, directory, set(known.at_or_below(directory)), waiting, now)
 
-    with ThreadPoolExecutor(READ_THREADS, "driftline-memory-verify") as pool:
-        findings += filter(None, pool.map(compare, sorted(directories)))
+    findings += filter(None, workspace.map_parallel(compare, sorted(directories)))
     findings += _vectors(workspace, tenant, {(row.key, row.rev) for row in rows}, waiting)
     return findings, len(alive)
 
