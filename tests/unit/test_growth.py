@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,8 @@ import pytest
 from driftline.storage.entities import Entity
 from driftline.storage.lines.line_counts import COUNTS, Inventory
 from driftline.storage.lines.line_table import each_document
-from driftline.storage.objects.store import ObjectStore
+from driftline.storage.objects.store import ObjectInfo, ObjectStore
+from driftline.storage.workspace.copies import _tables
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Branch, Workspace
 from driftline.tasks.scanning.scan import _covered
@@ -21,9 +23,10 @@ from driftline.tasks.scanning.walk import Subtree
 
 ROWS = 100_000
 FEW, MANY = 10, 1_000
-MOST_TIMES = 40
-"""Less than MANY / FEW, by which rows times parts grow; MANY calls cost something, too."""
-LEAST_SECONDS = 0.01
+MOST_TIMES = 3
+"""Much less than MANY / FEW, by which rows times parts grow."""
+CALLS_SECONDS = 0.3
+"""What MANY calls may cost besides."""
 
 
 def subtrees(parts: int, _: Path) -> Callable[[], object]:
@@ -53,19 +56,30 @@ def branches(parts: int, folder: Path) -> Callable[[], object]:
     return lambda: [workspace.branch_of(sources[row % parts]) for row in range(ROWS)]
 
 
+def tenants(parts: int, folder: Path) -> Callable[[], object]:
+    config = WorkspaceConfig(model="m", fingerprint="f", dim=1)
+    workspace = Workspace(ObjectStore.open(folder), config)
+    owners = [Entity((("org", str(part)),)) for part in range(parts)]
+    versions = [f"{workspace.lines(owner).path}/_versions" for owner in owners]
+    paths = [f"{versions[row % parts]}/{row}.manifest" for row in range(ROWS)]
+    now = datetime.now(UTC)
+    listing = {path: ObjectInfo(path, 1, now, "") for path in paths}
+    return lambda: [*_tables(workspace, listing)]
+
+
 def cpu_seconds(work: Callable[[], object]) -> float:
     started = time.thread_time()
     work()
     return time.thread_time() - started
 
 
-@pytest.mark.parametrize("prepare", [subtrees, inventories, documents, branches])
+@pytest.mark.parametrize("prepare", [subtrees, inventories, documents, branches, tenants])
 def test_more_parts_of_as_many_rows_cost_little_more(
     prepare: Callable[[int, Path], Callable[[], object]], tmp_path: Path
 ) -> None:
     few, many = prepare(FEW, tmp_path), prepare(MANY, tmp_path)
     few()  # loads what the first call needs
-    assert min(cpu_seconds(many) for _ in range(2)) < MOST_TIMES * max(cpu_seconds(few), LEAST_SECONDS)
+    assert min(cpu_seconds(many) for _ in range(2)) < MOST_TIMES * cpu_seconds(few) + CALLS_SECONDS
 
 
 def test_subtrees_cover_what_begins_with_their_prefix_and_not_with_an_excluded_folder() -> None:
