@@ -25,7 +25,6 @@ from driftline.storage.errors import (
     FingerprintMismatch,
     LeaseLost,
     ObjectNotFound,
-    PreconditionFailed,
     UsageError,
     WorkspaceNotFound,
 )
@@ -51,7 +50,6 @@ from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.sources.source import LOCAL, SourceAccess
 from driftline.storage.workspace.records import (
-    CHANGE_ATTEMPTS,
     BranchRecord,
     DeepRecord,
     RunHistory,
@@ -60,7 +58,7 @@ from driftline.storage.workspace.records import (
     parse_record,
     read_copy_record,
     read_record,
-    too_many_changes,
+    update_record,
 )
 from driftline.storage.workspace.stats import WorkspaceStats
 
@@ -274,36 +272,21 @@ class Workspace:
 
         Raises FingerprintMismatch if the workspace has some other fingerprint.
         """
-        for _ in range(CHANGE_ATTEMPTS):
-            data, version = self.objects.get_versioned(CONFIG)
-            current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
+
+        def bound(current: WorkspaceConfig) -> WorkspaceConfig:
             if current.fingerprint == fingerprint and current.model is not None:
-                return replace(self, config=current)
+                return current
             if current.fingerprint not in (instead_of, fingerprint):
                 raise fingerprint_mismatch(self.objects.uri, current, model)
-            bound = replace(current, model=model, fingerprint=fingerprint, dim=dim)
-            try:
-                self.objects.replace(CONFIG, to_json(bound), version)
-            except PreconditionFailed:
-                continue
-            return replace(self, config=bound)
-        raise too_many_changes(CONFIG, self.objects.uri)
+            return replace(current, model=model, fingerprint=fingerprint, dim=dim)
+
+        return replace(self, config=update_record(self.objects, CONFIG, WorkspaceConfig, bound))
 
     def bind_deep(self, model: DeepModel | None) -> Workspace:
         """Switch to the definitions embedded by ``model``; None means no definition embeddings. Idempotent."""
         record = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
-        for _ in range(CHANGE_ATTEMPTS):
-            data, version = self.objects.get_versioned(CONFIG)
-            current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
-            if current.deep == record:
-                return replace(self, config=current)
-            bound = replace(current, deep=record)
-            try:
-                self.objects.replace(CONFIG, to_json(bound), version)
-            except PreconditionFailed:
-                continue
-            return replace(self, config=bound)
-        raise too_many_changes(CONFIG, self.objects.uri)
+        bound = update_record(self.objects, CONFIG, WorkspaceConfig, lambda current: replace(current, deep=record))
+        return replace(self, config=bound)
 
     @property
     def deep_model(self) -> DeepModel | None:
