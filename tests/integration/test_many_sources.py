@@ -60,7 +60,9 @@ entity = "org:acme/project:alpha/source:handbook"
     return tmp_path
 
 
-@pytest.mark.parametrize("read", [scan_references, partial(verify, on_phase=print)], ids=["cleanup", "verify"])
+@pytest.mark.parametrize(
+    "read", [scan_references, partial(verify, on_phase=print, run_id="")], ids=["cleanup", "verify"]
+)
 def test_sources_in_a_bucket_are_read_side_by_side(
     tmp_path: Path, tiny_model: Path, read: Callable[[Workspace], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
