@@ -83,9 +83,9 @@ def scan_references(
     leases = _leases(workspace, listing)
     names_by_kind = _names_by_kind(workspace, listing)
     folded = _folded_deltas(workspace, names_by_kind)
-    dead, committed = _staged_deltas(workspace, names_by_kind)
     bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
-    tracked, superseded = _tables(workspace, names_by_kind, bound)
+    tracked, superseded = _tables(workspace, names_by_kind, bound)  # first, because it names missing files
+    dead, committed = _staged_deltas(workspace, names_by_kind)
     blobs, retired = _memory(workspace, catalog) if catalog is not None else (None, {})
     if blobs is not None and tenants is not None:
         listing += _retired(objects, sorted(path for path in retired if path.partition("/")[0] not in tenants))
