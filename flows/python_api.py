@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from driftline.flows.config.index_request import OPTIONS, IndexOptions, IndexRequest
 from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_REDACTION, DEFAULT_TOP_K, Redaction
@@ -27,6 +28,24 @@ if TYPE_CHECKING:
     from driftline.tasks.search.search import SearchReport
 
     Searchable: TypeAlias = "Workspace | StoredWorkspace | LineStore | str | os.PathLike[str]"
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _several_sources(index: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Also accept sources as several positional arguments, if the workspace is not among them."""
+
+    @functools.wraps(index)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        at = int(bool(args) and isinstance(args[0], Workspace))
+        owner, sources = args[:at], args[at:]
+        if len(sources) > 1 and (owner or "workspace" in kwargs):
+            args = (*owner, list(sources))
+        return index(*args, **kwargs)
+
+    return call
 
 
 class Workspace:
@@ -73,6 +92,7 @@ class Workspace:
         """
         return _find(self.storage, request)
 
+    @_several_sources
     @from_keywords(IndexOptions)
     def index(self, options: IndexOptions) -> IndexReport:
         """Update the index to the current state of sources, and reopen it.
@@ -381,6 +401,7 @@ def open(
     return Workspace(copy)
 
 
+@_several_sources
 @called_with(IndexRequest, OPTIONS.values())
 def index(request: IndexRequest) -> IndexReport:
     """Update the index to the current state of sources.

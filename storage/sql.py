@@ -482,11 +482,11 @@ class _Contents:
         if self.workspace.config.fingerprint is None:
             return
         for tenant in self._tenants():
-            branched = [each.entity for each in self.workspace.branches if each.entity.tenant == tenant]
-            entities = self._entities(tenant)
-            main = [each for each in entities if each not in branched]
-            everything = self.within is None and not branched
-            table_owners = [(tenant, None if everything else main), *((e, [e]) for e in branched if e in entities)]
+            entities, branches = self._entities(tenant), self.workspace.branches
+            branched = [each for each in entities if each in branches]
+            main = [each for each in entities if each not in branches]
+            everything = self.within is None and not any(each.tenant == tenant for each in branches)
+            table_owners = [(tenant, None if everything else main), *((each, [each]) for each in branched)]
             for table_owner, counted in table_owners:
                 table = self.workspace.lines(table_owner)
                 if counted != [] and table.exists():

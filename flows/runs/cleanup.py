@@ -216,7 +216,7 @@ class _Cleanup:
     def _scan(self) -> ReferenceScan:
         """Scan all tenants, or only tenants that may hold garbage; note objects that are garbage at any age."""
         tenants = None if self._report.full else self._traces.candidates
-        scan = scan_references(self._workspace, self._catalog, tenants)
+        self._scanned = scan = scan_references(self._workspace, self._catalog, tenants)
         ever = find_orphans(
             scan.listing,
             scan.references,
@@ -260,7 +260,8 @@ class _Cleanup:
             kept = self._remove_versions_of_branches(fence)
             deletion.run([orphan for orphan in rest if orphan in leases and orphan.path.partition("/")[0] not in kept])
             if self._catalog is not None:
-                forget_deleted(self._workspace, self._catalog, deletion.deleted)
+                retired, listed = self._scanned.references.retired, (info for info, _ in self._scanned.listing)
+                forget_deleted(self._workspace, self._catalog, retired, listed, deletion.deleted)
             outcome = "done"
         except DriftlineError as error:
             outcome = error.kind
@@ -391,6 +392,7 @@ def clean_within(
     if not dry_run:
         deletion = Deletion(workspace, report.run_id, lambda: None, report.deleted)
         deletion.run(verdict.orphans)
-        forget_deleted(workspace, catalog, deletion.deleted)
+        below = {path for path in retired if path.startswith(f"{top.directory}/")}
+        forget_deleted(workspace, catalog, below, (info for info, _ in named), deletion.deleted)
     report.seconds = time.monotonic() - started
     return report

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -46,6 +45,7 @@ from driftline.storage.errors import (
 from driftline.storage.layout import SOURCE, new_ulid
 from driftline.storage.leases.lease import Lease
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.option_table import given_values
 from driftline.storage.sources.discovery import HostListing, HostWaits, discover, open_pulls, readers_of
 from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
@@ -419,10 +419,9 @@ def _replace_each(
     due: Sequence[tuple[FleetPart, str]], ask: Callable[[FleetPart, KnownRepository], KnownRepository]
 ) -> None:
     """Replace the repositories in ``due``, given by id, with the results of ``ask``, which is called concurrently."""
-    with ThreadPoolExecutor(CONCURRENT_LOOKUPS, thread_name_prefix="fleet") as pool:
-        asked = pool.map(lambda item: ask(item[0], item[0].repositories[item[1]]), due)
-        for (part, identifier), answer in zip(due, asked, strict=True):
-            part.repositories[identifier] = answer
+    asked = in_parallel(lambda item: ask(item[0], item[0].repositories[item[1]]), due, CONCURRENT_LOOKUPS)
+    for (part, identifier), answer in zip(due, asked, strict=True):
+        part.repositories[identifier] = answer
 
 
 def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:

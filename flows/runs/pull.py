@@ -6,11 +6,9 @@ continues with the fetched files.
 
 from __future__ import annotations
 
-import contextvars
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +19,7 @@ from driftline.storage.errors import ObjectNotFound, StorageError
 from driftline.storage.layout import CONFIG, SOURCE, ObjectInfo, ObjectKind, parse_name
 from driftline.storage.objects.local_disk import flush_to_disk
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.objects.store_requests import for_threads, request_counter
+from driftline.storage.objects.store_requests import in_parallel, request_counter
 from driftline.storage.workspace.copies import (
     WorkspaceCopy,
     files_of_newest_version,
@@ -166,16 +164,8 @@ def _fetch(objects: ObjectStore, missing: Sequence[ObjectInfo], folder: Path, pr
             fix = "Free some space, then pull again: fetched files are kept."
             raise StorageError(f"Cannot write a file ({error.strerror})", str(target), fix) from error
 
-    with ThreadPoolExecutor(THREADS, "driftline-pull") as pool:
-        context = contextvars.copy_context
-        running = [pool.submit(context().run, for_threads(fetch), info) for info in missing]
-        try:
-            for done in running:
-                done.result()
-                progress.advance()
-        finally:
-            for each in running:
-                each.cancel()
+    for _ in in_parallel(fetch, missing, THREADS):
+        progress.advance()
 
 
 def _check(folder: Path, original: Workspace) -> None:

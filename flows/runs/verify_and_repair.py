@@ -134,7 +134,7 @@ def _verify(
         progress.message(message)
 
     def check() -> Verification:
-        verification = verify(workspace, progress.phase)
+        verification = verify(workspace, progress.phase, report.run_id)
         if catalog is not None:
             catalog.check(workspace.config.workspace_id)
         if catalog is None and not had_catalog and workspace.objects.head(CATALOG_RECORD) is not None:

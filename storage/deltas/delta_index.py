@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -29,8 +28,8 @@ from driftline.storage.deltas.parquet_files import (
 )
 from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.layout import BASE, delta_name, is_delta, new_ulid
-from driftline.storage.objects import store_requests
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.objects.store_requests import in_parallel
 
 
 def newest(key: str, changes: pa.Table) -> pa.Table:
@@ -69,7 +68,7 @@ REMOVE_RETENTION = timedelta(days=7)
 MAX_FOLD_BYTES = 96 * 1024 * 1024
 """Compressed size of the deltas folded in one pass, about 1.5 million documents; bounds memory."""
 READ_ATTEMPTS = 5
-READ_THREADS = 4
+MAX_READ_THREADS = 4
 """Number of bucket deltas opened in parallel, because each takes a round trip."""
 
 ADD, REMOVE = "add", "remove"
@@ -231,7 +230,8 @@ class DeltaIndex:
     def _check(self) -> None:
         log = self.log()
         names = [*log.deltas, *([BASE] if log.has_base else [])]
-        list(self._for_each(self._check_file, names))
+        for _ in in_parallel(self._check_file, names, self._read_threads):
+            pass
 
     def changes_since(self, rev: int, *, columns: Sequence[str]) -> pa.Table:
         """Return ``op`` and ``columns`` of each key's newest row if its ``rev`` is higher than ``rev``, sorted by key.
@@ -316,18 +316,11 @@ class DeltaIndex:
                 return file.read(keys, columns)
 
         empty = pa.schema([self.file_schema.field(name) for name in columns]).empty_table()
-        return pa.concat_tables([empty, *self._for_each(read, names)])
+        return pa.concat_tables([empty, *in_parallel(read, names, self._read_threads)])
 
-    def _for_each(self, work: Callable[[str], _Result], names: Sequence[str]) -> Iterator[_Result]:
-        """Yield ``work(name)`` for each file, in order.
-
-        Files on disk are read in sequence: most are so small that threads would double the time.
-        """
-        if self.objects.is_local:
-            yield from map(work, names)
-            return
-        with ThreadPoolExecutor(READ_THREADS, "driftline-deltas") as pool:
-            yield from pool.map(store_requests.for_threads(work), names)
+    @property
+    def _read_threads(self) -> int:
+        return min(MAX_READ_THREADS, self.objects.requests_at_once)
 
     @contextlib.contextmanager
     def _open_base(self) -> Iterator[FileReader | None]:

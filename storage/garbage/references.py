@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pyarrow.compute as pc
@@ -38,12 +38,12 @@ from driftline.storage.memory.catalog.entry_queries import blob_references
 from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.objects.store import ObjectInfo, ObjectStore
+from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.workspace.records import BranchRecord, read_record
 from driftline.storage.workspace.workspace import Workspace
 
 NamesByKind = dict[ObjectKind, dict[str, list[str]]]
 
-READ_THREADS = 4
 TABLE_ATTEMPTS = 3
 """Attempts to read a table that other processes may be writing or cleaning, before a file is treated as missing."""
 
@@ -83,9 +83,9 @@ def scan_references(
     leases = _leases(workspace, listing)
     names_by_kind = _names_by_kind(workspace, listing)
     folded = _folded_deltas(workspace, names_by_kind)
-    dead, committed = _staged_deltas(workspace, names_by_kind)
     bound = next((info.modified for info, _ in listing if info.path == CONFIG), None)
-    tracked, superseded = _tables(workspace, names_by_kind, bound)
+    tracked, superseded = _tables(workspace, names_by_kind, bound)  # first, because it names missing files
+    dead, committed = _staged_deltas(workspace, names_by_kind)
     blobs, retired = _memory(workspace, catalog) if catalog is not None else (None, {})
     if blobs is not None and tenants is not None:
         listing += _retired(objects, sorted(path for path in retired if path.partition("/")[0] not in tenants))
@@ -101,19 +101,16 @@ def _below(objects: ObjectStore, tenants: Set[str]) -> Iterator[ObjectInfo]:
 
 
 def _retired(objects: ObjectStore, paths: Sequence[str]) -> tuple[tuple[ObjectInfo, Name], ...]:
-    with ThreadPoolExecutor(1 if objects.is_local else READ_THREADS) as pool:
-        return tuple((info, parse_name(info.path)) for info in pool.map(objects.head, paths) if info is not None)
+    found = in_parallel(objects.head, paths, objects.requests_at_once)
+    return tuple((info, parse_name(info.path)) for info in found if info is not None)
 
 
 def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> dict[str, LeaseStatus]:
     objects = workspace.objects
     roots = {info.path.partition("/")[0] for info, _ in listing if "/" in info.path}
-    return {
-        info.path: peek(objects, info.path)
-        for root in sorted(roots)
-        for info in objects.list(f"{root}/_leases", recursive=False)
-        if parse_name(info.path).kind is ObjectKind.PERMANENT
-    }
+    listed = workspace.map_parallel(lambda root: [*objects.list(f"{root}/_leases", recursive=False)], sorted(roots))
+    paths = [info.path for infos in listed for info in infos if parse_name(info.path).kind is ObjectKind.PERMANENT]
+    return dict(zip(paths, workspace.map_parallel(partial(peek, objects), paths), strict=True))
 
 
 def _branches(
@@ -125,8 +122,7 @@ def _branches(
     """
     objects = workspace.objects
     paths = [info.path for info, name in listing if name.kind is ObjectKind.BRANCH and info.path.endswith(f"/{BRANCH}")]
-    with ThreadPoolExecutor(1 if objects.is_local else READ_THREADS) as pool:
-        read = list(pool.map(lambda path: read_record(objects, path, BranchRecord), paths))
+    read = workspace.map_parallel(lambda path: read_record(objects, path, BranchRecord), paths)
     records = {path.rpartition("/")[0]: record for path, record in zip(paths, read, strict=True) if record is not None}
     leases = {branch_of_lease(info.path): info.path for info, name in listing if name.kind is ObjectKind.BRANCH_LEASE}
     held = (branch for branch, path in leases.items() if branch not in records and not peek(objects, path).is_free)
@@ -140,14 +136,15 @@ def _names_by_kind(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Nam
         names_by_kind[name.kind][name.directory].append(name.rest)
         if name.kind is ObjectKind.VERSION and info.size_bytes == 0:  # Lance's own error does not name the file
             raise CorruptFile("A version of a table is empty", f"{workspace.objects.uri}/{info.path}", "Restore it.")
-        if name.kind is ObjectKind.PERMANENT and name.rest == SOURCE:
-            workspace.source(Entity.of_directory(name.directory))
+    sources = (name.directory for _, name in listing if name.kind is ObjectKind.PERMANENT and name.rest == SOURCE)
+    for _ in workspace.map_parallel(lambda directory: workspace.source(Entity.of_directory(directory)), sources):
+        pass
     return names_by_kind
 
 
 def _folded_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> frozenset[str]:
     """Return the paths of document and memory deltas that are already folded into their base."""
-    folded: set[str] = set()
+    files: list[tuple[DeltaIndex, str]] = []
     for directory in sorted({*names_by_kind[ObjectKind.BASE], *names_by_kind[ObjectKind.DELTA]}):
         names = [*names_by_kind[ObjectKind.BASE][directory], *names_by_kind[ObjectKind.DELTA][directory]]
         entity = Entity.of_directory(directory)
@@ -155,22 +152,28 @@ def _folded_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> frozense
         if entity.type != workspace.config.hierarchy[-1]:
             index = MemoryIndex(workspace.objects, directory)
             names = [name for name in names if name == BASE]  # memory deltas have no references
-        folded.update(f"{directory}/{name}" for name in _folded(index, names))
-    return frozenset(folded)
+        files += ((index, name) for name in names)
+    read = workspace.map_parallel(_folded, files)
+    return frozenset(
+        f"{index.directory}/{name}" for (index, _), folded in zip(files, read, strict=True) for name in folded
+    )
 
 
 def _staged_deltas(workspace: Workspace, names_by_kind: NamesByKind) -> tuple[frozenset[str], frozenset[str]]:
     """Return the paths of staged deltas as ``(dead, committed)``; dead deltas can never be committed."""
-    dead: set[str] = set()
-    committed: set[str] = set()
-    for directory, staged in names_by_kind[ObjectKind.STAGED].items():
-        entity = Entity.of_directory(directory)
+
+    def of_source(directory: str) -> tuple[set[str], set[str]]:
+        entity, staged = Entity.of_directory(directory), names_by_kind[ObjectKind.STAGED][directory]
         markers = [_marker(table, entity) for table in workspace.line_tables(entity) if table.exists()]
-        _folded(workspace.manifest(entity), staged)
+        for name in staged:
+            _folded((workspace.manifest(entity), name))
         in_marker = {name for name in staged if any(marker.holds(parse_staged(name)) for marker in markers)}
-        committed.update(f"{directory}/{name}" for name in in_marker)
-        dead.update(f"{directory}/{name}" for name in staged if name not in in_marker)
-    return frozenset(dead), frozenset(committed)
+        paths = {f"{directory}/{name}" for name in staged if name not in in_marker}
+        return paths, {f"{directory}/{name}" for name in in_marker}
+
+    found = [*workspace.map_parallel(of_source, [*names_by_kind[ObjectKind.STAGED]])]
+    dead, committed = (frozenset(path for each in found for path in each[at]) for at in (0, 1))
+    return dead, committed
 
 
 def _tables(
@@ -180,6 +183,10 @@ def _tables(
     tracked: dict[str, frozenset[str]] = {}
     superseded: dict[str, datetime] = {}
     current = workspace.config.fingerprint
+    sources: dict[Entity, list[Entity]] = defaultdict(list)
+    for entity in map(Entity.of_directory, {*names_by_kind[ObjectKind.BASE], *names_by_kind[ObjectKind.DELTA]}):
+        if entity.type == workspace.config.hierarchy[-1]:
+            sources[entity.tenant].append(entity)
     for tenant in _tenants(names_by_kind):
         line_tables = {table.path: table for table in workspace.line_tables(tenant)}
         deep = deep_tables(workspace.objects, tenant)
@@ -191,9 +198,7 @@ def _tables(
             superseded |= {table.path: bound for table in deep if table.fingerprint != serving_deep}
         others = [path for path, table in line_tables.items() if table.fingerprint != current]
         if others and bound is not None and current is not None:
-            serving = _fingerprints(
-                workspace, tenant, {*names_by_kind[ObjectKind.BASE], *names_by_kind[ObjectKind.DELTA]}
-            )
+            serving = _fingerprints(workspace, sources[tenant])
             superseded |= {path: bound for path in others if line_tables[path].fingerprint not in serving}
     return tracked, superseded
 
@@ -211,20 +216,16 @@ def _in_table(names_by_kind: NamesByKind, path: str) -> set[str]:
     return {*names_by_kind[ObjectKind.TABLE][path], *names_by_kind[ObjectKind.VERSION][path]}
 
 
-def _folded(index: DeltaIndex, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the deltas already folded into the base of ``index``. Verifies the footers of all ``names``."""
-
-    def footer(name: str) -> tuple[str, ...]:
-        try:
-            with FileReader(index.objects, f"{index.directory}/{name}", index.layout) as file:
-                return file.footer.folded if name == BASE else ()
-        except ObjectNotFound:
-            if name == BASE:
-                raise
-            return ()  # since the listing, a compaction folded it or a run published it
-
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        return tuple(name for folded in pool.map(footer, names) for name in folded)
+def _folded(file: tuple[DeltaIndex, str]) -> tuple[str, ...]:
+    """Return the deltas already folded into a ``file`` of an index, if it is the base. Verifies the file's footer."""
+    index, name = file
+    try:
+        with FileReader(index.objects, f"{index.directory}/{name}", index.layout) as reader:
+            return reader.footer.folded if name == BASE else ()
+    except ObjectNotFound:
+        if name == BASE:
+            raise
+        return ()  # since the listing, a compaction folded it or a run published it
 
 
 def _memory(workspace: Workspace, catalog: Catalog) -> tuple[frozenset[str], dict[str, datetime]]:
@@ -261,12 +262,11 @@ def _marker(table: LineTable, entity: Entity) -> CommitMarker:
         raise CorruptFile(f"A table cannot be read ({str(error)[:300]})", table.uri, "Run: driftline verify") from error
 
 
-def _fingerprints(workspace: Workspace, tenant: Entity, directories: set[str]) -> set[Any]:
-    """Return the fingerprints of all embeddings that ``tenant``'s documents are indexed with."""
-    fingerprints: set[Any] = set()
-    for directory in directories:
-        entity = Entity.of_directory(directory)
-        if entity.tenant == tenant and entity.type == workspace.config.hierarchy[-1]:
-            manifest = workspace.manifest(entity).read(columns=["fingerprint", "reason"])
-            fingerprints.update(pc.unique(manifest.filter(pc.is_null(manifest["reason"]))["fingerprint"]).to_pylist())
-    return fingerprints
+def _fingerprints(workspace: Workspace, sources: Sequence[Entity]) -> set[Any]:
+    """Return the fingerprints of all embeddings that the documents of ``sources`` are indexed with."""
+
+    def of_source(entity: Entity) -> list[Any]:
+        manifest = workspace.manifest(entity).read(columns=["fingerprint", "reason"])
+        return list(pc.unique(manifest.filter(pc.is_null(manifest["reason"]))["fingerprint"]).to_pylist())
+
+    return {fingerprint for found in workspace.map_parallel(of_source, sources) for fingerprint in found}

@@ -9,7 +9,6 @@ these leases have only been held and released without failure since then, the te
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -33,7 +32,6 @@ from driftline.storage.workspace.workspace import Workspace
 FULL_EVERY = timedelta(days=7)
 """A cleanup lists everything if that last happened longer ago than this, which also finds garbage that left no trace.
 """
-READ_THREADS = 16
 FIRST_TOKENS = 2
 """Lease tokens used by the first run on a branch: one to create the branch, one for the index run."""
 
@@ -107,9 +105,8 @@ def _states(
         info.path: known[info.path] for info in infos if info.path in known and known[info.path].version == info.version
     }
     changed = [info for info in infos if info.path not in states]
-    with ThreadPoolExecutor(1 if workspace.objects.is_local else READ_THREADS) as pool:
-        read = pool.map(lambda info: _state(workspace, info, known.get(info.path)), changed)
-        return states | dict(zip((info.path for info in changed), read, strict=True))
+    read = workspace.map_parallel(lambda info: _state(workspace, info, known.get(info.path)), changed)
+    return states | dict(zip((info.path for info in changed), read, strict=True))
 
 
 def _state(workspace: Workspace, info: ObjectInfo, known: LeaseState | None) -> LeaseState | None:

@@ -10,7 +10,6 @@ import errno
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, wraps
 from html import unescape
@@ -25,6 +24,7 @@ from driftline.storage.errors import (
     native_crash_error,
 )
 from driftline.storage.objects import store_requests
+from driftline.storage.objects.store_requests import in_parallel
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
@@ -185,8 +185,7 @@ def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
     """Return Lance's statistics for the indexes of ``dataset``, keyed by name; None for an unreadable index."""
     names = [index.name for index in with_retries(dataset.describe_indices)]
     # Each index takes several reads from a bucket, one after another.
-    with ThreadPoolExecutor(max(1, len(names))) as pool:
-        return dict(zip(names, pool.map(partial(_index_stats, dataset), names), strict=True))
+    return dict(zip(names, in_parallel(partial(_index_stats, dataset), names, len(names)), strict=True))
 
 
 def _index_stats(dataset: LanceDataset, name: str) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import TracebackType
@@ -52,13 +52,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Owner:
-    host: str
-    boot_id: str
-    pid: int
-    start_time: str
+class _Owner(ProcessIdentity):
+    """The run that holds a lease, and its process."""
+
     run_id: str
-    liveness_file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +77,6 @@ class _Record:
 
     def to_bytes(self) -> bytes:
         return to_json(self)
-
-    def is_provably_dead(self) -> bool:
-        owner = self.owner
-        return ProcessIdentity(
-            owner.host, owner.boot_id, owner.pid, owner.start_time, owner.liveness_file
-        ).is_provably_dead()
 
 
 class Lease:
@@ -312,7 +303,7 @@ def acquire(
         if version != seen_version:
             seen_version, seen_since = version, clock()
         expired = current is not None and before - seen_since >= current.ttl_seconds
-        if current is None or current.state == "released" or expired or current.is_provably_dead():
+        if current is None or current.state == "released" or expired or current.owner.is_provably_dead():
             token = current.token if current is not None else known_token()
             taken_over = current.state == "held" if current is not None else token > 0
             failures = (current.failures if current is not None else 0) + taken_over
@@ -370,7 +361,7 @@ def peek(objects: ObjectStore, path: str) -> LeaseStatus:
         current, version = _read(objects, path)
     except ObjectNotFound:
         return LeaseStatus(True, "", "")
-    holder_died = current.state == "held" and current.is_provably_dead()
+    holder_died = current.state == "held" and current.owner.is_provably_dead()
     return LeaseStatus(
         current.state == "released" or holder_died,
         version,
@@ -382,18 +373,9 @@ def peek(objects: ObjectStore, path: str) -> LeaseStatus:
 
 
 def _new_record(run_id: str, token: int, ttl_seconds: float, failures: int) -> _Record:
-    process = ProcessIdentity.current()
-    owner = _Owner(
-        host=process.host,
-        boot_id=process.boot_id,
-        pid=process.pid,
-        start_time=process.start_time,
-        run_id=run_id,
-        liveness_file=process.liveness_file,
-    )
     now = datetime.now(UTC)
     return _Record(
-        owner=owner,
+        owner=_Owner(**asdict(ProcessIdentity.current()), run_id=run_id),
         nonce=uuid.uuid4().hex,
         token=token,
         state="held",

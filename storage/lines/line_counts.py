@@ -52,7 +52,8 @@ class Inventory:
 
     def of(self, entity: str) -> pa.Table:
         """Return ``path, hash, rows`` of one entity."""
-        return self.counts.filter(pc.equal(self.counts["entity"], entity)).drop_columns(["entity"])
+        start, end = (pc.search_sorted(self.counts["entity"], entity, side=side).as_py() for side in ("left", "right"))
+        return self.counts.slice(start, end - start).drop_columns(["entity"])
 
 
 EMPTY = Inventory(0, COUNTS.empty_table(), frozenset(), {})
@@ -133,10 +134,11 @@ def index_names(table: LineTable) -> list[str]:
     return [index.name for index in table.open().describe_indices()]
 
 
-def check_indexes(table: LineTable, seed: int = 0) -> Iterator[tuple[str, str]]:
+def check_indexes(table: LineTable, seed: str) -> Iterator[tuple[str, str]]:
     """Yield ``(index, problem)`` for each index that reports a wrong row count or misses a sampled line.
 
-    The sample has ``SAMPLE_ROWS`` lines, drawn with ``seed``; each is searched with and without the index.
+    The sample has ``SAMPLE_ROWS`` lines, drawn with ``seed``, so that each run can draw others; each is searched
+    with and without the index.
     """
     dataset = table.open()
     known, rows = coverage(dataset), dataset.count_rows()
@@ -160,8 +162,8 @@ def check_indexes(table: LineTable, seed: int = 0) -> Iterator[tuple[str, str]]:
             yield name, f"it misses {missed} of {len(sample)} sampled lines"
 
 
-def _sample(dataset: LanceDataset, rows: int, seed: int) -> list[dict[str, Any]]:
-    offsets = np.random.default_rng(seed).choice(rows, min(rows, SAMPLE_ROWS), replace=False)
+def _sample(dataset: LanceDataset, rows: int, seed: str) -> list[dict[str, Any]]:
+    offsets = np.random.default_rng([*seed.encode()]).choice(rows, min(rows, SAMPLE_ROWS), replace=False)
     columns = ["id", "entity", "path", "text", "vector", "parent_dirs", "line_number"]
     taken = dataset.take(sorted(offsets.tolist()), columns=columns).to_pylist()
     return [line for line in taken if line["line_number"] > MARKER_LINE]

@@ -11,7 +11,6 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, get_args
@@ -48,6 +47,7 @@ from driftline.storage.lines.line_table import (
     searched_parts,
 )
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
+from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.shared_cache import SharedCache
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) ->
 
         with_indexes(dataset, table.TITLE, attempt)
 
-    with ThreadPoolExecutor(len(missing)) as pool:
-        list(pool.map(read, [name for name, _ in missing]))
+    for _ in in_parallel(read, [name for name, _ in missing], len(missing)):
+        pass
     with _lock:
         if len(_done) > _MAX_DONE:
             _done.clear()
@@ -267,16 +267,15 @@ class LineQuery:
         dataset = self.dataset
         if self.table.is_local:
             return
-        with ThreadPoolExecutor(2) as pool:
-            reads: list[Future[Any]] = []
-            if words:
-                reads.append(pool.submit(read_ahead, self.table, dataset, (TEXT,)))
-            if lines:
-                reads.append(pool.submit(self._read_vectors_ahead))
-            if blocks:
-                reads.append(pool.submit(lambda: self._codes))
-            for read in reads:
-                read.result()
+        reads: list[Callable[[], object]] = []
+        if words:
+            reads.append(lambda: read_ahead(self.table, dataset, (TEXT,)))
+        if lines:
+            reads.append(self._read_vectors_ahead)
+        if blocks:
+            reads.append(lambda: self._codes)
+        for _ in in_parallel(lambda read: read(), reads, len(reads)):
+            pass
 
     def _read_vectors_ahead(self) -> None:
         if self.index is not None:

@@ -264,12 +264,13 @@ class LineTable(LanceTable):
         batches = self.rows(["path"], f"entity = {quote(str(entity))}")
         return {path for batch in batches for path in pc.unique(batch.column("path")).to_pylist()}
 
-    def of_documents(self, entity: Entity, paths: Sequence[str]) -> pa.Table:
-        """Return all columns of the lines of documents, unordered. Raises StorageError, CorruptFile."""
+    def of_documents(self, entity: Entity, paths: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
+        """Return ``columns`` (default: all) of the lines of documents, unordered. Raises StorageError, CorruptFile."""
         dataset = self.open()
+        names = list(dataset.schema.names if columns is None else columns)
         filters = _path_filters(entity, paths)
-        found = [with_indexes(dataset, self.TITLE, partial(_read, dataset, where)) for where in filters]
-        return pa.concat_tables([dataset.schema.empty_table(), *found])
+        found = [with_indexes(dataset, self.TITLE, partial(_read, dataset, names, where)) for where in filters]
+        return pa.concat_tables([dataset.schema.empty_table().select(names), *found])
 
     def rows(self, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the lines in batches, unordered. Raises StorageError, CorruptFile."""
@@ -277,8 +278,19 @@ class LineTable(LanceTable):
             yield from self.open().to_batches(columns=list(columns), filter=lines_only(where))
 
 
-def _read(dataset: LanceDataset, where: str, indexed: bool) -> pa.Table:
-    return dataset.scanner(filter=where, use_scalar_index=indexed).to_table()
+def each_document(rows: pa.Table, paths: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows of each document in ``paths``, sorted by line and column; ``rows`` of ``of_documents`` are sorted
+    once.
+    """
+    rows = rows.sort_by([(name, "ascending") for name in ("path", "line_number", "column_number")])
+    names = pa.array(paths, pa.string())
+    starts, ends = (pc.search_sorted(rows["path"], names, side=side).to_pylist() for side in ("left", "right"))
+    for start, end in zip(starts, ends, strict=True):
+        yield rows.slice(start, end - start)
+
+
+def _read(dataset: LanceDataset, columns: list[str], where: str, indexed: bool) -> pa.Table:
+    return dataset.scanner(columns=columns, filter=where, use_scalar_index=indexed).to_table()
 
 
 def _update(

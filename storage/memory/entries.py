@@ -25,7 +25,7 @@ from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope, Unsc
 from driftline.storage.memory.catalog.entry_writes import MARK, MAX_BOUND_CHARACTERS, Drafts, shown
 from driftline.storage.memory.catalog.values import Blobs, decode
 from driftline.storage.memory.entity_names import EntityNames
-from driftline.storage.memory.memory_indexes import in_threads
+from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.redaction import redact_value
 
 READ_ATTEMPTS = 5
@@ -87,7 +87,7 @@ class EntryReader:
         """Return ``rows`` with their values, omitting entries deleted concurrently."""
         if all(row.inline is not None for row in rows):
             return [_entry(row, row.inline or b"") for row in rows]
-        entries = in_threads(self.pool, lambda row: self._entry(row, scope.of(row.path)), rows)
+        entries = in_parallel(lambda row: self._entry(row, scope.of(row.path)), rows, pool=self.pool)
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
@@ -99,7 +99,7 @@ class EntryReader:
             except ObjectNotFound:
                 return None
 
-        return in_threads(self.pool, value, rows)
+        return [*in_parallel(value, rows, pool=self.pool)]
 
     def _entry(self, row: EntryRow, scope: Scope) -> MemoryEntry | None:
         """Read a value. If its blob is missing, the entry was replaced concurrently, so reread the catalog."""
@@ -241,7 +241,7 @@ class EntryWriter:
             key = drafts.key[position]
             return self._blobs.write(drafts.path[position], key, drafts.large[key])
 
-        for position, path in zip(positions, self._pool.map(write, positions), strict=True):
+        for position, path in zip(positions, in_parallel(write, positions, pool=self._pool), strict=True):
             drafts.blob_path[position] = path
 
     def _put(self, connection: Connection, by_tenant: Mapping[Entity, Drafts], started: float) -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,23 +23,7 @@ from driftline.storage.layout import BASE, new_ulid
 from driftline.storage.memory.catalog.entry_queries import EntryRow
 from driftline.storage.memory.catalog.outbox import OutboxRow
 from driftline.storage.objects.store import ObjectStore
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
-
-def in_threads(pool: ThreadPoolExecutor, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Run ``work`` (idempotent) on ``items`` in ``pool``, and return the results in order; raises the first error.
-
-    During interpreter shutdown, it runs in the caller's thread.
-    """
-    all_items = list(items)
-    try:
-        futures = [pool.submit(work, item) for item in all_items]
-    except RuntimeError:  # the pool or the interpreter is shutting down
-        return [work(item) for item in all_items]
-    return [future.result() for future in futures]
-
+from driftline.storage.objects.store_requests import in_parallel
 
 KIND = "memory"
 _TIME = pa.timestamp("us", tz="UTC")
@@ -94,8 +76,8 @@ def publish(
         removals = _with_heads(index, REMOVE, [rev for _, rev in removed], keys, now)
         index.append(new_ulid(), pa.concat_tables([additions, removals]))
 
-    with ThreadPoolExecutor(WRITE_THREADS, "driftline-memory-index") as pool:
-        in_threads(pool, write, touched)
+    for _ in in_parallel(write, touched, WRITE_THREADS):
+        pass
     return len(touched)
 
 

@@ -30,6 +30,7 @@ from driftline.storage.errors import (
 )
 from driftline.storage.layout import ByteRange, ObjectInfo
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
+from driftline.storage.objects.store_requests import REQUESTS_AT_ONCE
 from driftline.storage.option_table import path_or_uri
 from driftline.storage.shared_cache import SharedCache
 
@@ -148,6 +149,11 @@ class ObjectStore:
     def is_private(self) -> bool:
         """Return whether only the owner can read this store's folder."""
         return isinstance(self._backend, LocalDisk) and self._backend.is_private
+
+    @property
+    def requests_at_once(self) -> int:
+        """How many requests a loop sends at once; on a local disk one, because threads cost more than they save."""
+        return 1 if self.is_local else REQUESTS_AT_ONCE
 
     @property
     def is_local(self) -> bool:

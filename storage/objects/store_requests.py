@@ -1,4 +1,4 @@
-"""Count the requests sent to object stores, by kind and by phase of the run, and retry idempotent requests.
+"""Count the requests sent to object stores, by kind and by phase, send them in parallel, and retry idempotent ones.
 
 A caller opens a ``request_counter``; the clients in ``bucket`` and ``source`` call ``count``. Lance's requests for
 table files are not counted, because Lance has its own clients. Retries have exponential backoff, full jitter and
@@ -11,10 +11,11 @@ import random
 import re
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
 KINDS = ("list", "get", "head", "put", "delete")
@@ -76,20 +77,6 @@ def phase(name: str) -> Iterator[None]:
         _current.reset(before)
 
 
-def for_threads(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
-    """Wrap ``function`` for a thread pool so that its requests are counted in the caller's context."""
-    current = _current.get()
-
-    def counted(item: Item) -> Result:
-        before = _current.set(current)
-        try:
-            return function(item)
-        finally:
-            _current.reset(before)
-
-    return counted
-
-
 def count(kind: str, requests: int = 1) -> None:
     """Add ``requests`` of one ``kind`` (see KINDS) to the open counter, if any."""
     current = _current.get()
@@ -117,6 +104,66 @@ def merged(*parts: Counts) -> Counts:
         for name, kinds in part.items():
             sums[name].update(kinds)
     return {name: dict(kinds) for name, kinds in sums.items()}
+
+
+# -- in parallel ------------------------------------------------------------------------------
+
+
+REQUESTS_AT_ONCE = 16
+"""How many requests a loop over the objects of a bucket sends at once."""
+_AHEAD = 2
+"""How many items are started for each thread before the caller takes their results."""
+
+
+def in_parallel(
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    threads: int = REQUESTS_AT_ONCE,
+    pool: Executor | None = None,
+) -> Iterator[Result]:
+    """Yield ``work(item)`` for each item, in order, computed by ``threads`` threads in the caller's context.
+
+    The first failure ends it: items that have not started by then never do. The same holds if the caller is interrupted
+    or stops early. With at most one thread, the items are processed in the caller's thread.
+
+    Args:
+        work: May be called for a few items before their results are taken.
+        items: Read as results are taken, so they need not fit in memory.
+        threads: How many items are processed at once.
+        pool: Runs ``work``, instead of new threads; its caller shuts it down. If it already has been, or the
+            interpreter is exiting, the caller's thread runs ``work``.
+
+    Raises:
+        Exception: The first error of ``work``, in the order of the items, once items in progress have ended.
+    """
+    if threads <= 1:
+        yield from map(work, items)
+        return
+    if pool is None:
+        with ThreadPoolExecutor(threads, "driftline-parallel") as own:
+            yield from in_parallel(work, items, threads, own)
+        return
+    running: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            running.append(_submit(pool, work, item))
+            if len(running) >= _AHEAD * threads:
+                yield running[0].result()
+                running.popleft()
+        while running:
+            yield running[0].result()
+            running.popleft()
+    finally:
+        wait([each for each in running if not each.cancel()])
+
+
+def _submit(pool: Executor, work: Callable[[Item], Result], item: Item) -> Future[Result]:
+    try:
+        return pool.submit(copy_context().run, work, item)
+    except RuntimeError:  # the pool is shut down, or the interpreter is exiting
+        done: Future[Result] = Future()
+        done.set_result(work(item))
+        return done
 
 
 # -- hooks into the clients of fsspec ---------------------------------------------------------

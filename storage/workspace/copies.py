@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +178,7 @@ def version_metadata_files(workspace: Workspace, listing: FilesByPath) -> list[O
         if path == CONFIG or (parse_name(path).kind in _COPIED and _is_wanted(path, of_sources))
     ]
     files += [listing[f"{directory}/{SOURCE}"] for directory in sorted(of_sources)]
-    return files + [manifest for _, manifest in _tables(workspace, listing)]
+    return files + [manifest for _, manifest, _ in _tables(workspace, listing)]
 
 
 def is_version_metadata(path: str) -> bool:
@@ -192,25 +193,26 @@ def files_of_newest_version(workspace: Workspace, listing: FilesByPath) -> list[
     since the listing, CorruptFile, StorageError.
     """
     files = version_metadata_files(workspace, listing)
-    for table, manifest in _tables(workspace, listing):
-        files += _of_table(table, manifest, listing)
+    for table, manifest, of_table in _tables(workspace, listing):
+        files += _of_table(table, manifest, of_table)
     return files
 
 
-def _tables(workspace: Workspace, listing: FilesByPath) -> list[tuple[LineTable, ObjectInfo]]:
-    """Return each tenant's line table, with its newest manifest."""
+def _tables(workspace: Workspace, listing: FilesByPath) -> Iterator[tuple[LineTable, ObjectInfo, FilesByPath]]:
+    """Yield each tenant's line table, its newest manifest, and its files, keyed by their path in the table."""
     if workspace.config.fingerprint is None:
-        return []
-    found: list[tuple[LineTable, ObjectInfo]] = []
-    for name in sorted({path.partition("/")[0] for path in listing}):
-        if not is_tenant(name):
-            continue
+        return
+    of_tenants: dict[str, list[ObjectInfo]] = defaultdict(list)
+    for path, info in listing.items():
+        of_tenants[path.partition("/")[0]].append(info)
+    for name in sorted(filter(is_tenant, of_tenants)):
         table = workspace.lines(Entity.of_directory(name))
-        manifests = sorted(path for path in listing if path.startswith(f"{table.path}/_versions/"))
-        newest = next((path for path in manifests if path.endswith(".manifest")), None)
+        root = f"{table.path}/"
+        of_table = {each.path.removeprefix(root): each for each in of_tenants[name] if each.path.startswith(root)}
+        manifests = (each for each in of_table if each.startswith("_versions/") and each.endswith(".manifest"))
+        newest = min(manifests, default=None)
         if newest is not None:
-            found.append((table, listing[newest]))
-    return found
+            yield table, of_table[newest], of_table
 
 
 def _is_wanted(path: str, of_sources: set[str]) -> bool:
@@ -219,20 +221,13 @@ def _is_wanted(path: str, of_sources: set[str]) -> bool:
     return folder in of_sources or folder.endswith("/_runs")
 
 
-def _of_table(table: LineTable, manifest: ObjectInfo, listing: FilesByPath) -> list[ObjectInfo]:
+def _of_table(table: LineTable, manifest: ObjectInfo, of_table: FilesByPath) -> list[ObjectInfo]:
     """Return the data and index files that a table version refers to."""
     dataset = table.open(_NEWEST - int(manifest.path.rpartition("/")[2].removesuffix(".manifest")))
-    names = {*_data_files(dataset)}
-    folders = {f"{table.path}/_indices/{uuid}/" for uuid in _index_ids(dataset)}
-    found: list[ObjectInfo] = []
-    for path, info in listing.items():
-        name = path.removeprefix(f"{table.path}/")
-        if name in names or any(path.startswith(folder) for folder in folders):
-            found.append(info)
-            names.discard(name)
-    if names:
-        raise ObjectNotFound(f"{len(names)} files of the table are missing", f"{table.uri}/{min(names)}")
-    return found
+    names, folders = {*_data_files(dataset)}, {f"_indices/{uuid}" for uuid in _index_ids(dataset)}
+    if missing := names - of_table.keys():
+        raise ObjectNotFound(f"{len(missing)} files of the table are missing", f"{table.uri}/{min(missing)}")
+    return [info for name, info in of_table.items() if name in names or "/".join(name.split("/", 2)[:2]) in folders]
 
 
 def _data_files(dataset: LanceDataset) -> list[str]:

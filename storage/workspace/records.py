@@ -9,7 +9,7 @@ import html
 import logging
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import (
+    AlreadyExists,
     CommitConflict,
     CorruptFile,
     DriftlineError,
     ObjectNotFound,
+    PreconditionFailed,
     UsageError,
     WorkspaceTooNew,
     upgrade_command,
@@ -198,6 +200,44 @@ def read_record(objects: ObjectStore, path: str, kind: type[_Record]) -> _Record
     return parse_record(objects, path, data, kind)
 
 
+def update_record(
+    objects: ObjectStore,
+    path: str,
+    kind: type[_Record],
+    change: Callable[[_Record], _Record],
+    missing: _Record | None = None,
+) -> _Record:
+    """Replace the record at ``path`` with ``change(record)``, and return that; an equal record is not written.
+
+    If another process changes the record at the same time, ``change`` is called again. It gets ``missing`` if there is
+    no record; without it, that raises ObjectNotFound.
+
+    Raises CommitConflict after CHANGE_ATTEMPTS, CorruptFile, WorkspaceTooNew, StorageError, and what ``change`` raises.
+    """
+    for _ in range(CHANGE_ATTEMPTS):
+        version = None
+        try:
+            data, version = objects.get_versioned(path)
+            known = parse_record(objects, path, data, kind)
+        except ObjectNotFound:
+            if missing is None:
+                raise
+            known = missing
+        changed = change(known)
+        if changed == known:
+            return known
+        try:
+            if version is None:
+                objects.create(path, to_json(changed))
+            else:
+                objects.replace(path, to_json(changed), version)
+        except (AlreadyExists, PreconditionFailed):
+            continue
+        return changed
+    reason = f"Other processes changed {path} in each of {CHANGE_ATTEMPTS} attempts"
+    raise CommitConflict(reason, objects.uri, "Try again.")
+
+
 def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Record]) -> _Record:
     """Parse ``data`` as a record. Raises CorruptFile, WorkspaceTooNew."""
     where = f"{objects.uri}/{path}"
@@ -340,11 +380,6 @@ class RunHistory:
     @property
     def _directory(self) -> str:
         return run_directory(self.tenant)
-
-
-def too_many_changes(name: str, where: str) -> CommitConflict:
-    """Return the error of a record that other processes have changed before each attempt."""
-    return CommitConflict(f"Other processes changed {name} in each of {CHANGE_ATTEMPTS} attempts", where, "Try again.")
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -13,18 +13,10 @@ from datetime import UTC, datetime
 from typing import Literal, get_args
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import AlreadyExists, ObjectNotFound, PreconditionFailed, UsageError
-from driftline.storage.json_records import to_json
+from driftline.storage.errors import UsageError
 from driftline.storage.layout import TOKENS
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.workspace.records import (
-    CHANGE_ATTEMPTS,
-    FORMAT_VERSION,
-    parse_record,
-    read_copy_record,
-    read_record,
-    too_many_changes,
-)
+from driftline.storage.workspace.records import FORMAT_VERSION, read_copy_record, read_record, update_record
 from driftline.storage.workspace.workspace import Workspace
 
 Scope = Literal["search", "memory", "metrics"]
@@ -138,23 +130,4 @@ def _change(workspace: Workspace, change: Callable[[tuple[TokenRecord, ...]], tu
         raise UsageError("A copy cannot be written to", objects.uri, f"Use the original: {copied.origin}.")
     if not objects.is_local:
         objects.probe_conditional_writes()
-    for _ in range(CHANGE_ATTEMPTS):
-        try:
-            data, version = objects.get_versioned(TOKENS)
-        except ObjectNotFound:
-            try:
-                objects.create(TOKENS, _encoded(change(())))
-            except AlreadyExists:
-                continue
-            return
-        known = parse_record(objects, TOKENS, data, TokenFile).tokens
-        try:
-            objects.replace(TOKENS, _encoded(change(known)), version)
-        except PreconditionFailed:
-            continue
-        return
-    raise too_many_changes(TOKENS, objects.uri)
-
-
-def _encoded(tokens: tuple[TokenRecord, ...]) -> bytes:
-    return to_json(TokenFile(tokens=tokens))
+    update_record(objects, TOKENS, TokenFile, lambda known: TokenFile(tokens=change(known.tokens)), TokenFile())

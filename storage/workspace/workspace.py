@@ -25,7 +25,6 @@ from driftline.storage.errors import (
     FingerprintMismatch,
     LeaseLost,
     ObjectNotFound,
-    PreconditionFailed,
     UsageError,
     WorkspaceNotFound,
 )
@@ -47,10 +46,10 @@ from driftline.storage.layout import (
 from driftline.storage.lines.definition_table import DeepTable
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.sources.safe_folder import only_owner_reads
 from driftline.storage.sources.source import LOCAL, SourceAccess
 from driftline.storage.workspace.records import (
-    CHANGE_ATTEMPTS,
     BranchRecord,
     DeepRecord,
     RunHistory,
@@ -60,7 +59,7 @@ from driftline.storage.workspace.records import (
     parse_record,
     read_copy_record,
     read_record,
-    too_many_changes,
+    update_record,
     whole_run,
 )
 
@@ -70,7 +69,6 @@ if TYPE_CHECKING:  # a search loads neither
 
 _Item = TypeVar("_Item")
 _Read = TypeVar("_Read")
-READ_THREADS = 16
 LISTING_SECONDS = 5.0
 """How long the listing started on opening a workspace is valid."""
 _RESTORE = "Run 'driftline verify --repair'."
@@ -173,16 +171,16 @@ class Workspace:
     objects: ObjectStore
     config: WorkspaceConfig
     access: SourceAccess = LOCAL
-    branches: tuple[Branch, ...] = ()
+    branches: Mapping[Entity, Branch] = field(default_factory=dict)
     early_listing: _EarlyListing = field(default_factory=_EarlyListing, repr=False, compare=False)
 
     def on(self, branches: Iterable[Branch]) -> Workspace:
         """Return the workspace with sources on ``branches``, one per source, and all others on the main index."""
-        return replace(self, branches=tuple(branches))
+        return replace(self, branches={branch.entity: branch for branch in branches})
 
     def branch_of(self, entity: Entity) -> Branch | None:
         """Return the source's branch that this workspace is on, if any."""
-        return next((branch for branch in self.branches if branch.entity == entity), None)
+        return self.branches.get(entity)
 
     def lease_of(self, entity: Entity) -> str:
         """Return the path of the lease on a source, or on its branch."""
@@ -274,36 +272,21 @@ class Workspace:
 
         Raises FingerprintMismatch if the workspace has some other fingerprint.
         """
-        for _ in range(CHANGE_ATTEMPTS):
-            data, version = self.objects.get_versioned(CONFIG)
-            current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
+
+        def bound(current: WorkspaceConfig) -> WorkspaceConfig:
             if current.fingerprint == fingerprint and current.model is not None:
-                return replace(self, config=current)
+                return current
             if current.fingerprint not in (instead_of, fingerprint):
                 raise fingerprint_mismatch(self.objects.uri, current, model)
-            bound = replace(current, model=model, fingerprint=fingerprint, dim=dim)
-            try:
-                self.objects.replace(CONFIG, to_json(bound), version)
-            except PreconditionFailed:
-                continue
-            return replace(self, config=bound)
-        raise too_many_changes(CONFIG, self.objects.uri)
+            return replace(current, model=model, fingerprint=fingerprint, dim=dim)
+
+        return replace(self, config=update_record(self.objects, CONFIG, WorkspaceConfig, bound))
 
     def bind_deep(self, model: DeepModel | None) -> Workspace:
         """Switch to the definitions embedded by ``model``; None means no definition embeddings. Idempotent."""
         record = DeepRecord(model=model.name, fingerprint=model.fingerprint, dim=model.dim) if model else None
-        for _ in range(CHANGE_ATTEMPTS):
-            data, version = self.objects.get_versioned(CONFIG)
-            current = parse_record(self.objects, CONFIG, data, WorkspaceConfig)
-            if current.deep == record:
-                return replace(self, config=current)
-            bound = replace(current, deep=record)
-            try:
-                self.objects.replace(CONFIG, to_json(bound), version)
-            except PreconditionFailed:
-                continue
-            return replace(self, config=bound)
-        raise too_many_changes(CONFIG, self.objects.uri)
+        bound = update_record(self.objects, CONFIG, WorkspaceConfig, lambda current: replace(current, deep=record))
+        return replace(self, config=bound)
 
     @property
     def deep_model(self) -> DeepModel | None:
@@ -455,13 +438,9 @@ class Workspace:
             if record is not None:
                 yield entity, record
 
-    def map_parallel(self, read: Callable[[_Item], _Read], items: Sequence[_Item]) -> Iterable[_Read]:
-        """Return the result of ``read`` for each item; in parallel for a bucket, where each read is slow."""
-        if self.objects.is_local or len(items) < 2:
-            return map(read, items)
-        with ThreadPoolExecutor(READ_THREADS) as pool:
-            reading = [pool.submit(contextvars.copy_context().run, read, item) for item in items]
-            return [each.result() for each in reading]
+    def map_parallel(self, read: Callable[[_Item], _Read], items: Iterable[_Item]) -> Iterator[_Read]:
+        """Yield the result of ``read`` for each item, in order; in parallel for a bucket, where each read is slow."""
+        return in_parallel(read, items, self.objects.requests_at_once)
 
     def entities(self, below: Entity | Boundary | None = None) -> list[Entity]:
         """Return all entities that have a directory at the source level, with or without a source record, sorted."""

@@ -91,11 +91,11 @@ def deepen_batch(spec: DeepSpec, context: TaskContext) -> DeepResult:
     changed since then yields no result; the next run embeds it. Raises MissingExtra, ModelNotFound, StorageError.
     """
     workspace, hashes = context.workspace, dict(spec.documents)
-    rows = workspace.lines(spec.entity).of_documents(spec.entity, sorted(hashes))
+    names = ("path", "hash", "line_number", "text", OUTLINE_COLUMN)
+    rows = workspace.lines(spec.entity).of_documents(spec.entity, sorted(hashes), [*names, "column_number"])
     rows = rows.sort_by([("line_number", "ascending"), ("column_number", "ascending")])
     texts: dict[str, dict[int, str]] = defaultdict(dict)
     outlines: dict[str, list[str]] = defaultdict(list)
-    names = ("path", "hash", "line_number", "text", OUTLINE_COLUMN)
     for path, content, number, text, outline in zip(*(rows[name].to_pylist() for name in names), strict=True):
         if content == hashes[path]:
             texts[path].setdefault(number, text)  # the start of a long line

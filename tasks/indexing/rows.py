@@ -23,7 +23,7 @@ from driftline.storage.deltas.manifest import ManifestRow
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.lines.block_codes import encode as encode_blocks
-from driftline.storage.lines.line_table import CODE_COLUMN, CONTINUED, LINES_PER_BLOCK, SPELLED, schema
+from driftline.storage.lines.line_table import CODE_COLUMN, CONTINUED, LINES_PER_BLOCK, SPELLED, each_document, schema
 from driftline.storage.lines.outline import Anchor, Definition, encode
 from driftline.storage.lines.packs import packs, text_of_lines
 from driftline.storage.lines.tokenizer import index_terms
@@ -303,13 +303,10 @@ def copy_rows(
         except DriftlineError as error:  # the branch may have been deleted
             log.info("Re-embedding lines of %s: %s", entity, error)
             continue
-        for path in paths:
-            of_path = rows.filter(pc.and_(pc.equal(rows["path"], path), pc.equal(rows["hash"], requested[path].hash)))
-            if len(of_path) == requested[path].lines:
-                yield (
-                    path,
-                    of_path.sort_by([("line_number", "ascending"), ("column_number", "ascending")]).cast(columns),
-                )
+        for path, of_path in zip(paths, each_document(rows, paths), strict=True):
+            donated = requested[path]
+            if len(of_path) == donated.lines and pc.all(pc.equal(of_path["hash"], donated.hash)).as_py():
+                yield path, of_path.cast(columns)
 
 
 def only(donations: Donations, paths: Sequence[str]) -> Donations:

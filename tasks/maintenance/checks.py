@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from bisect import bisect_left, bisect_right
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import ADD
-from driftline.storage.deltas.manifest import SCHEMA, Manifest
+from driftline.storage.deltas.manifest import SCHEMA, BatchId, Manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
     AlreadyExists,
@@ -53,7 +53,7 @@ from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
-from driftline.storage.workspace.records import BranchRecord, WorkspaceConfig, read_record
+from driftline.storage.workspace.records import BranchRecord, SourceRecord, WorkspaceConfig, read_record
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.embedding.models import model_of
 from driftline.tasks.indexing.commit import ChangeSet, Committer, settle
@@ -76,18 +76,24 @@ def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFindi
     Compares the lines of documents that differ from the main index, and the line counts of all others. Raises
     CorruptFile for an unreadable record, StorageError.
     """
-    for entity, _ in workspace.readable_sources(tenant):
-        for record in branch_records(workspace, entity):
-            if not peek(workspace.objects, branch_lease_path(entity, record.name)).is_free:
-                continue
-            if record.fingerprint != workspace.config.fingerprint:
-                continue  # the next run takes a new snapshot
-            try:
-                detail = survived(_difference, workspace.on([branch_at(entity, record)]), entity, record)
-            except (CorruptFile, StorageError) as error:
-                detail = str(error)
-            if detail:
-                yield BranchFinding(entity, record.name, detail)
+
+    def is_idle(entity: Entity, record: BranchRecord) -> bool:
+        return peek(workspace.objects, branch_lease_path(entity, record.name)).is_free
+
+    def idle_branches(source: tuple[Entity, SourceRecord]) -> list[tuple[Entity, BranchRecord]]:
+        found = ((source[0], record) for record in branch_records(workspace, source[0]))
+        return [each for each in found if is_idle(*each)]
+
+    found = workspace.map_parallel(idle_branches, workspace.readable_sources(tenant))
+    for entity, record in itertools.chain.from_iterable(found):
+        if record.fingerprint != workspace.config.fingerprint:
+            continue  # the next run takes a new snapshot
+        try:
+            detail = survived(_difference, workspace.on([branch_at(entity, record)]), entity, record)
+        except (CorruptFile, StorageError) as error:
+            detail = str(error)
+        if detail and is_idle(entity, record):  # no run has started meanwhile
+            yield BranchFinding(entity, record.name, detail)
 
 
 def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> str:
@@ -99,15 +105,14 @@ def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> s
         return f"{actual:,} lines of {expected:,}"
     changed = documents.changes_since(record.main_revision, columns=_COLUMNS)
     there = changed.filter(pc.and_(pc.equal(changed["op"], ADD), pc.greater(changed["lines"], 0)))
-    rows = table.of_documents(entity, changed["path"].to_pylist()).select(["path", "hash"])
+    rows = table.of_documents(entity, changed["path"].to_pylist(), ["path", "hash"])
     counted = rows.group_by(["path", "hash"]).aggregate([([], "count_all")])
-    found = _triples(counted["path"], counted["hash"], counted["count_all"])
-    wrong = _triples(there["path"], there["hash"], there["lines"]) ^ found
+    wrong = _rows(there.select(["path", "hash", "lines"])) ^ _rows(counted.select(["path", "hash", "count_all"]))
     return f"the lines of {min(wrong)[0]} differ from the document's" if wrong else ""
 
 
-def _triples(*columns: pa.ChunkedArray) -> set[tuple[str, str, int]]:
-    return set(zip(*(column.to_pylist() for column in columns), strict=True))
+def _rows(table: pa.Table) -> set[tuple[Any, ...]]:
+    return set(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 DAMAGED_PREFIX = "_damaged_"
@@ -282,21 +287,24 @@ class Verification:
     leases: dict[Entity, LeaseStatus] = field(default_factory=dict)
 
 
-def verify(workspace: Workspace, on_phase: Callable[[str], None]) -> Verification:
+def verify(workspace: Workspace, on_phase: Callable[[str], None], run_id: str) -> Verification:
     """Check every tenant of ``workspace``; needs only read access. Damage is a finding, not an error.
+
+    The indexes are checked with a sample of lines that differs from run to run.
 
     Raises WorkspaceTooNew, AccessDenied, StorageError.
     """
     verification = Verification()
     for tenant in workspace.tenants():
         on_phase(f"checking {tenant}")
-        _TenantCheck(workspace, tenant, verification).run()
+        _TenantCheck(workspace, tenant, verification, run_id).run()
     return verification
 
 
 class _TenantCheck:
-    def __init__(self, workspace: Workspace, tenant: Entity, verification: Verification) -> None:
+    def __init__(self, workspace: Workspace, tenant: Entity, verification: Verification, run_id: str) -> None:
         self._workspace = workspace
+        self._run_id = run_id
         self._tenant = tenant
         self._verification = verification
         self._findings: list[Finding] = []
@@ -305,9 +313,8 @@ class _TenantCheck:
 
     def run(self) -> None:
         sources = self._sources()
-        before = {source: self._look(source) for source in sources}
-        for source in sources:
-            self._read(source)
+        before = self._look(sources)
+        self._read(sources)
         for table in self._tables():
             exists = table.exists()
             try:
@@ -321,11 +328,12 @@ class _TenantCheck:
                 self._add(FindingKind.UNREADABLE, self._tenant, table.path, detail, table.fingerprint)
                 continue
             self._compare(table, inventory)
-            for index, detail in survived_check(table) if exists else ():
+            for index, detail in survived_check(table, self._run_id) if exists else ():
                 self._add(FindingKind.INDEX, self._tenant, index, detail, table.fingerprint)
         for found in check_branches(self._workspace, self._tenant):
             self._add(FindingKind.BRANCH, found.entity, found.name, found.detail)
-        busy = {str(source) for source in sources if not before[source].is_free or before[source] != self._look(source)}
+        after = self._look(sources)
+        busy = {str(source) for source in sources if not before[source].is_free or before[source] != after[source]}
         self._verification.busy += sorted(busy)
         self._verification.findings += [finding for finding in self._findings if finding.entity not in busy]
         self._verification.leases |= before
@@ -337,19 +345,26 @@ class _TenantCheck:
         bound = workspace.entities(self._tenant)
         return sorted({*bound, *(entity for purpose, entity in leased if purpose == "source")})
 
-    def _read(self, source: Entity) -> None:
-        documents = self._workspace.manifest(source)
-        try:
-            self._workspace.source(source)
-            manifest = documents.read(columns=["path", "hash", "lines", "reason", "fingerprint"])
-        except CorruptFile as error:
-            self._add(FindingKind.UNREADABLE, source, self._relative(error.where), str(error))
-            self._unknown.add(str(source))
-            return
-        self._manifests[source] = manifest
-        self._verification.documents += len(manifest)
-        for batch in documents.staged():
-            self._add(FindingKind.STAGED, source, f"{batch.run_id}, batch {batch.batch}", "The next run settles it.")
+    def _read(self, sources: Sequence[Entity]) -> None:
+        def read(source: Entity) -> tuple[pa.Table, Sequence[BatchId]] | CorruptFile:
+            documents = self._workspace.manifest(source)
+            try:
+                self._workspace.source(source)
+                manifest = documents.read(columns=["path", "hash", "lines", "reason", "fingerprint"])
+            except CorruptFile as error:
+                return error
+            return manifest, documents.staged()
+
+        for source, found in zip(sources, self._workspace.map_parallel(read, sources), strict=True):
+            if isinstance(found, CorruptFile):
+                self._add(FindingKind.UNREADABLE, source, self._relative(found.where), str(found))
+                self._unknown.add(str(source))
+                continue
+            self._manifests[source], staged = found
+            self._verification.documents += len(found[0])
+            for batch in staged:
+                detail = "The next run settles it."
+                self._add(FindingKind.STAGED, source, f"{batch.run_id}, batch {batch.batch}", detail)
 
     def _tables(self) -> list[LineTable]:
         """Return the current table, and the tables of other fingerprints in the manifests."""
@@ -374,14 +389,21 @@ class _TenantCheck:
             if rows != 1:
                 self._add(FindingKind.COMMIT_MARKER, name, "", f"It has {rows}.", table.fingerprint)
 
-    def _look(self, source: Entity) -> LeaseStatus:
-        try:
-            return peek(self._workspace.objects, lease_path(source))
-        except CorruptFile as error:
-            finding = Finding(FindingKind.UNREADABLE, str(source), self._relative(error.where), str(error))
-            if finding not in self._findings:
-                self._findings.append(finding)
-            return LeaseStatus(True, "", "")
+    def _look(self, sources: Sequence[Entity]) -> dict[Entity, LeaseStatus]:
+        def look(source: Entity) -> LeaseStatus | CorruptFile:
+            try:
+                return peek(self._workspace.objects, lease_path(source))
+            except CorruptFile as error:
+                return error
+
+        statuses: dict[Entity, LeaseStatus] = {}
+        for source, found in zip(sources, self._workspace.map_parallel(look, sources), strict=True):
+            statuses[source] = LeaseStatus(True, "", "") if isinstance(found, CorruptFile) else found
+            if isinstance(found, CorruptFile):
+                finding = Finding(FindingKind.UNREADABLE, str(source), self._relative(found.where), str(found))
+                if finding not in self._findings:
+                    self._findings.append(finding)
+        return statuses
 
     def _relative(self, where: str) -> str:
         return where.removeprefix(f"{self._workspace.objects.uri}/")
@@ -390,19 +412,19 @@ class _TenantCheck:
         self._findings.append(Finding(kind, str(entity), path, detail, fingerprint))
 
 
-def survived_check(table: LineTable) -> list[tuple[str, str]]:
+def survived_check(table: LineTable, seed: str) -> list[tuple[str, str]]:
     """Run ``check_indexes`` in another process; if an index crashes it, report all indexes as damaged."""
     try:
-        return survived(_checked_indexes, table)
+        return survived(_checked_indexes, table, seed)
     except ProcessDied:
         return [
             (name, "it or another index crashes the process that reads it") for name in survived(index_names, table)
         ]
 
 
-def _checked_indexes(table: LineTable) -> list[tuple[str, str]]:
+def _checked_indexes(table: LineTable, seed: str) -> list[tuple[str, str]]:
     with reading(table.TITLE, table.uri):
-        return list(check_indexes(table))
+        return list(check_indexes(table, seed))
 
 
 def compare(
@@ -439,24 +461,24 @@ _MANIFEST = pa.schema(
 )
 
 
-READ_THREADS = 16
 EVER = datetime(1, 1, 1, tzinfo=UTC)
 """A time before any expiry."""
 _KEYS_IN_A_DETAIL = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _CatalogEntries:
-    """A tenant's entries in the catalog, sorted by their owner's directory."""
+_COMPARED = ("key", "entity", "content_hash")
+_ENTRIES = pa.schema([*((name, pa.string()) for name in _COMPARED), ("rev", pa.int64()), ("is_indexed", pa.bool_())])
+"""A tenant's entries in the catalog, without their values. ``entity`` is the owner's directory; expired entries and
+unflushed ones may be missing from the indexes.
+"""
 
-    paths: list[str]
-    rows: list[tuple[str, str, str]]
-    """``(key, owner's directory, content hash)`` of each entry, in the order of ``paths``."""
 
-    def at_or_below(self, directory: str) -> Iterator[tuple[str, str, str]]:
-        yield from self.rows[bisect_left(self.paths, directory) : bisect_right(self.paths, directory)]
-        # "0" follows "/": the range between them holds the descendants, but no sibling such as project:a-b.
-        yield from self.rows[bisect_left(self.paths, f"{directory}/") : bisect_left(self.paths, f"{directory}0")]
+def _at_or_below(entries: pa.Table, directory: str) -> pa.Table:
+    """Return the rows of ``entries``, which are sorted by ``entity``, whose owner is at or below ``directory``."""
+    # "0" follows "/": the range between them holds the descendants, but no sibling such as project:a-b.
+    bounds = pa.array([directory, f"{directory}\0", f"{directory}/", f"{directory}0"])
+    own, end, below, last = pc.search_sorted(entries["entity"], bounds).to_pylist()
+    return pa.concat_tables([entries[own:end], entries[below:last]])
 
 
 def verify_memory(workspace: Workspace, catalog: Catalog, verification: Verification) -> None:
@@ -490,17 +512,23 @@ def repair_memory(workspace: Workspace, catalog: Catalog, findings: Sequence[Fin
 
 def _check(workspace: Workspace, catalog: Catalog, tenant: Entity) -> tuple[list[Finding], int]:
     waiting = frozenset(catalog.read(lambda connection: outbox.keys(connection, tenant)))
-    rows = [row for page in memory_maintenance.pages(catalog, tenant, EVER) for row in page]
-    now = datetime.now(UTC)
-    alive = [row for row in rows if row.expires is None or row.expires > now]
+    now, alive = datetime.now(UTC), 0
+    parts, blobs = [_ENTRIES.empty_table()], list[tuple[str, str, int]]()
+    for page in memory_maintenance.pages(catalog, tenant, EVER):  # with values, so not all pages at once
+        living = [row for row in page if row.expires is None or row.expires > now]
+        alive += len(living)
+        indexed = {row.key for row in living} - waiting
+        values = ((row.key, row.path, row.content_hash, row.rev, row.key in indexed) for row in page)
+        parts.append(pa.table([*map(list, zip(*values, strict=True))], schema=_ENTRIES))
+        blobs += ((row.key, row.blob_path, row.size_bytes) for row in living if row.blob_path is not None)
     listing = {info.path: info.size_bytes for info in workspace.objects.list(tenant.directory)}
     findings = [
-        Finding(FindingKind.BLOB, tenant.directory, row.key, f"{row.blob_path} is missing or has the wrong size")
-        for row in alive
-        if row.blob_path is not None and listing.get(row.blob_path) != row.size_bytes
+        Finding(FindingKind.BLOB, tenant.directory, key, f"{path} is missing or has the wrong size")
+        for key, path, size_bytes in blobs
+        if listing.get(path) != size_bytes
     ]
-    ordered = sorted((row.path, row.key, row.content_hash) for row in alive if row.key not in waiting)
-    known = _CatalogEntries([path for path, _, _ in ordered], [(key, path, digest) for path, key, digest in ordered])
+    entries = pa.concat_tables(parts)
+    indexed_entries = entries.filter(entries["is_indexed"]).select(_COMPARED).sort_by("entity")
     entities = catalog.read(lambda connection: entity_tree.descendants(connection, tenant))
     directories = {tenant.directory, *(record.entity.directory for record in entities)}
     of_sources = workspace.config.hierarchy[-1]
@@ -510,30 +538,31 @@ def _check(workspace: Workspace, catalog: Catalog, tenant: Entity) -> tuple[list
             directories.add(name.directory)
 
     def compare(directory: str) -> Finding | None:
-        return _compare(workspace, tenant, directory, set(known.at_or_below(directory)), waiting, now)
+        return _compare(workspace, tenant, directory, _at_or_below(indexed_entries, directory), waiting, now)
 
-    with ThreadPoolExecutor(READ_THREADS, "driftline-memory-verify") as pool:
-        findings += filter(None, pool.map(compare, sorted(directories)))
-    findings += _vectors(workspace, tenant, {(row.key, row.rev) for row in rows}, waiting)
-    return findings, len(alive)
+    findings += filter(None, workspace.map_parallel(compare, sorted(directories)))
+    findings += _vectors(workspace, tenant, entries, waiting)
+    return findings, alive
 
 
 def _compare(
     workspace: Workspace,
     tenant: Entity,
     directory: str,
-    expected: set[tuple[str, str, str]],
+    expected: pa.Table,
     waiting: frozenset[str],
     now: datetime,
 ) -> Finding | None:
-    """Compare an index with the catalog, ignoring expired entries in the index."""
+    """Compare an index with the ``expected`` entries of the catalog, ignoring expired entries in the index."""
     try:
-        table = MemoryIndex(workspace.objects, directory).read(columns=["key", "entity", "content_hash", "expires"])
+        table = MemoryIndex(workspace.objects, directory).read(columns=[*_COMPARED, "expires"])
     except CorruptFile as error:
         return Finding(FindingKind.MEMORY_INDEX, tenant.directory, directory, str(error))
-    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    actual = {row[:3] for row in rows if row[0] not in waiting and (row[3] is None or row[3] > now)}
-    wrong = sorted({key for key, _, _ in actual ^ expected})
+    is_waiting = pc.is_in(table["key"], value_set=pa.array(sorted(waiting), pa.string()))
+    has_expired = pc.fill_null(pc.less_equal(table["expires"], now), False)
+    actual = table.filter(pc.invert(pc.or_(is_waiting, has_expired))).select(_COMPARED)
+    is_equal = actual.equals(expected.sort_by("key"))  # which takes no set of all rows
+    wrong = [] if is_equal else sorted({key for key, _, _ in _rows(actual) ^ _rows(expected)})
     if not wrong:
         return None
     named = ", ".join(map(repr, wrong[:_KEYS_IN_A_DETAIL]))
@@ -542,14 +571,14 @@ def _compare(
     )
 
 
-def _vectors(
-    workspace: Workspace, tenant: Entity, known: set[tuple[str, int]], waiting: frozenset[str]
-) -> Iterator[Finding]:
+def _vectors(workspace: Workspace, tenant: Entity, entries: pa.Table, waiting: frozenset[str]) -> Iterator[Finding]:
     """Yield findings for vectors of entries that are not in the catalog.
 
     Detecting missing vectors would require a model.
     """
-    for table in vector_tables(workspace.objects, tenant):
+    tables = [*vector_tables(workspace.objects, tenant)]
+    known = _rows(entries.select(["key", "rev"])) if tables else set()
+    for table in tables:
         kind, name = FindingKind.MEMORY_VECTORS, table.fingerprint
         try:
             revs = survived(type(table).revs, table) if table.exists() else []

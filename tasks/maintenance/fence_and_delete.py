@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,7 +23,6 @@ from driftline.storage.layout import CATALOG, CONFIG, lease_path
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.memory.binding import catalog_problem
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
-from driftline.storage.memory.catalog.entry_queries import blob_references
 from driftline.storage.memory.catalog.entry_writes import forget_blobs
 from driftline.storage.memory.flush import Flusher
 from driftline.storage.memory.maintenance import collect_expired
@@ -257,9 +256,19 @@ def drop_expired(workspace: Workspace, catalog: Catalog) -> int:
     return removed
 
 
-def forget_deleted(workspace: Workspace, catalog: Catalog, deleted: Sequence[Orphan]) -> None:
-    """Remove deleted blobs from the catalog's list of retired blobs, including blobs deleted by a killed cleanup."""
-    _, retired = catalog.read(blob_references)
-    gone = {orphan.path for orphan in deleted} & retired.keys()
-    gone |= {path for path in retired.keys() - gone if workspace.objects.head(path) is None}
+def forget_deleted(
+    workspace: Workspace,
+    catalog: Catalog,
+    retired: Collection[str],
+    listed: Iterable[ObjectInfo],
+    deleted: Sequence[Orphan],
+) -> None:
+    """Remove deleted blobs from the catalog's list of ``retired`` blobs, including blobs deleted by a killed cleanup.
+
+    A retired blob that was not ``listed`` was deleted before, or was written since, which a request tells.
+    """
+    gone = {orphan.path for orphan in deleted if orphan.path in retired}
+    unlisted = sorted({*retired}.difference(gone, (info.path for info in listed)))
+    found = workspace.map_parallel(workspace.objects.head, unlisted)
+    gone |= {path for path, info in zip(unlisted, found, strict=True) if info is None}
     catalog.write(lambda connection: forget_blobs(connection, gone))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES, Redaction
 from driftline.storage.deltas.manifest import SCHEMA
+from driftline.storage.deltas.parquet_files import after_prefix
 from driftline.storage.documents import (
     INSIDE,
     NAMED_LIKE_ARCHIVE,
@@ -350,18 +351,20 @@ _MAIL = (".eml", ".mbox")
 
 
 def _covered(paths: pa.ChunkedArray, subtrees: Sequence[Subtree]) -> NDArray[np.bool_]:
-    covered = np.zeros(len(paths), dtype=bool)
-    for subtree in subtrees:
-        below = pc.starts_with(paths, subtree.prefix)
-        if subtree.without:
-            rest = pc.utf8_slice_codeunits(paths, len(subtree.prefix))
-            slash = pc.find_substring(rest, "/")
-            first = pc.list_element(pc.split_pattern(rest, "/", max_splits=1), 0)
-            names = [folder[len(subtree.prefix) : -1] for folder in subtree.without]
-            elsewhere = pc.and_(pc.greater_equal(slash, 0), pc.is_in(first, pa.array(names, pa.string())))
-            below = pc.and_not(below, elsewhere)
-        covered |= np.asarray(below.to_numpy(), dtype=bool)
-    return covered
+    """Return which paths are in one of ``subtrees``, in any order, at the cost of a binary search for each path."""
+    prefixes = _prefixes_of(paths, [subtree.prefix for subtree in subtrees])
+    # Each folder in ``without`` is below the prefix of its subtree, and no other such folder is.
+    return np.asarray(prefixes > _prefixes_of(paths, [folder for subtree in subtrees for folder in subtree.without]))
+
+
+def _prefixes_of(paths: pa.ChunkedArray, prefixes: Sequence[str]) -> NDArray[np.int64]:
+    """Return how many of ``prefixes`` each path starts with: ranges that begin at or before it, less the ended ones."""
+    count = np.zeros(len(paths), np.int64)
+    ends = [end for end in map(after_prefix, prefixes) if end is not None]
+    for sign, bounds in ((1, prefixes), (-1, ends)):
+        positions = pc.search_sorted(pa.array(sorted(bounds), pa.string()), paths, side="right")
+        count += sign * positions.to_numpy().astype(np.int64)
+    return count
 
 
 def _list_local(spec: ScanSpec, paths: Sequence[str] | None = None) -> Listing:

@@ -15,6 +15,7 @@ from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Entity
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import LineQuery
+from driftline.storage.lines.line_table import each_document
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, innermost
 from driftline.storage.workspace.branch_cuts import read_branch
 from driftline.storage.workspace.workspace import Branch, Workspace
@@ -41,7 +42,7 @@ def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
 
     Lines that only moved within their document are not new. Raises the same errors as ``search``.
     """
-    changed = {branch.entity: changed_paths(workspace, branch) for branch in workspace.branches}
+    changed = {branch.entity: changed_paths(workspace, branch) for branch in workspace.branches.values()}
     where = LineFilter(
         any_of=tuple(LineFilter(entities=(entity,), paths=tuple(paths)) for entity, paths in changed.items())
     )
@@ -60,7 +61,9 @@ def _new(workspace: Workspace, hits: tuple[Hit, ...]) -> Iterator[Hit]:
     known: dict[str, set[tuple[str, str]]] = {}
     for source in {hit.source for hit in hits}:
         entity = Entity.parse(source, workspace.config.hierarchy)
-        rows = main.lines(entity).of_documents(entity, sorted({hit.path for hit in hits if hit.source == source}))
+        rows = main.lines(entity).of_documents(
+            entity, sorted({hit.path for hit in hits if hit.source == source}), ["path", "text"]
+        )
         known[source] = set(zip(rows["path"].to_pylist(), rows["text"].to_pylist(), strict=True))
     rank = 0
     for hit in hits:
@@ -79,6 +82,7 @@ MAX_FUNCTIONS = 50
 NEAREST = 8
 """Number of main index lines to look up for each line."""
 _FUNCTIONS = frozenset(("function", "method"))
+_COLUMNS = ("path", "line_number", "column_number", OUTLINE_COLUMN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[D
     Functions farther than ``limit`` from all others are omitted. Raises StorageError, CorruptFile.
     """
     found: list[Duplicate] = []
-    for branch in workspace.branches:
+    for branch in workspace.branches.values():
         query = LineQuery(workspace.on(()).lines(branch.entity))
         for path, definition, vectors in _new_functions(workspace, branch):
             duplicate = _nearest(query, branch, path, definition, vectors, limit)
@@ -119,18 +123,23 @@ def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[D
 def _new_functions(workspace: Workspace, branch: Branch) -> Iterator[tuple[str, Definition, NDArray[np.float32]]]:
     """Yield up to MAX_FUNCTIONS new functions of a branch, each with its line vectors, ``(n, dim) float32``."""
     paths, count = changed_paths(workspace, branch), 0
-    here = workspace.lines(branch.entity).of_documents(branch.entity, paths).sort_by("line_number")
-    there = workspace.on(()).lines(branch.entity).of_documents(branch.entity, paths)
-    for path in paths:
-        rows = here.filter(pc.equal(here["path"], path))
-        known = {each.name for each in _definitions(there.filter(pc.equal(there["path"], path)))}
+
+    def documents(there: Workspace, columns: Sequence[str]) -> Iterator[pa.Table]:
+        table = there.lines(branch.entity)
+        return each_document(table.of_documents(branch.entity, paths, [*_COLUMNS, *columns]), paths)
+
+    here, before = documents(workspace, ["vector"]), documents(workspace.on(()), [])
+    for path, rows, old in zip(paths, here, before, strict=True):
+        known = {each.name for each in _definitions(old)}
         for definition in _definitions(rows):
-            if definition.kind not in _FUNCTIONS or definition.name in known or count == MAX_FUNCTIONS:
+            if definition.kind not in _FUNCTIONS or definition.name in known:
                 continue
             vectors = _vectors(rows, definition)
             if len(vectors) >= MIN_LINES:
-                count += 1
                 yield path, definition, vectors
+                count += 1
+                if count == MAX_FUNCTIONS:
+                    return
 
 
 def _definitions(rows: pa.Table) -> Sequence[Definition]:

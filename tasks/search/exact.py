@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -176,37 +176,43 @@ class ExactFinder:
 
     def _parts(self) -> Iterator[Matches]:
         """Yield each pack's matches, in result order."""
+        for batch in self._batches():
+            yield from self._matching(batch, self._texts(batch))
+
+    def _batches(self, *, whole: bool = False) -> Iterator[Sequence[_PackRow]]:
+        """Yield the packs to read at once, in result order; with ``whole``, a document is in one batch."""
         packs = self._candidate_packs()
         at, size = 0, _FIRST_PACKS if all(table.table.is_local for table in self.tables) else _MOST_PACKS
         while at < len(packs):
             if self.late() or (self.max_packs is not None and self.read >= self.max_packs):
                 self.cut = True
                 return
-            batch = packs[at : at + size]
-            at, size = at + size, min(2 * size, _MOST_PACKS)
-            self.read += len(batch)
-            yield from self._matching(batch)
+            end = min(at + size, len(packs))
+            while whole and end < len(packs) and packs[end][0] == packs[end - 1][0]:
+                end += 1
+            self.read += end - at
+            yield packs[at:end]
+            at, size = end, min(2 * size, _MOST_PACKS)
+
+    def _texts(self, batch: Sequence[_PackRow]) -> pa.StringArray:
+        return texts([(self.tables[document.table], row) for document, row, _ in batch])
 
     def _in_whole_documents(self) -> Iterator[Matches]:
         """Like ``lines``, combining all packs of a document."""
-        for document, packs in groupby(self._candidate_packs(), key=lambda pack: pack[0]):
-            if self.late() or (self.max_packs is not None and self.read >= self.max_packs):
-                self.cut = True
-                return
-            whole = [*packs]
-            self.read += len(whole)
-            read = texts([(self.tables[document.table], row) for _, row, _ in whole]).to_pylist()
-            text = "\n".join([*(each.removesuffix("\n") for each in read[:-1]), read[-1]])
-            lines = text.removesuffix("\n").split("\n")
-            matched = np.zeros((len(self.patterns), len(lines)), np.bool_)
-            for at, pattern in enumerate(self.patterns):
-                if pattern.multiline:
-                    matched[at, [line for line in pattern.lines_in(text) if line < len(lines)]] = True
-                else:
-                    matched[at] = pattern.matches(pa.array(lines, pa.string())).to_numpy(zero_copy_only=False)
-            numbers = np.flatnonzero(matched.any(axis=0))
-            if matched.any(axis=1).all():
-                yield document, np.asarray(whole[0][2] + numbers, np.int64), np.asarray(matched[:, numbers])
+        for batch in self._batches(whole=True):
+            read = iter(self._texts(batch).to_pylist())
+            for document, packs in groupby(batch, key=lambda pack: pack[0]):
+                if self.late():
+                    self.cut = True
+                    return
+                firsts = [first for *_, first in packs]
+                *parts, last = islice(read, len(firsts))
+                text = "\n".join([*(each.removesuffix("\n") for each in parts), last])
+                lines = text.removesuffix("\n").split("\n")
+                matched = np.stack([_matches(pattern, text, lines) for pattern in self.patterns])
+                numbers = np.flatnonzero(matched.any(axis=0))
+                if matched.any(axis=1).all():
+                    yield document, np.asarray(firsts[0] + numbers, np.int64), np.asarray(matched[:, numbers])
 
     def _candidate_packs(self) -> list[_PackRow]:
         """Return the packs that may match, in the order of the results."""
@@ -231,14 +237,15 @@ class ExactFinder:
         if left.any():
             left &= allowed(query, packs)
         if self.documents is not None:
-            keys = zip(packs.rows["entity"].to_pylist(), packs.rows["path"].to_pylist(), strict=True)
-            left &= np.fromiter((key in self.documents for key in keys), np.bool_, len(left))
+            possible_rows = np.flatnonzero(left)
+            rows = packs.rows.select(["entity", "path"]).take(pa.array(possible_rows))
+            keys = zip(rows["entity"].to_pylist(), rows["path"].to_pylist(), strict=True)
+            left[possible_rows] = [key in self.documents for key in keys]
         for possible in of_patterns if len(of_patterns) > 1 else ():
             left &= (np.bincount(packs.documents, possible) > 0)[packs.documents]
         return left
 
-    def _matching(self, batch: Sequence[_PackRow]) -> Iterator[Matches]:
-        read = texts([(self.tables[document.table], row) for document, row, _ in batch])
+    def _matching(self, batch: Sequence[_PackRow], read: pa.StringArray) -> Iterator[Matches]:
         may = np.zeros(len(read), np.bool_)
         for pattern in self.patterns:
             may |= pattern.in_lines_only or pattern.matches(read).to_numpy(zero_copy_only=False)
@@ -256,6 +263,15 @@ class ExactFinder:
             if len(numbers):
                 document, _, first = batch[row]
                 yield document, np.asarray(first + numbers, np.int64), np.asarray(inside[:, numbers])
+
+
+def _matches(pattern: Pattern, text: str, lines: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which ``lines`` of a document's ``text`` match."""
+    if not pattern.multiline:
+        return np.asarray(pattern.matches(pa.array(lines, pa.string())).to_numpy(zero_copy_only=False))
+    matched = np.zeros(len(lines), np.bool_)
+    matched[[line for line in pattern.lines_in(text) if line < len(lines)]] = True
+    return matched
 
 
 # -- the search --------------------------------------------------------------------------------

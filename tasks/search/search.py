@@ -27,6 +27,7 @@ from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored, nearest_blocks
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.tokenizer import keywords, normalize_query
+from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.option_table import from_keywords
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.records import html_table
@@ -429,8 +430,7 @@ def open_tables(
         tables = [*tables_of(workspace, tenant, where)]
         if workspace.objects.is_local or len(tables) == 1:
             return [*filter(None, map(opened_table, tables))]
-        with ThreadPoolExecutor(MAX_TABLES_AT_ONCE) as branches:
-            return [*filter(None, branches.map(opened_table, tables))]
+        return [*filter(None, in_parallel(opened_table, tables, MAX_TABLES_AT_ONCE))]
 
     shared = nullcontext(search_threads()) if workspace.objects.is_local else None
     with shared or ThreadPoolExecutor(MAX_TENANTS_AT_ONCE) as pool:
@@ -460,8 +460,8 @@ def tables_of(
 
     Sources on a branch are searched in the branch's table, the others in the main index.
     """
-    branched = tuple(branch.entity for branch in workspace.branches if branch.entity.tenant == tenant)
-    others = [entity for entity in workspace.entities(tenant) if entity not in branched] if branched else []
+    branched = tuple(entity for entity in workspace.branches if entity.tenant == tenant)
+    others = [entity for entity in workspace.entities(tenant) if entity not in workspace.branches] if branched else []
     if others or not branched:
         rest = LineFilter(not_of=branched, all_of=(where,) if where else None) if branched else where
         yield tenant, rest

@@ -244,6 +244,6 @@ def test_a_table_that_the_store_refuses_to_read_is_not_damaged(
     with serving(RefusingProxy(s3_server, status, code)) as proxy:
         workspace = Workspace.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
         table = workspace.lines(workspace.tenants()[0])
-        for read in (table.damaged_fragments, partial(survived_check, table), partial(search, workspace, "lease")):
+        for read in (table.damaged_fragments, partial(survived_check, table, ""), partial(search, workspace, "lease")):
             with pytest.raises(AccessDenied, match=code):
                 read()

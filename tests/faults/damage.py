@@ -129,10 +129,10 @@ def fuzzed(data: bytes, random: Random) -> bytes:
     return bytes(changed)
 
 
-def checked_indexes(table: LineTable) -> list[tuple[str, str]]:
+def checked_indexes(table: LineTable, seed: str) -> list[tuple[str, str]]:
     """Check the indexes in this process; verify would use another one."""
     line_counts.SAMPLE_ROWS = SAMPLED_ROWS
-    return list(line_counts.check_indexes(table))
+    return list(line_counts.check_indexes(table, "damage"))
 
 
 def _command(arguments: list[str]) -> tuple[int, str, str]:

@@ -21,7 +21,7 @@ from driftline.storage.errors import UsageError
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import GRAMS_COLUMN
-from driftline.storage.lines.packs import _PACKS, LINES_BEFORE, _scan, lines_of
+from driftline.storage.lines.packs import _PACKS, LINES_BEFORE, _scan, lines_of, texts
 from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import (
@@ -379,6 +379,22 @@ def test_a_pattern_may_match_over_several_lines(workspace: Workspace) -> None:
     for wrong in ({"whole_words": True, "multiline": True}, {"multiline": False}):
         with pytest.raises(UsageError, match=r"multiline pattern|line break"):
             find(workspace, "", fixed=["first(\n"], **wrong)
+
+
+def test_a_pattern_over_several_lines_reads_the_packs_of_many_documents_at_once(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+
+    def counted(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
+        reads.append(len(packs))
+        return texts(packs)
+
+    monkeypatch.setattr("driftline.tasks.search.exact.texts", counted)
+    report = find(workspace, regex=[r"\}\n"], multiline=True, count=True)
+    assert report.exact is not None
+    assert report.exact.documents >= 4
+    assert len(reads) < report.exact.documents
 
 
 def facets(workspace: Workspace, query: str, **options: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ from driftline.flows.runs.executors import InlineExecutor, Result, Spec, Task
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.flows.runs.source_run import LeasedRun, SourceRun
 from driftline.storage.errors import StorageError
+from driftline.storage.garbage.references import scan_references
+from driftline.storage.layout import SOURCE, leased_entity
+from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.batch import BatchSpec
+from driftline.tasks.maintenance.checks import verify
 from tests.support.waiting import PATIENCE_SECONDS
 
 Driftline = Callable[..., Any]
@@ -53,6 +58,30 @@ entity = "org:acme/project:alpha/source:handbook"
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    "read", [scan_references, partial(verify, on_phase=print, run_id="")], ids=["cleanup", "verify"]
+)
+def test_sources_in_a_bucket_are_read_side_by_side(
+    tmp_path: Path, tiny_model: Path, read: Callable[[Workspace], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.py").write_text("x = 1\n")
+    dl.index([str(tmp_path / name) for name in ("a", "b")], workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    both, get, seen = threading.Barrier(2), ObjectStore.get_versioned, list[str]()
+
+    def get_both(objects: ObjectStore, path: str) -> tuple[bytes, str]:
+        if path.endswith(SOURCE) or leased_entity(path)[0] == "source":
+            both.wait(PATIENCE_SECONDS)  # breaks if one source is read after the other
+            seen.append(path)
+        return get(objects, path)
+
+    monkeypatch.setattr(ObjectStore, "requests_at_once", 2)
+    monkeypatch.setattr(ObjectStore, "get_versioned", get_both)
+    read(Workspace.open(str(tmp_path / "ws")))
+    assert len(set(seen)) == 4
 
 
 def documents(outcome: Any) -> dict[str, int]:

@@ -18,6 +18,7 @@ from driftline.storage.memory.catalog.tables import retired_blobs
 from driftline.storage.memory.listings import MemoryListing, Totals
 from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.objects.store import ObjectInfo, ObjectStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 
@@ -64,6 +65,30 @@ def test_only_blobs_without_an_entry_are_deleted(store: MemoryStore, monkeypatch
     assert {key: entry.value for key, entry in entries.items()} == {"kept": LARGE, "replaced": LARGE + "3"}
     assert store.catalog.read(lambda c: c.execute(retired_blobs.select()).all()) == []
     assert clean(store).orphans == ()
+
+
+def test_a_cleanup_asks_for_no_retired_blob_that_it_has_listed(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        store.store("key", LARGE + str(number), S1)
+    store.flush()
+
+    def retired() -> set[str]:
+        return {row.path for row in store.catalog.read(lambda c: c.execute(retired_blobs.select()).all())}
+
+    recent = retired()
+    store.workspace.objects.delete([lost := min(recent)])  # as a cleanup that was killed
+    head, asked = ObjectStore.head, list[str]()
+
+    def counted(objects: ObjectStore, path: str) -> ObjectInfo | None:
+        asked.append(path)
+        return head(objects, path)
+
+    monkeypatch.setattr(ObjectStore, "head", counted)
+    assert clean(store, 3600).deleted == []
+    assert recent.intersection(asked) == {lost}
+    assert retired() == recent - {lost}
 
 
 def _fail(*_: object) -> None:

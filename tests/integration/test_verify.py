@@ -261,8 +261,17 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(own: Corner, monkeyp
                 original(at, counts, name, line) and not (name == "path_idx" and at.version in lost)
             ),
         )
+        samples: list[list[dict[str, Any]]] = []
+        sample = line_counts._sample
+
+        def recorded(*arguments: Any) -> list[dict[str, Any]]:
+            samples.append(sample(*arguments))
+            return samples[-1]
+
+        patch.setattr(line_counts, "_sample", recorded)
         assert found(check(own)) == {(FindingKind.INDEX, "path_idx")}
         assert check(own, repair=True).findings == []
+        assert [line["id"] for line in samples[0]] != [line["id"] for line in samples[1]]  # another run, other lines
     assert {index.name for index in own.table.open().describe_indices()} == names
 
 

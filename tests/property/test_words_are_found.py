@@ -60,7 +60,7 @@ def test_every_word_of_every_document_is_found_on_its_line(
     (ran,) = report.sources
     assert (ran.skipped, ran.truncated) == ([], [])
     workspace = Workspace.open(str(location / "ws"))
-    assert verify(workspace, lambda phase: None).findings == []
+    assert verify(workspace, lambda phase: None, "").findings == []
     at = data.draw(st.sampled_from(range(len(documents))))
     number = data.draw(st.sampled_from(range(len(documents[at][0]))))
     line = documents[at][0][number]
