@@ -121,6 +121,28 @@ class LanceTable:
             )
         return dataset
 
+    def nearest_rows(
+        self, columns: Sequence[str], query: NDArray[np.float32], limit: int, where: str, exact_rows: int = 0
+    ) -> pa.Table:
+        """Return ``columns`` and ``distance`` (1 - cosine) of the ``limit`` rows nearest to a unit vector, best first.
+
+        ``where`` applies before the search, which is exact if it leaves at most ``exact_rows``.
+        """
+        dataset = self.open(cached=True)
+
+        def search(indexed: bool) -> pa.Table:
+            by_index = indexed and is_indexed(dataset) and (not exact_rows or dataset.count_rows(where) > exact_rows)
+            return dataset.scanner(
+                columns=[*columns, "_distance"],
+                nearest=nearest_options(dataset, query, limit, by_index=by_index),
+                filter=where,
+                prefilter=True,
+                limit=limit,
+                use_scalar_index=indexed,
+            ).to_table()
+
+        return with_cosine_distance(with_indexes(dataset, self.TITLE, search)).sort_by("distance")
+
     def read_ahead(self, ranges: Mapping[TableFile, ByteRange]) -> None:
         """Prefetch ``ranges`` of a bucket table's files, which Lance would otherwise request one after another."""
         folders = {file: self.path if file.base_id is None else self._main for file in ranges}
@@ -469,10 +491,23 @@ def create_vector_index(dataset: LanceDataset) -> None:
     dataset.create_index("vector", name=VECTOR, **vector_options(dim))
 
 
-def through_index(dataset: LanceDataset, limit: int) -> dict[str, int]:
-    """Return Lance's options for probing the whole index, then comparing candidates exactly."""
+def nearest_options(dataset: LanceDataset, query: NDArray[np.float32], limit: int, *, by_index: bool) -> dict[str, Any]:
+    """Return Lance's options for the ``limit`` rows nearest to a unit vector.
+
+    Through the index, a search probes all of it, then compares candidates exactly.
+    """
+    options: dict[str, Any] = {"column": "vector", "q": query.astype(np.float16), "k": limit, "metric": VECTOR_METRIC}
+    if not by_index:
+        return {**options, "use_index": False}
     # Lance caps the probes at the number of partitions.
-    return {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // limit)}
+    probes = {"nprobes": dataset.count_rows(), "refine_factor": max(MIN_REFINE_FACTOR, REFINED_ROWS // limit)}
+    return {**options, **probes}
+
+
+def with_cosine_distance(rows: pa.Table) -> pa.Table:
+    """Replace Lance's last column, the squared distance of unit vectors, by ``distance``, 1 - cosine."""
+    halved = pc.divide(rows["_distance"], pa.scalar(2, pa.float32()))
+    return rows.set_column(rows.num_columns - 1, "distance", halved)
 
 
 @cache

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
@@ -20,14 +19,12 @@ from driftline.storage.errors import CommitConflict
 from driftline.storage.lance.failures import retried, with_indexes, write_failed, writing
 from driftline.storage.lance.lance_table import (
     COMMIT_ATTEMPTS,
-    VECTOR_METRIC,
     VECTOR_TYPE,
     LanceTable,
     create_vector_index,
     is_indexed,
     is_one_of,
     quote,
-    through_index,
     without_rows,
 )
 from driftline.storage.layout import table_fingerprint, tables_directory
@@ -148,26 +145,8 @@ class DeepTable(LanceTable):
 
     def nearest(self, query: NDArray[np.float32], limit: int, where: str | None = None) -> pa.Table:
         """Return FOUND_COLUMNS and ``distance`` (1 - cosine) of the definitions nearest to a unit vector, sorted."""
-        dataset = self.open(cached=True)
         condition = f"({where}) AND line >= 0" if where else "line >= 0"
-        nearest: dict[str, Any] = {"column": "vector", "q": query.astype(np.float16), "k": limit}
-        nearest["metric"] = VECTOR_METRIC
-
-        def search(indexed: bool) -> pa.Table:
-            by_index = indexed and is_indexed(dataset)
-            options = through_index(dataset, limit) if by_index else {"use_index": False}
-            return dataset.scanner(
-                columns=[*FOUND_COLUMNS, "_distance"],
-                nearest={**nearest, **options},
-                filter=condition,
-                prefilter=True,
-                limit=limit,
-                use_scalar_index=indexed,
-            ).to_table()
-
-        rows = with_indexes(dataset, self.TITLE, search).rename_columns([*FOUND_COLUMNS, "distance"])
-        halved = pc.divide(rows["distance"], pa.scalar(2, pa.float32()))
-        return rows.set_column(len(FOUND_COLUMNS), "distance", halved).sort_by("distance")
+        return self.nearest_rows(FOUND_COLUMNS, query, limit, condition)
 
 
 def deep_tables(objects: ObjectStore, tenant: Entity) -> list[DeepTable]:

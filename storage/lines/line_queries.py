@@ -27,12 +27,12 @@ from driftline.storage.lance.failures import with_indexes
 from driftline.storage.lance.lance_table import (
     EXACT_SEARCH_ROWS,
     VECTOR,
-    VECTOR_METRIC,
     TableFile,
     data_file,
     is_one_of,
+    nearest_options,
     quote,
-    through_index,
+    with_cosine_distance,
 )
 from driftline.storage.lines.block_codes import BlockCodes, codes_of, join
 from driftline.storage.lines.commit_marker import no_lines
@@ -365,15 +365,10 @@ class LineQuery:
         if limit == 0 or not length > 0:
             distance = pa.field("distance", pa.float32())
             return pa.schema([*(self.dataset.schema.field(name) for name in columns), distance]).empty_table()
-        nearest: dict[str, Any] = {
-            "column": "vector",
-            "q": (vector / length).astype(np.float16),
-            "metric": VECTOR_METRIC,
-        }
         fetch = limit
         while True:
-            options = {"use_index": False} if self.index is None else through_index(self.dataset, fetch)
-            hits = self._nearest(columns, {**nearest, **options, "k": fetch})
+            by_index = self.index is not None
+            hits = self._nearest(columns, nearest_options(self.dataset, vector / length, fetch, by_index=by_index))
             if not self.filters_afterwards or len(hits) >= limit or fetch >= self.lines:
                 break
             fetch = min(4 * fetch, self.lines)
@@ -384,15 +379,8 @@ class LineQuery:
 
     def _nearest(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
         """Return the nearest lines for Lance's ``nearest`` options, unordered, with their ``distance``."""
-        hits = self._read(
-            [*columns, "_distance"],
-            where=self.sql,
-            nearest=nearest,
-            prefilter=not self.filters_afterwards,
-            limit=nearest["k"],
-        ).rename_columns([*columns, "distance"])
-        halved = pc.divide(hits["distance"], pa.scalar(2, pa.float32()))  # 1 - cosine for unit vectors
-        return hits.set_column(len(columns), "distance", halved)
+        options = {"prefilter": not self.filters_afterwards, "limit": nearest["k"]}
+        return with_cosine_distance(self._read([*columns, "_distance"], where=self.sql, nearest=nearest, **options))
 
     def _read(self, columns: Sequence[str], *, where: str | None, **search: Any) -> pa.Table:
         """Return a search's rows. If there is only one source, its entity is known, which avoids reading the slowest

@@ -25,15 +25,12 @@ from driftline.storage.lance.lance_table import (
     COMMIT_ATTEMPTS,
     EXACT_SEARCH_ROWS,
     VECTOR,
-    VECTOR_METRIC,
     VECTOR_TYPE,
     LanceTable,
     create_vector_index,
     is_indexable,
-    is_indexed,
     is_one_of,
     quote,
-    through_index,
     without_rows,
 )
 from driftline.storage.layout import table_fingerprint, tables_directory
@@ -332,24 +329,8 @@ class VectorTable(LanceTable):
         length = np.linalg.norm(query)
         if limit == 0 or not length > 0:
             return []
-        dataset, condition = self.open(cached=True), where.to_sql()
-        vector = (query / length).astype(np.float16)
-        nearest: dict[str, Any] = {"column": "vector", "q": vector, "k": limit, "metric": VECTOR_METRIC}
-
-        def search(indexed: bool) -> pa.Table:
-            by_index = indexed and is_indexed(dataset) and dataset.count_rows(condition) > EXACT_SEARCH_ROWS
-            return dataset.scanner(
-                columns=["key", "rev", "_distance"],
-                nearest={**nearest, **(through_index(dataset, limit) if by_index else {"use_index": False})},
-                filter=condition,
-                prefilter=True,
-                limit=limit,
-                use_scalar_index=indexed,
-            ).to_table()
-
-        rows = with_indexes(dataset, self.TITLE, search)
-        # Half the squared distance of unit vectors is 1 - cosine.
-        hits = [Found(row["key"], row["rev"], row["_distance"] / 2) for row in rows.to_pylist()]
+        rows = self.nearest_rows(["key", "rev"], query / length, limit, where.to_sql(), EXACT_SEARCH_ROWS)
+        hits = [Found(**row) for row in rows.to_pylist()]
         return sorted(hits, key=lambda hit: (hit.distance, hit.key))
 
     def matching(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 from typing import Any
 
@@ -43,7 +43,7 @@ NO_DEFINITION, UNKNOWN = -1, -2
 _NUMBER_BITS = 32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
     """``n`` distinct lines, in the order of ``documents`` and lines.
 
@@ -109,21 +109,23 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
     block, number = np.repeat(block, parts), np.repeat(number, parts)
     near = blocks["near"].to_numpy() if "near" in blocks.column_names else np.zeros(len(blocks), np.bool_)
     definitions, definition = _definitions(blocks[OUTLINE_COLUMN].to_pylist(), block, number)
+    counts, lengths = count_words(texts, words)
     return Candidates(
-        words,
-        names_in(query),
-        places_in(query),
-        documents,
-        CandidateLines(block_documents[block], number),
-        column,
-        texts,
-        block,
-        block_documents,
-        names,
-        near[block],
-        *count_words(texts, words),
-        definitions,
-        definition,
+        words=words,
+        names=names_in(query),
+        places=places_in(query),
+        documents=documents,
+        lines=CandidateLines(block_documents[block], number),
+        column=column,
+        texts=texts,
+        block=block,
+        block_documents=block_documents,
+        block_names=names,
+        near=near[block],
+        counts=counts,
+        lengths=lengths,
+        definitions=definitions,
+        definition=definition,
     )
 
 
@@ -188,25 +190,22 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
     texts = [*found.texts, *nearest["text"].take(pa.array(new)).to_pylist()]
     counts, lengths = count_words(texts[len(found) :], found.words)
     order = np.argsort(np.concatenate([keys, near_keys[new]]))
-    return Candidates(
-        found.words,
-        found.names,
-        found.places,
-        documents,
-        CandidateLines(
-            np.concatenate([document, near_document[new]])[order],
-            np.concatenate([found.lines.number, near_number[new]])[order],
-        ),
-        np.concatenate([found.column, near_column[new]])[order],
-        [texts[at] for at in order.tolist()],
-        np.concatenate([found.block, np.full(len(new), -1)])[order],
-        moved[found.block_documents],
-        found.block_names,
-        np.concatenate([found.near | np.isin(keys, near_keys), np.ones(len(new), np.bool_)])[order],
-        np.concatenate([found.counts, counts])[order],
-        np.concatenate([found.lengths, lengths])[order],
-        found.definitions,
-        np.concatenate([found.definition, np.full(len(new), UNKNOWN)])[order],
+
+    def joined(of_found: NDArray[Any], of_new: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([of_found, of_new])[order]
+
+    return replace(
+        found,
+        documents=documents,
+        block_documents=moved[found.block_documents],
+        lines=CandidateLines(joined(document, near_document[new]), joined(found.lines.number, near_number[new])),
+        column=joined(found.column, near_column[new]),
+        texts=[texts[at] for at in order.tolist()],
+        block=joined(found.block, np.full(len(new), -1)),
+        near=joined(found.near | np.isin(keys, near_keys), np.ones(len(new), np.bool_)),
+        counts=joined(found.counts, counts),
+        lengths=joined(found.lengths, lengths),
+        definition=joined(found.definition, np.full(len(new), UNKNOWN)),
     )
 
 
