@@ -36,8 +36,13 @@ from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import NotIndexed
 from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.shared_cache import SharedCache
-from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
-from driftline.storage.workspace.branch_cuts import branch_records, on_branch
+from driftline.storage.workspace.branch_cuts import (
+    MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS,
+)
+from driftline.storage.workspace.branch_cuts import (
+    branch_records,
+    on_branch,
+)
 from driftline.storage.workspace.records import DONE, RunRecord, SourceRecord
 from driftline.storage.workspace.stats import WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
@@ -475,7 +480,7 @@ class Api:
         page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
         return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
 
-    @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
+    @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode", "max_distance")}))
     def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
         """Find the memory entries that match a query best, as in ``driftline memory search --json``."""
         return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
