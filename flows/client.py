@@ -20,16 +20,16 @@ from driftline.storage import errors
 from driftline.storage.defaults import DEFAULT_ENTRIES
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
 from driftline.storage.option_table import from_keywords, path_or_uri
-from driftline.storage.workspace.stats import WorkspaceStats
-from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.request import Mode, SearchRequest, options_in
-from driftline.tasks.search.search import SearchReport
 
 if TYPE_CHECKING:
     import http.client
     import ssl
 
     from driftline.flows.runs.branches import BranchReport
+    from driftline.storage.workspace.stats import WorkspaceStats
+    from driftline.tasks.search.documents import Document, Excerpt
+    from driftline.tasks.search.search import SearchReport
 
 TOKEN_VARIABLE = "DRIFTLINE_TOKEN"
 TIMEOUT_SECONDS = 90.0
@@ -389,6 +389,8 @@ class Client(ReadOnlyWorkspace):
         return self.connection.url
 
     def _search(self, request: SearchRequest) -> SearchReport:
+        from driftline.tasks.search.search import SearchReport  # loads Lance
+
         if any(value == () for value in request.given().values()):
             return SearchReport(request.query, (), None, ("A filter with no values matches nothing.",))
         report: SearchReport = self._read("search", search_parameters(request)).report()
@@ -409,6 +411,8 @@ class Client(ReadOnlyWorkspace):
     def documents(
         self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
     ) -> Iterator[Document]:
+        from driftline.tasks.search.documents import Document
+
         parameters = {"limit": DOCUMENTS_AT_ONCE, "source": sources, "dir": dirs, "ext": exts}
         for page in self.connection.pages("documents", parameters):
             yield from (Document(**document) for document in page["documents"])
