@@ -73,6 +73,8 @@ class Connection:
         while self._idle:
             self._idle.pop().close()
 
+    __del__ = close  # a client that nobody closed leaves no sockets open
+
     def get(self, route: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the response of ``/api/v1/{route}``; parameters that are None are omitted.
 
