@@ -6,23 +6,30 @@ before an HTTP library would be imported.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import SplitResult, urlencode, urlsplit
 
 from driftline.storage import errors
+from driftline.storage.defaults import DEFAULT_ENTRIES
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
 from driftline.storage.option_table import from_keywords, path_or_uri
-from driftline.storage.workspace.records import WorkspaceStats
-from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.request import Mode, SearchRequest, options_in
-from driftline.tasks.search.search import SearchReport
+
+if TYPE_CHECKING:
+    import http.client
+    import ssl
+
+    from driftline.flows.runs.branches import BranchReport
+    from driftline.storage.workspace.records import WorkspaceStats
+    from driftline.tasks.search.documents import Document, Excerpt
+    from driftline.tasks.search.search import SearchReport
 
 TOKEN_VARIABLE = "DRIFTLINE_TOKEN"
 TIMEOUT_SECONDS = 90.0
@@ -34,10 +41,18 @@ OK, UNAUTHORIZED, FORBIDDEN, TOO_MANY = 200, 401, 403, 429
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The API at ``url``, such as ``https://driftline.example.com``, with ``token`` if the server requires one."""
+    """The API at ``url``, such as ``https://driftline.example.com``, with ``token`` if the server requires one.
+
+    A request waits ``timeout`` seconds for each answer of the network. ``verify`` is an ``ssl.SSLContext``, or the path
+    of the certificates to trust instead of the system's. Threads may share the connection: each request takes an idle
+    HTTP connection, or opens one, and returns it for the next.
+    """
 
     url: str
     token: str | None = field(default=None, repr=False)
+    timeout: float = TIMEOUT_SECONDS
+    verify: ssl.SSLContext | str | os.PathLike[str] | None = field(default=None, repr=False)
+    _idle: list[http.client.HTTPConnection] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         parts = self._parts
@@ -45,11 +60,20 @@ class Connection:
             raise UsageError("Not a valid server URL", self.url, "Write https://driftline.example.com.")
         if parts.username or parts.password:
             raise UsageError("A server URL must not contain a secret", self.url, f"Set {TOKEN_VARIABLE} to the token.")
+        if self.verify is not None and isinstance(self.verify, str | os.PathLike):
+            object.__setattr__(self, "verify", _trusting(path_or_uri("The certificates", self.verify)))
 
     @classmethod
-    def to(cls, url: str, token: str | None = None) -> Connection:
+    def to(cls, url: str, token: str | None = None, **how: Any) -> Connection:
         """Return the connection to ``url`` with ``token``, by default $DRIFTLINE_TOKEN. Raises UsageError."""
-        return cls(path_or_uri("A server", url).rstrip("/"), token or os.environ.get(TOKEN_VARIABLE) or None)
+        return cls(path_or_uri("A server", url).rstrip("/"), token or os.environ.get(TOKEN_VARIABLE) or None, **how)
+
+    def close(self) -> None:
+        """Close the idle HTTP connections; a later request opens a new one."""
+        while self._idle:
+            self._idle.pop().close()
+
+    __del__ = close  # a client that nobody closed leaves no sockets open
 
     def get(self, route: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the response of ``/api/v1/{route}``; parameters that are None are omitted.
@@ -93,23 +117,40 @@ class Connection:
         return content, link.strip("<>") if 'rel="next"' in relation else None
 
     def _request(self, target: str) -> tuple[http.client.HTTPResponse, bytes]:
-        parts, headers = self._parts, {"Accept": "application/json"}
+        import http.client  # with ssl, takes longer to load than this module
+
+        headers = {"Accept": "application/json"}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
-        https = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
         try:
-            connection = kind(parts.netloc, timeout=TIMEOUT_SECONDS)
-            try:  # never follow redirects: the token is for this server
-                connection.request("GET", target, headers=headers)
-                response = connection.getresponse()
-                return response, response.read()
-            finally:
-                connection.close()
-        except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as error:
+            while True:
+                connection, is_new = self._take()
+                try:  # never follow redirects: the token is for this server
+                    connection.request("GET", target, headers=headers)
+                    response = connection.getresponse()
+                    body = response.read()
+                except (OSError, http.client.HTTPException) as error:
+                    connection.close()
+                    if is_new or not isinstance(error, ConnectionError):
+                        raise  # otherwise, the server closed the idle connection
+                else:
+                    self._idle.append(connection)
+                    return response, body
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise StorageError(
                 f"The server cannot be reached ({error})", self.url, "Is 'driftline web' running?"
             ) from error
+
+    def _take(self) -> tuple[http.client.HTTPConnection, bool]:
+        """Return an idle or a new connection, and whether it is new."""
+        import http.client
+
+        with suppress(IndexError):
+            return self._idle.pop(), False
+        parts = self._parts
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.netloc, timeout=self.timeout), True
+        return http.client.HTTPSConnection(parts.netloc, timeout=self.timeout, context=cast(Any, self.verify)), True
 
     def _error(self, status: int, content: Any) -> DriftlineError:
         problem = content if isinstance(content, dict) else {}
@@ -121,6 +162,15 @@ class Connection:
             return AccessDenied(what, self.url, fix)
         known = _kinds().get(kind, StorageError if status >= 500 or status == TOO_MANY else UsageError)
         return known(what, where or self.url, fix)
+
+
+def _trusting(certificates: str) -> ssl.SSLContext:
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=certificates)
+    except OSError as error:  # ssl.SSLError for a file without certificates
+        raise UsageError("Cannot read the certificates", certificates, f"{error.strerror or error}.") from error
 
 
 def _parameter(value: Any) -> Any:
@@ -139,64 +189,117 @@ def _kinds() -> dict[str, type[DriftlineError]]:
 DOCUMENTS_AT_ONCE = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
-    """A client of a web server.
-
-    Every method raises the errors of the corresponding call, AccessDenied for a token with insufficient scope, and
-    StorageError if the server cannot be reached.
+class ReadOnlyWorkspace(ABC):
+    """An index to search and inspect: a ``Workspace`` in a folder or bucket, or a server's, as a ``Client``.
 
     Examples:
-        >>> client = driftline.connect(url)
-        >>> client.status().total_documents
-        1
-        >>> [(hit.path, hit.line) for hit in client.search("who renews the lease", top_k=1)]
+        >>> for index in (driftline.open(location), driftline.connect(url)):
+        ...     [(hit.path, hit.line) for hit in index.search("who renews the lease", top_k=1)]
+        [('notes.md', 1)]
         [('notes.md', 1)]
     """
 
-    connection: Connection
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def uri(self) -> str:
+        """The absolute path or URI of the workspace; for a client, the URL of the server."""
 
     @from_keywords(SearchRequest)
     def search(self, request: SearchRequest) -> SearchReport:
-        """Find the windows of lines that match a query best, like ``driftline.search``.
+        """Find the windows of lines that match a query best.
 
         Args:
-            request: the fields of ``SearchRequest`` as keyword arguments. The server limits ``top_k`` and ``n_lines``.
-                Paths, directories and globs are relative to their source.
+            request: the fields of ``SearchRequest`` as keyword arguments, as in ``driftline.search``. A server limits
+                ``top_k`` and ``n_lines``; its paths, directories and globs are relative to their source.
 
         Returns:
             A report that iterates over its hits.
 
         Raises:
-            DriftlineError: UsageError for an option that servers do not support, AccessDenied for a token with
-                insufficient scope, StorageError if the server cannot be reached, and the errors of
-                ``driftline.search``.
-        """
-        if any(value == () for value in request.given().values()):
-            return SearchReport(request.query, (), None, ("A filter with no values matches nothing.",))
-        report: SearchReport = self._read("search", search_parameters(request)).report()
-        return report
+            DriftlineError: The errors of ``driftline.search``; from a server, also UsageError for an option that
+                servers do not support.
 
+        Examples:
+            >>> report = ws.search("who renews the lease", exts=["md"], n_lines=0)
+            >>> report.to_arrow().select(["path", "line"]).to_pylist()
+            [{'path': 'notes.md', 'line': 1}]
+        """
+        return self._search(request)
+
+    @abstractmethod
+    def _search(self, request: SearchRequest) -> SearchReport: ...
+
+    @abstractmethod
+    def status(self) -> WorkspaceStats:
+        """Return workspace statistics.
+
+        Returns:
+            The numbers of documents and lines, the model, the sources and the last run.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> ws.status().total_lines
+            1
+        """
+
+    def sources(self) -> list[dict[str, Any]]:
+        """Return the sources.
+
+        Returns:
+            The sources, as in ``driftline sources --json``.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> [source["documents"] for source in ws.sources()]
+            [1]
+        """
+        return list(self.status().sources)
+
+    @abstractmethod
+    def branches(self) -> list[BranchReport]:
+        """Return the branches of the sources.
+
+        Returns:
+            The branches.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> ws.branches()
+            []
+        """
+
+    @abstractmethod
     def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
-        """Return lines of an indexed document: one line with ``n_lines`` of context on each side.
+        """Return lines of an indexed document.
 
         Args:
-            source: the entity of the document's source.
+            source: a hit's source.
             path: the document's path in the source.
-            line: the line number, 1-based.
-            n_lines: how many lines to add before and after.
+            line: the line to read around, 1-based.
+            n_lines: lines of context on each side.
             branch: read the document as of this branch.
 
         Returns:
-            The lines, and the location of the first line.
+            The lines, and whether the document is unchanged.
 
         Raises:
-            DriftlineError: NotIndexed for an unknown document, AccessDenied, UsageError, StorageError.
-        """
-        parameters = {"source": source, "path": path, "line": line, "n_lines": n_lines, "branch": branch}
-        excerpt: Excerpt = self._read("excerpt", parameters)
-        return excerpt
+            DriftlineError: NotIndexed for documents that are not indexed, UsageError, StorageError.
 
+        Examples:
+            >>> hit = next(iter(ws.search("lease")))
+            >>> ws.excerpt(hit.source, hit.path, hit.line).lines
+            ('the holder renews the lease',)
+        """
+
+    @abstractmethod
     def documents(
         self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
     ) -> Iterator[Document]:
@@ -208,17 +311,25 @@ class Client:
             exts: only documents with these file extensions.
 
         Yields:
-            Documents, requested one page at a time.
+            Documents.
 
         Raises:
-            DriftlineError: BadEntity, UsageError, AccessDenied, StorageError.
-        """
-        parameters = {"limit": DOCUMENTS_AT_ONCE, "source": sources, "dir": dirs, "ext": exts}
-        for page in self.connection.pages("documents", parameters):
-            yield from (Document(**document) for document in page["documents"])
+            DriftlineError: BadEntity, UsageError, StorageError.
 
+        Examples:
+            >>> [document.path for document in ws.documents(exts=["md"])]
+            ['notes.md']
+        """
+
+    @abstractmethod
     def search_memory(
-        self, query: str, top_k: int = 5, entity: str | None = None, *, mode: Mode = "hybrid"
+        self,
+        query: str,
+        *,
+        top_k: int = DEFAULT_ENTRIES,
+        entity: str | None = None,
+        mode: Mode = "hybrid",
+        max_distance: float | None = None,
     ) -> list[dict[str, Any]]:
         """Find the memory entries that match a query best.
 
@@ -227,49 +338,98 @@ class Client:
             top_k: the maximum number of entries.
             entity: only entries at or below this entity.
             mode: ``hybrid`` (text and vector ranking), ``vector`` (embedding similarity) or ``text`` (words).
+            max_distance: drop entries with a cosine distance above this (0 to 2).
 
         Returns:
-            ``{record, score, rank}`` for each entry, best first.
+            ``{record, score, rank, distance}`` for each entry, best first.
 
         Raises:
-            DriftlineError: NotIndexed if there is no memory, BadEntity, UsageError, AccessDenied, StorageError.
+            DriftlineError: NotIndexed if there is no memory, BadEntity, UsageError, StorageError.
+
+        Examples:
+            >>> ws.search_memory("plan")
+            Traceback (most recent call last):
+            driftline.storage.errors.NotIndexed: The workspace has no memory. Store some: driftline memory put
         """
-        found = self.connection.get("memory/search", {"q": query, "top_k": top_k, "entity": entity, "mode": mode})
-        return list(found["results"])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.uri!r}>"
+
+    def _repr_html_(self) -> str:
+        return self.status()._repr_html_()
+
+
+class Client(ReadOnlyWorkspace):
+    """A client of a web server, with the reading methods of a workspace. Threads may share it.
+
+    Every method also raises AccessDenied for a token with insufficient scope, and StorageError if the server cannot be
+    reached. ``close``, or a ``with`` block, closes the connections to the server.
+
+    Examples:
+        >>> with driftline.connect(url) as client:
+        ...     client.status().total_documents
+        1
+    """
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections to the server; a later call opens a new one."""
+        self.connection.close()
+
+    @property
+    def uri(self) -> str:
+        return self.connection.url
+
+    def _search(self, request: SearchRequest) -> SearchReport:
+        from driftline.tasks.search.search import SearchReport  # loads Lance
+
+        if any(value == () for value in request.given().values()):
+            return SearchReport(request.query, (), None, ("A filter with no values matches nothing.",))
+        report: SearchReport = self._read("search", search_parameters(request)).report()
+        return report
 
     def status(self) -> WorkspaceStats:
-        """Return workspace statistics: documents, lines, model, sources, the last run.
-
-        Returns:
-            The statistics.
-
-        Raises:
-            DriftlineError: AccessDenied, CorruptFile, StorageError.
-        """
         status: WorkspaceStats = self._read("status")
         return status
 
-    def sources(self) -> list[dict[str, Any]]:
-        """Return the sources.
+    def branches(self) -> list[BranchReport]:
+        return list(self._read("branches").branches)
 
-        Returns:
-            The sources, as in ``driftline sources --json``.
+    def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
+        parameters = {"source": source, "path": path, "line": line, "n_lines": n_lines, "branch": branch}
+        excerpt: Excerpt = self._read("excerpt", parameters)
+        return excerpt
 
-        Raises:
-            DriftlineError: AccessDenied, CorruptFile, StorageError.
-        """
-        return list(self.connection.get("sources")["sources"])
+    def documents(
+        self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
+    ) -> Iterator[Document]:
+        from driftline.tasks.search.documents import Document
 
-    def branches(self) -> list[dict[str, Any]]:
-        """Return the branches of the sources.
+        parameters = {"limit": DOCUMENTS_AT_ONCE, "source": sources, "dir": dirs, "ext": exts}
+        for page in self.connection.pages("documents", parameters):
+            yield from (Document(**document) for document in page["documents"])
 
-        Returns:
-            The branches, as in ``driftline branches --json``.
-
-        Raises:
-            DriftlineError: AccessDenied, CorruptFile, StorageError.
-        """
-        return list(self.connection.get("branches")["branches"])
+    def search_memory(
+        self,
+        query: str,
+        *,
+        top_k: int = DEFAULT_ENTRIES,
+        entity: str | None = None,
+        mode: Mode = "hybrid",
+        max_distance: float | None = None,
+    ) -> list[dict[str, Any]]:
+        given = {"q": query, "top_k": top_k, "entity": entity, "mode": mode, "max_distance": max_distance}
+        return list(self.connection.get("memory/search", given)["results"])
 
     def _read(self, route: str, parameters: Mapping[str, Any] | None = None) -> Any:
         """Return a route's response as its model. Raises StorageError if the server runs an incompatible version."""

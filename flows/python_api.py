@@ -6,19 +6,22 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
 
+from driftline.flows.client import TIMEOUT_SECONDS, Client, Connection, ReadOnlyWorkspace
 from driftline.flows.config.index_request import OPTIONS, IndexOptions, IndexRequest
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_REDACTION, DEFAULT_TOP_K, Redaction
+from driftline.storage.defaults import DEFAULT_ENTRIES, DEFAULT_N_LINES, DEFAULT_REDACTION, DEFAULT_TOP_K, Redaction
 from driftline.storage.option_table import called_with, from_keywords, listed, path_or_uri
-from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.search.request import Mode, SearchRequest
 
 if TYPE_CHECKING:
+    import ssl
+
     import pyarrow as pa
 
-    from driftline.flows.client import Client
     from driftline.flows.output.run_reports import IndexReport
+    from driftline.flows.runs.branches import BranchReport
     from driftline.flows.runs.verify_and_repair import VerifyReport
     from driftline.storage.documents import DocumentState
     from driftline.storage.workspace.records import RunRecord, WorkspaceStats
@@ -48,11 +51,10 @@ def _several_sources(index: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
-class Workspace:
-    """An open index: search, update and inspect it.
+class Workspace(ReadOnlyWorkspace):
+    """An open index in a folder or bucket, returned by ``driftline.open``: search, update and inspect it.
 
-    Returned by ``driftline.open``. A client from ``driftline.connect`` has the same methods except for writing.
-    ``uri`` is the location of the workspace; ``storage`` is internal.
+    ``storage`` is internal.
 
     Examples:
         >>> ws = driftline.open(location)
@@ -69,27 +71,9 @@ class Workspace:
 
     @property
     def uri(self) -> str:
-        """The absolute path or URI of the workspace."""
         return self.storage.objects.uri
 
-    @from_keywords(SearchRequest)
-    def search(self, request: SearchRequest) -> SearchReport:
-        """Find the windows of lines that match a query best.
-
-        Args:
-            request: the fields of ``SearchRequest`` as keyword arguments, as in ``driftline.search``.
-
-        Returns:
-            A report that iterates over its hits.
-
-        Raises:
-            DriftlineError: The errors of ``driftline.search``.
-
-        Examples:
-            >>> report = ws.search("who renews the lease", exts=["md"], n_lines=0)
-            >>> report.to_arrow().select(["path", "line"]).to_pylist()
-            [{'path': 'notes.md', 'line': 1}]
-        """
+    def _search(self, request: SearchRequest) -> SearchReport:
         return _find(self.storage, request)
 
     @_several_sources
@@ -120,66 +104,12 @@ class Workspace:
         return report
 
     def status(self) -> WorkspaceStats:
-        """Return workspace statistics.
-
-        Returns:
-            The numbers of documents and lines, the model, the sources and the last run.
-
-        Raises:
-            DriftlineError: CorruptFile, StorageError.
-
-        Examples:
-            >>> ws.status().total_lines
-            1
-        """
         return self.storage.stats()
 
-    def stats(self) -> WorkspaceStats:
-        """Alias of ``status``.
-
-        Returns:
-            Workspace statistics.
-
-        Raises:
-            DriftlineError: CorruptFile, StorageError.
-
-        Examples:
-            >>> ws.stats() == ws.status()
-            True
-        """
-        return self.status()
-
-    def sources(self) -> list[dict[str, Any]]:
-        """Return the sources.
-
-        Returns:
-            The sources, as in ``driftline sources --json``.
-
-        Raises:
-            DriftlineError: CorruptFile, StorageError.
-
-        Examples:
-            >>> [source["documents"] for source in ws.sources()]
-            [1]
-        """
-        return list(self.status().sources)
-
-    def branches(self) -> list[dict[str, Any]]:
-        """Return the branches of the sources.
-
-        Returns:
-            The branches, as in ``driftline branches --json``.
-
-        Raises:
-            DriftlineError: CorruptFile, StorageError.
-
-        Examples:
-            >>> ws.branches()
-            []
-        """
+    def branches(self) -> list[BranchReport]:
         from driftline.flows.runs.branches import list_branches
 
-        return [branch.to_dict() for branch in list_branches(self.storage)]
+        return list_branches(self.storage)
 
     def runs(self, limit: int = 20) -> list[RunRecord]:
         """Return the records of recent runs.
@@ -222,26 +152,6 @@ class Workspace:
         return verify_workspace(VerifyRequest(self.uri, repair, self.storage.objects.storage_options))
 
     def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
-        """Return lines of an indexed document.
-
-        Args:
-            source: a hit's source.
-            path: the document's path in the source.
-            line: the line to read around, 1-based.
-            n_lines: lines of context on each side.
-            branch: read the document as of this branch.
-
-        Returns:
-            The lines, and whether the document is unchanged.
-
-        Raises:
-            DriftlineError: NotIndexed for documents that are not indexed, UsageError, StorageError.
-
-        Examples:
-            >>> hit = next(iter(ws.search("lease")))
-            >>> ws.excerpt(hit.source, hit.path, hit.line).lines
-            ('the holder renews the lease',)
-        """
         from driftline.flows.config.locate import on_named_branch
         from driftline.tasks.search.documents import read_excerpt
 
@@ -250,23 +160,6 @@ class Workspace:
     def documents(
         self, *, sources: Sequence[str] = (), dirs: Sequence[str] = (), exts: Sequence[str] = ()
     ) -> Iterator[Document]:
-        """Yield the indexed documents, sorted by source and path.
-
-        Args:
-            sources: only documents of these sources, projects or organisations.
-            dirs: only documents below these directories.
-            exts: only documents with these file extensions.
-
-        Yields:
-            Documents.
-
-        Raises:
-            DriftlineError: BadEntity, UsageError, StorageError.
-
-        Examples:
-            >>> [document.path for document in ws.documents(exts=["md"])]
-            ['notes.md']
-        """
         from driftline.tasks.search.documents import document_page
         from driftline.tasks.search.filters import parse_entity
 
@@ -278,28 +171,20 @@ class Workspace:
             if (after := page.next) is None:
                 return
 
-    def search_memory(self, query: str, **options: Any) -> list[dict[str, Any]]:
-        """Find the memory entries that match a query best.
-
-        Args:
-            query: what to look for.
-            options: the options of ``MemoryStore.search_memory``.
-
-        Returns:
-            ``{record, score, rank, distance}`` for each entry, best first.
-
-        Raises:
-            DriftlineError: NotIndexed if there is no memory, and the store's errors.
-
-        Examples:
-            >>> ws.search_memory("plan")
-            Traceback (most recent call last):
-            driftline.storage.errors.NotIndexed: The workspace has no memory. Store some: driftline memory put
-        """
+    def search_memory(
+        self,
+        query: str,
+        *,
+        top_k: int = DEFAULT_ENTRIES,
+        entity: str | None = None,
+        mode: Mode = "hybrid",
+        max_distance: float | None = None,
+    ) -> list[dict[str, Any]]:
         from driftline.flows.config.memory_settings import memory_of
         from driftline.flows.memory_backend import hits_to_dict
         from driftline.flows.served_memory import search_memory
 
+        options = {"scope": entity, "top_k": top_k, "mode": mode, "max_distance": max_distance}
         found = search_memory(self.storage, memory_of(self.uri), None, query, **options)
         return list(hits_to_dict(found)["results"])
 
@@ -332,27 +217,6 @@ class Workspace:
             [{'path': 'notes.md', 'lines': 1}]
         """
         return sql(self, query, parameters, within=within, branch=branch, timeout_seconds=timeout_seconds)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return ``status`` as a dictionary.
-
-        Returns:
-            The object of ``driftline status --json``.
-
-        Raises:
-            DriftlineError: CorruptFile, StorageError.
-
-        Examples:
-            >>> ws.to_dict()["total_documents"]
-            1
-        """
-        return asdict(self.status())
-
-    def __repr__(self) -> str:
-        return f"<Workspace {self.uri!r}>"
-
-    def _repr_html_(self) -> str:
-        return self.status()._repr_html_()
 
 
 def open(
@@ -527,26 +391,32 @@ def sql(
         return result.table()
 
 
-def connect(url: str, token: str | None = None) -> Client:
+def connect(
+    url: str,
+    token: str | None = None,
+    *,
+    timeout: float = TIMEOUT_SECONDS,
+    verify: ssl.SSLContext | str | os.PathLike[str] | None = None,
+) -> Client:
     """Return a client of a web server. Sends no request yet.
 
     Args:
         url: the URL of ``driftline web``.
         token: a token for the server (default: $DRIFTLINE_TOKEN).
+        timeout: how many seconds to wait for each answer of the network.
+        verify: an ``ssl.SSLContext``, or a file of certificates to trust instead of the system's.
 
     Returns:
-        An object with the methods of a workspace except for writing.
+        A client, which keeps its connections open until it is closed.
 
     Raises:
-        UsageError: If the URL is not a valid server URL.
+        UsageError: If the URL is not a valid server URL, or the certificates cannot be read.
 
     Examples:
-        >>> driftline.connect("http://127.0.0.1:8030").connection.url
+        >>> driftline.connect("http://127.0.0.1:8030", timeout=5).uri
         'http://127.0.0.1:8030'
     """
-    from driftline.flows.client import Client, Connection
-
-    return Client(Connection.to(url, token))
+    return Client(Connection.to(url, token, timeout=timeout, verify=verify))
 
 
 def grep(

@@ -475,7 +475,7 @@ class Api:
         page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
         return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
 
-    @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode")}))
+    @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode", "max_distance")}))
     def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
         """Find the memory entries that match a query best, as in ``driftline memory search --json``."""
         return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})

@@ -107,7 +107,7 @@ def test_files_and_directories_are_indexed(registry: Registry, own: Path) -> Non
     whole = index(registry, own)
     assert (whole["updated"], whole["total_lines"]) == (0, 8)
     assert whole["indexed"] + whole["skipped"] == 5
-    assert dl.open(str(own / "ws")).stats().total_documents == 5
+    assert dl.open(str(own / "ws")).status().total_documents == 5
 
 
 @criterion("000", "AC 2", "recursive and extensions choose the files of a directory")
@@ -394,7 +394,7 @@ def test_a_workspace_is_created_at_a_path(registry: Registry, tmp_path: Path) ->
     location = tmp_path / "deep" / "workspace"
     first = ok(registry["search.workspace_create"]({}, path=str(location)))
     assert first == {"success": True, "workspace": str(location), "created": True}
-    assert dl.open(str(location)).stats().total_documents == 0
+    assert dl.open(str(location)).status().total_documents == 0
     again = ok(registry["search.workspace_create"]({}, path=f"{location}/"))
     assert again == {"success": True, "workspace": str(location), "created": False}
 

@@ -90,7 +90,7 @@ def test_a_plain_name_is_one_location(
     assert ok(registry["search.workspace_stats"]({}, workspace="notes"))["total_documents"] == 1
     assert ok(registry["search.workspace_index"]({}, workspace="notes", paths=["more"]))["indexed"] == 1
     assert driftline("status", "--workspace", "@notes", "--json").json["total_documents"] == 2
-    assert dl.open("@notes").stats().total_documents == 2
+    assert dl.open("@notes").status().total_documents == 2
     assert {hit.text for hit in dl.search("@notes", "parser").results} == {"parser", "group"}
     monkeypatch.setenv("DRIFTLINE_WORKSPACE", "@notes")
     assert driftline("status", "--json").json["total_documents"] == 2
@@ -650,7 +650,7 @@ def test_a_hit_in_a_pipe_cannot_be_opened(project: Path, driftline: Driftline, m
 
 
 def model_of(ws: str) -> str | None:
-    return dl.open(ws).stats().model
+    return dl.open(ws).status().model
 
 
 @criterion("search", "10", "actions take a model")

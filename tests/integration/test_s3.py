@@ -230,7 +230,7 @@ def test_explicit_storage_options_serve_workspace_and_source_alike(
     }
     report = driftline_api.index(tree.uri, workspace=workspace, storage_options=options, model=str(tiny_model))
     opened = driftline_api.open(workspace, options)
-    assert opened.stats().total_documents == len(FILES)
+    assert opened.status().total_documents == len(FILES)
     states = driftline_api.analyze_document_states(opened, report.sources[0].entity, sorted(FILES))
     assert {state for _, state in states} == {DocumentState.UNCHANGED}
     assert s3_environment.secret_key not in repr(opened)

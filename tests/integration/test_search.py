@@ -274,7 +274,7 @@ def test_negative_numbers_are_refused_from_python_too(corpus: Path) -> None:
 
 
 def test_more_results_than_lines_are_all_lines(corpus: Path) -> None:
-    total = dl.open(str(corpus)).stats().total_lines
+    total = dl.open(str(corpus)).status().total_lines
     found = hits(corpus, "parser", top_k=10_000, n_lines=0, mode="vector")
     assert len(found) == total
     assert [hit.rank for hit in found] == list(range(1, total + 1))

@@ -420,7 +420,7 @@ def test_an_unknown_name_and_an_invalid_directory_are_refused(
 @pytest.mark.parametrize("strategy", ["auto", "prefilter", "postfilter", "hybrid"])
 def test_the_explanation_counts_what_the_filter_matches(corpus: Path, driftline: Driftline, strategy: str) -> None:
     at = ("--workspace", corpus, "--explain", "--strategy", strategy)
-    total = dl.open(str(corpus)).stats().total_lines
+    total = dl.open(str(corpus)).status().total_lines
     counts = {"--dir": ("food", 2), "--ext": ("md", 5), "--glob": ("**/s*", 4), "--entity": ("org:other", 1)}
     for option, (value, matches) in counts.items():
         reported = driftline("search", "bread", option, value, *at, "--json").json["explanation"]
@@ -438,7 +438,7 @@ def test_the_explanation_counts_what_the_filter_matches(corpus: Path, driftline:
 
 def test_a_search_without_results_can_be_explained(corpus: Path, driftline: Driftline) -> None:
     at = ("--workspace", corpus, "--explain", "--json")
-    total = dl.open(str(corpus)).stats().total_lines
+    total = dl.open(str(corpus)).status().total_lines
     reported = driftline("search", "bread", "--dir", "nowhere", *at).json
     assert (reported["results"], reported["explanation"]["matches"], reported["explanation"]["lines"]) == ([], 0, total)
     assert reported["explanation"]["hit_rate"] == 0

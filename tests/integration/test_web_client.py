@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -169,6 +171,57 @@ def test_a_busy_server_is_retried_and_redirects_are_not_followed() -> None:
         server.shutdown()
         server.server_close()
     assert _Odd.seen == ["Bearer t", "Bearer t"]
+
+
+class _Kept(http.server.BaseHTTPRequestHandler):
+    """Counts its connections, and closes one after /api/v1/last without saying so."""
+
+    protocol_version = "HTTP/1.1"
+    opened: ClassVar[int] = 0
+
+    def setup(self) -> None:
+        super().setup()
+        type(self).opened += 1
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+        self.close_connection = self.path.endswith("last")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_requests_share_a_connection_until_it_or_the_client_is_closed() -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Kept)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with dl.connect(f"http://127.0.0.1:{server.server_port}") as client:
+            opened = []
+            for route in ("first", "second", "last", "after"):
+                client.connection.get(route)
+                opened.append(_Kept.opened)
+            client.close()
+            client.connection.get("again")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (opened, _Kept.opened) == ([1, 1, 1, 2], 3)
+
+
+def test_a_server_that_does_not_answer_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = dl.connect(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.1)
+        with pytest.raises(dl.StorageError, match="cannot be reached"):
+            client.status()
+
+
+def test_certificates_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").touch()
+    for name in ("empty.pem", "missing.pem"):
+        with pytest.raises(dl.UsageError, match="Cannot read the certificates"):
+            dl.connect("https://driftline.example.com", verify=tmp_path / name)
 
 
 @pytest.mark.parametrize(

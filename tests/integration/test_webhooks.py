@@ -124,7 +124,7 @@ def test_a_pull_request_of_a_fork_has_a_branch_until_it_is_closed(
 
 
 def branches(site: Site) -> list[str]:
-    return [each["name"] for each in driftline.open(site.workspace).branches()]
+    return [each.name for each in driftline.open(site.workspace).branches()]
 
 
 def test_branches_are_indexed_by_pattern_and_deleted_with_the_branch(

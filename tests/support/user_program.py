@@ -69,7 +69,7 @@ def main(folder: str, location: str, model: str) -> None:
     """Use each public function once."""
     lines = index(folder, location, model)
     workspace = driftline.open(location)
-    stats: driftline.WorkspaceStats = workspace.stats()
+    stats: driftline.WorkspaceStats = workspace.status()
     print(driftline.__version__, lines, stats.total_documents, stats.total_lines, stats.model)
     print(locations(find(workspace, "a parser").results))
     print(locations(driftline.grep("a parser", folder, model=model, top_k=2, ignore_case=True).results))
