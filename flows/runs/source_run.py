@@ -75,7 +75,7 @@ GUARDED_DELETIONS = 100
 """Up to this many deletions are always allowed."""
 
 
-_PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
+PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
 """Temporary reasons, which may not apply in the next run."""
 
 
@@ -338,7 +338,7 @@ class SourceRun:
 
     def _is_complete(self, scans: Iterable[ScanResult]) -> bool:
         """Return whether every scanned file is indexed, or skipped until it changes."""
-        return all(scan.complete for scan in scans) and not any(reason in _PASSING for _, reason in self.report.skipped)
+        return all(scan.complete for scan in scans) and not any(reason in PASSING for _, reason in self.report.skipped)
 
     # -- scan --------------------------------------------------------------------------------
 
@@ -396,7 +396,7 @@ class SourceRun:
         Call it last, after all members are committed and missing ones deleted. An archive is incomplete if it changed
         since the scan, or if a member could not be read.
         """
-        passing = {path for path, reason in self.report.skipped if reason in _PASSING}
+        passing = {path for path, reason in self.report.skipped if reason in PASSING}
         incomplete = {container_of(path) for path in passing}
         opened = {path: each for scan in scans for path, each in scan.opened.items() if path not in incomplete}
         mark, rows = self._scan_spec(()).how.opened, []

@@ -27,6 +27,9 @@ from driftline.storage.objects.store import ObjectStore
 
 FORMAT_VERSION = 1
 
+PROGRAM_SCHEME = "upsert:"
+"""The scheme of sources whose lines a program stores itself (``LineStore``): nothing can be read from there."""
+
 _Record = TypeVar("_Record")
 
 
@@ -101,6 +104,11 @@ class SourceRecord:
     commit: IndexedCommit | None = None
     reached: IndexedCommit | None = None
     link: str | None = None
+
+    @property
+    def is_stored_by_program(self) -> bool:
+        """Whether only the program that stored the documents has their text."""
+        return self.uri.startswith(PROGRAM_SCHEME)
 
     def same_location(self, other: SourceRecord) -> bool:
         """Return whether two records scan the same files.
