@@ -34,6 +34,7 @@ from driftline.storage.errors import (
     ObjectNotFound,
     UsageError,
 )
+from driftline.storage.sources.repository import TreeEntry
 from driftline.storage.sources.source import FileInfo, RepositorySource, Source, open_source
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
@@ -48,6 +49,7 @@ from driftline.tasks.scanning.overlap import Claim, Neighbours, claimed
 from driftline.tasks.scanning.path_patterns import (
     NEVER_ENTERED,
     OUR_IGNORE_FILE,
+    IgnoreFileLimits,
     Matcher,
     OwnIgnoreFiles,
     Rules,
@@ -406,11 +408,7 @@ def _list_commit(spec: ScanSpec, source: RepositorySource, paths: Sequence[str] 
     rules = [f"{folder}{OUR_IGNORE_FILE}" for folder in above]
     entries = source.tree.entries(None if paths is None else [*{*paths, *rules}])
     files = [entry for entry in entries if entry.reason is None and NEVER_ENTERED.isdisjoint(entry.path.split("/"))]
-    steering = [
-        e for e in files if e.path.rpartition("/")[2] == OUR_IGNORE_FILE and e.size_bytes <= spec.max_file_bytes
-    ]
-    contents = source.tree.blobs([entry.blob for entry in steering]) if steering else []
-    ours = OwnIgnoreFiles((entry.path, data or b"") for entry, data in zip(steering, contents, strict=True))
+    ours = _own_ignore_files(source, [entry for entry in files if entry.path.rpartition("/")[2] == OUR_IGNORE_FILE])
     if paths is not None:
         selected = set(paths)
         files = [entry for entry in files if entry.path in selected]
@@ -420,6 +418,16 @@ def _list_commit(spec: ScanSpec, source: RepositorySource, paths: Sequence[str] 
             listing.skip(entry.reason, entry.path)
     _add_files(listing, spec, [FileInfo(e.path, e.size_bytes, 0, e.etag) for e in files], ours)
     return listing
+
+
+def _own_ignore_files(source: RepositorySource, entries: Sequence[TreeEntry]) -> OwnIgnoreFiles:
+    """Read the ignore files of a commit, outer folders first, within the limits of a scan."""
+    limits = IgnoreFileLimits()
+    by_depth = sorted(entries, key=lambda entry: (entry.path.count("/"), entry.path))
+    admitted = [entry for entry in by_depth if limits.admit(entry.path, entry.size_bytes)]
+    contents = source.tree.blobs([entry.blob for entry in admitted]) if admitted else []
+    paths = (entry.path for entry in admitted)
+    return OwnIgnoreFiles((path, limits.lines(path, data or b"")) for path, data in zip(paths, contents, strict=True))
 
 
 def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> None:
