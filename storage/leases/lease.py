@@ -7,6 +7,8 @@ checks the token (DESIGN, "Leases").
 from __future__ import annotations
 
 import contextvars
+import heapq
+import itertools
 import logging
 import os
 import threading
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from types import TracebackType
 from typing import Literal, Self
 
@@ -39,6 +42,8 @@ from driftline.storage.objects.store import ObjectStore
 FORMAT_VERSION = 1
 LEASE_TTL_SECONDS = 60.0
 RENEWALS_PER_TTL = 3
+MAX_RENEWAL_THREADS = 16
+"""Bounds the threads of a process that holds the leases of thousands of sources, as a cleanup does."""
 POLLS_PER_TTL = 20
 MAX_POLL_SECONDS = 1.0
 WRITE_ATTEMPTS = 5
@@ -84,7 +89,7 @@ class _Record:
 
 
 class Lease:
-    """A held lease. A background thread renews it until it is released or abandoned; exiting the context releases it.
+    """A held lease. Background threads renew it until it is released or abandoned; exiting the context releases it.
 
     ``token`` is higher than the token of every earlier holder. ``taken_over`` is true if the previous holder did not
     release the lease, so its late commits must be fenced off. A forked child neither renews nor releases the lease.
@@ -99,22 +104,19 @@ class Lease:
         self._record = record
         self._version = version
         self._pid = os.getpid()
-        self._ended = threading.Event()
+        self._has_ended = False
+        self._writing = threading.Lock()
+        self._context = contextvars.copy_context()  # counts the requests of renewals, too
         self._leaves_garbage = False
         liveness.count_references(+1)
-        # The thread runs in a copy of this context so that its requests are counted.
-        renew = contextvars.copy_context().run
-        self._thread = threading.Thread(
-            target=renew, args=(self._renew_until_ended,), name=f"lease {path}", daemon=True
-        )
-        self._thread.start()
+        _renewals().add(self)
 
     def check(self) -> None:
         """Read the lease file and verify that this process still holds the lease.
 
         Raises LeaseLost, CorruptFile, WorkspaceTooNew, StorageError.
         """
-        if self._ended.is_set() or os.getpid() != self._pid:
+        if self._has_ended or os.getpid() != self._pid:
             raise LeaseLost("This process no longer holds the lease", self._where, "Start the run again.")
         try:
             current, _ = _read(self._objects, self._path)
@@ -165,23 +167,34 @@ class Lease:
     def _where(self) -> str:
         return f"{self._objects.uri}/{self._path}"
 
-    def _stop(self) -> bool:
-        """Stop renewing; return False if renewal already stopped or belongs to another process."""
-        if self._ended.is_set() or os.getpid() != self._pid:
-            return False
-        self._ended.set()
-        self._thread.join()
-        return True
-
-    def _renew_until_ended(self) -> None:
-        while not self._ended.wait(self._record.ttl_seconds / RENEWALS_PER_TTL):
+    def renew(self) -> bool:
+        """Write the lease file again; return whether the lease is still held. A failure of the store is logged."""
+        with self._writing:
+            if self._has_ended:
+                return False
             try:
-                self._write("held")
+                self._context.run(self._write, "held")
             except LeaseLost as error:
                 _log.warning("%s", error)
-                return
+                return False
             except DriftlineError as error:  # the next renewal may succeed; commits call check() anyway
                 _log.warning("Could not renew the lease, will retry: %s", error)
+            return True
+
+    @property
+    def renewal_interval_seconds(self) -> float:
+        return self._record.ttl_seconds / RENEWALS_PER_TTL
+
+    def _stop(self) -> bool:
+        """Stop renewing; return False if renewal already stopped or belongs to another process."""
+        if os.getpid() != self._pid:
+            return False
+        with self._writing:  # waits for a renewal in progress
+            if self._has_ended:
+                return False
+            self._has_ended = True
+        _renewals().remove(self)
+        return True
 
     def _write(self, state: Literal["held", "released"]) -> None:
         record = replace(self._record, state=state, renewed=datetime.now(UTC))
@@ -202,6 +215,68 @@ class Lease:
 
     def _is_ours(self, current: _Record) -> bool:
         return (current.token, current.nonce) == (self._record.token, self._record.nonce)
+
+
+class _Renewals:
+    """Renews the leases of this process: a few threads share a heap of due times, so a lease needs no thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held: set[Lease] = set()
+        self._due: list[tuple[float, int, Lease]] = []
+        self._order = itertools.count()  # leases do not compare
+        self._threads = 0
+
+    def add(self, lease: Lease) -> None:
+        with self._changed:
+            self._held.add(lease)
+            self._schedule(lease)
+            if self._threads < min(len(self._held), MAX_RENEWAL_THREADS):
+                threading.Thread(target=self._run, name="lease renewal", daemon=True).start()
+                self._threads += 1
+
+    def remove(self, lease: Lease) -> None:
+        with self._changed:
+            self._held.discard(lease)
+            if not self._held:
+                self._due.clear()
+                self._changed.notify_all()
+
+    def _schedule(self, lease: Lease) -> None:
+        due = time.monotonic() + lease.renewal_interval_seconds
+        heapq.heappush(self._due, (due, next(self._order), lease))
+        self._changed.notify()
+
+    def _run(self) -> None:
+        while (lease := self._next()) is not None:
+            if not lease.renew():
+                self.remove(lease)
+                continue
+            with self._changed:
+                if lease in self._held:
+                    self._schedule(lease)
+
+    def _next(self) -> Lease | None:
+        """Wait for the next due lease; return None, which ends the thread, once no lease is held."""
+        with self._changed:
+            while self._held:
+                if not self._due:  # other threads are renewing the rest
+                    self._changed.wait()
+                    continue
+                seconds = self._due[0][0] - time.monotonic()
+                if seconds <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._changed.wait(seconds)
+            self._threads -= 1
+            return None
+
+
+@lru_cache(1)
+def _renewals() -> _Renewals:
+    return _Renewals()
+
+
+os.register_at_fork(after_in_child=_renewals.cache_clear)  # a forked process has none of its parent's threads
 
 
 def acquire(

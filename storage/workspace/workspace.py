@@ -75,38 +75,37 @@ LISTING_SECONDS = 5.0
 
 
 def collect(
-    objects: ObjectStore,
-    config: WorkspaceConfig,
-    sources_of_workspace: Iterable[tuple[Entity, SourceRecord]],
-    tenants: Sequence[Entity],
+    workspace: Workspace, sources: Sequence[tuple[Entity, SourceRecord]], tenants: Sequence[Entity]
 ) -> WorkspaceStats:
     """Collect statistics from manifests, tables and the run history; needs only read access."""
-    from driftline.storage.deltas.manifest import Manifest, totals
+    from driftline.storage.deltas.manifest import totals
 
-    sources: list[dict[str, Any]] = []
-    deltas = 0
-    for entity, record in sources_of_workspace:
-        manifest = Manifest(objects, entity)
-        rows = manifest.read(columns=["lines", "reason"])
-        indexed, lines = totals(rows)
-        deltas += len(manifest.log().deltas)
-        sources.append({"entity": str(entity), "uri": record.uri, "documents": indexed, "lines": lines})
+    objects, config = workspace.objects, workspace.config
+
+    def count(source: tuple[Entity, SourceRecord]) -> tuple[dict[str, Any], int]:
+        entity, record = source
+        manifest = workspace.manifest(entity)
+        indexed, lines = totals(manifest.read(columns=["lines", "reason"]))
+        row = {"entity": str(entity), "uri": record.uri, "documents": indexed, "lines": lines}
+        return row, len(manifest.log().deltas)
+
+    counted = list(workspace.map_parallel(count, sources))
     index_types = set()
     if config.fingerprint is not None:
         tables = [LineTable(objects, tenant, config.fingerprint) for tenant in tenants]
         known = (index for table in tables if table.exists() for index in table.open().describe_indices())
         index_types = {index.index_type for index in known if index.name == VECTOR}
-    runs = [run for tenant in tenants if (run := RunHistory(objects, tenant).last()) is not None]
-    last = max(runs, key=lambda run: run.run_id, default=None)
+    runs = workspace.map_parallel(lambda tenant: RunHistory(objects, tenant).last(), tenants)
+    last = max((run for run in runs if run is not None), key=lambda run: run.run_id, default=None)
     return WorkspaceStats(
         workspace=objects.uri,
-        total_documents=sum(source["documents"] for source in sources),
-        total_lines=sum(source["lines"] for source in sources),
+        total_documents=sum(row["documents"] for row, _ in counted),
+        total_lines=sum(row["lines"] for row, _ in counted),
         has_index=bool(index_types),
         index_type=min(index_types, default=None),
         model=config.model,
-        sources=tuple(sources),
-        deltas=deltas,
+        sources=tuple(row for row, _ in counted),
+        deltas=sum(deltas for _, deltas in counted),
         last_run={each.name: getattr(last, each.name) for each in fields(last) if each.name != "format_version"}
         if last
         else None,
@@ -349,7 +348,7 @@ class Workspace:
         Statistics for a boundary have no last run, because a run also reports on other sources.
         """
         tenants = [tenant for tenant in self.tenants() if within is None or tenant in within.tenants]
-        stats = collect(self.objects, self.config, self.readable_sources(within), tenants)
+        stats = collect(self, list(self.readable_sources(within)), tenants)
         return stats if within is None else replace(stats, last_run=None)
 
     # -- sources -----------------------------------------------------------------------------

@@ -90,8 +90,8 @@ class Fence:
 
     def check(self) -> None:
         """Check that all leases are still held. Raises LeaseLost."""
-        for lease in self._leases:
-            lease.check()
+        for _ in self.workspace.map_parallel(Lease.check, self._leases):
+            pass
 
     def _settle(self, source: Entity, lease: Lease) -> None:
         published, _ = finish_staged(self.workspace, source, lease)
