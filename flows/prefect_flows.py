@@ -38,8 +38,6 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_AGE_SECONDS,
     DEFAULT_MAX_DELETE_FRACTION,
     DEFAULT_MAX_DELTAS,
-    DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_MAX_FILE_BYTES,
     DEFAULT_VERSION_RETENTION_SECONDS,
     Redaction,
 )
@@ -65,8 +63,8 @@ def index(
     full: bool = False,
     dry_run: bool = False,
     max_delete_fraction: Annotated[float, Field(ge=0, le=1)] = DEFAULT_MAX_DELETE_FRACTION,
-    max_file_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_FILE_BYTES,
-    max_document_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_DOCUMENT_BYTES,
+    max_file_bytes: Annotated[int, Field(ge=0)] | None = None,
+    max_document_bytes: Annotated[int, Field(ge=0)] | None = None,
     rebind: bool = False,
     reembed: bool = False,
     wait_seconds: Annotated[float, Field(ge=0, le=86_400)] = 0.0,
@@ -94,8 +92,8 @@ def index(
         full: Reread and re-embed every document.
         dry_run: Report what would change and write nothing.
         max_delete_fraction: Refuse to delete a larger fraction of a source; 1 allows all deletions.
-        max_file_bytes: Skip larger files.
-        max_document_bytes: Skip larger documents, logs, CSV and JSON Lines files.
+        max_file_bytes: Skip larger files; default: the source's current limit; 4 MiB for a new source.
+        max_document_bytes: The limit of documents, logs, CSV and JSON Lines files; 64 MiB for a new source.
         rebind: Allow the entity to move to another URI.
         reembed: Allow the workspace to switch to another model.
         wait_seconds: Seconds to wait for another run that holds the lease of a source.

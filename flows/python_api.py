@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
-    DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_MAX_FILE_BYTES,
     DEFAULT_N_LINES,
     DEFAULT_REDACTION,
     DEFAULT_TOP_K,
@@ -401,8 +399,8 @@ def index(
     full: bool = False,
     dry_run: bool = False,
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION,
-    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
-    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES,
+    max_file_bytes: int | None = None,
+    max_document_bytes: int | None = None,
     rebind: bool = False,
     reembed: bool = False,
     wait_seconds: float = 0.0,
@@ -434,8 +432,8 @@ def index(
         full: reread and re-embed every document.
         dry_run: report the changes and write nothing.
         max_delete_fraction: refuse to delete a larger fraction of a source; 1 allows all deletions.
-        max_file_bytes: skip larger files.
-        max_document_bytes: skip larger documents, logs, CSV and JSON Lines files.
+        max_file_bytes: skip larger files; None keeps the source's setting (4 MiB for a new source).
+        max_document_bytes: the limit of documents, logs, CSV and JSON Lines files (64 MiB for a new source).
         rebind: allow the entity to move to another URI.
         reembed: allow the workspace to switch to another model.
         wait_seconds: how long to wait for another run that holds the lease of a source.

@@ -41,8 +41,6 @@ from driftline.flows.output.plain_text import print_json, say_done, warn
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
-    DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_MAX_FILE_BYTES,
     Redaction,
 )
 from driftline.storage.errors import DeletionRefused, DriftlineError, UsageError, WorkspaceNotFound
@@ -70,9 +68,11 @@ IncludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="I
 ExcludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Exclude matching files.")]
 FullOption = Annotated[bool, typer.Option("--full", help="Reread and re-embed everything.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change; write nothing.")]
-MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.")]
+MaxFileBytesOption = Annotated[
+    int | None, typer.Option(min=0, help="Skip larger files. Default: as in the last run; 4 MiB for a new source.")
+]
 MaxDocumentBytesOption = Annotated[
-    int, typer.Option(min=0, help="Skip larger documents, logs, CSV and JSON Lines files.")
+    int | None, typer.Option(min=0, help="The limit of documents, logs, CSV and JSON Lines; 64 MiB for a new source.")
 ]
 RedactOption = Annotated[
     Redaction | None,
@@ -139,8 +139,8 @@ def index(
     full: FullOption = False,
     dry_run: DryRunOption = False,
     max_delete_fraction: MaxDeleteFractionOption = DEFAULT_MAX_DELETE_FRACTION,
-    max_file_bytes: MaxFileBytesOption = DEFAULT_MAX_FILE_BYTES,
-    max_document_bytes: MaxDocumentBytesOption = DEFAULT_MAX_DOCUMENT_BYTES,
+    max_file_bytes: MaxFileBytesOption = None,
+    max_document_bytes: MaxDocumentBytesOption = None,
     redact: RedactOption = None,
     archives: ArchivesOption = None,
     notebook_outputs: NotebookOutputsOption = None,

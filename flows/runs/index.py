@@ -27,6 +27,7 @@ from driftline.flows.output.run_reports import IndexReport, RemoveReport
 from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, SegmentBuilds, build_on, open_executor
 from driftline.flows.runs.plan import (
+    KEPT_SETTINGS,
     IndexPlan,
     IndexRequest,
     SourcePlan,
@@ -214,18 +215,19 @@ def _known(plan: IndexPlan) -> dict[Entity, SourceRecord] | None:
 
 def _is_gone(record: SourceRecord) -> bool:
     """Return whether a source's local folder no longer exists."""
-    return "://" not in record.uri and not os.path.isdir(record.uri)
+    return record.is_local and not os.path.isdir(record.uri)
 
 
 def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[SourcePlan]:
     """Return the known sources that own files of a requested source."""
     neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
+    own_settings: dict[str, Any] = dict.fromkeys(KEPT_SETTINGS)
     followed = followed_repositories(plan.workspace)
     for part in plan.sources:
         for entity in neighbours.at_or_below(part.record.uri):
             if entity in found or not _holds_files_of(entity, known[entity], part, plan):
                 continue
-            record, own = known[entity], replace(plan.request, redact=None, archives=None, notebook_outputs=None)
+            record, own = known[entity], replace(plan.request, **own_settings)
             named = known_request(entity, record)
             try:
                 found[entity] = replace(plan_source(named, own, plan.workspace, set(), followed), joined=True)

@@ -15,9 +15,6 @@ from driftline.flows.config.driftline_toml import Configuration, ConfiguredSourc
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
-    DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_MAX_FILE_BYTES,
-    DEFAULT_REDACTION,
     Redaction,
 )
 from driftline.storage.embedding import DeepModel
@@ -38,10 +35,13 @@ from driftline.tasks.embedding.models import dimension, fingerprint, is_earlier_
 from driftline.tasks.git.work_tree import git_origin
 from driftline.tasks.scanning.overlap import Claim
 from driftline.tasks.scanning.path_patterns import Rules
+from driftline.tasks.scanning.scan import rules_of
 from driftline.tasks.task_context import ModelRef
 
 log = logging.getLogger(__name__)
 
+KEPT_SETTINGS = ("redact", "archives", "notebook_outputs", "max_file_bytes", "max_document_bytes")
+"""Settings of a source that a run keeps, unless it requests another value."""
 CONFIGURED = ("model", "redact", "archives", "notebook_outputs")
 """Options of an index run that driftline.toml sets for all of its sources."""
 PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
@@ -94,8 +94,8 @@ class IndexRequest:
     transformer. None keeps the workspace's transformer, if any, and False removes it. ``redact`` selects which
     credentials in the text are redacted; None keeps the source's mode (``known`` for a new source). ``archives``
     determines whether files inside archives and email are documents, ``notebook_outputs`` whether a notebook's text
-    includes its outputs; None keeps the source's setting (False for a new source). ``link`` is the same as in
-    ``SourceRequest``.
+    includes its outputs, ``max_file_bytes`` and ``max_document_bytes`` which files are too large; None keeps the
+    source's setting (that of ``SourceRecord`` for a new source). ``link`` is the same as in ``SourceRequest``.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -109,8 +109,8 @@ class IndexRequest:
     full: bool = False
     dry_run: bool = False
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
-    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
-    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
+    max_file_bytes: int | None = None
+    max_document_bytes: int | None = None
     rebind: bool = False
     reembed: bool = False
     wait_seconds: float = 0.0
@@ -174,7 +174,7 @@ class SourcePlan:
 
     @property
     def rules(self) -> Rules:
-        return Rules(include=self.record.include, exclude=self.record.exclude, archives=self.record.archives)
+        return rules_of(self.record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,12 +335,10 @@ def plan_source(
         workspace.manifest(entity).check()
     if known is not None and keeps_filters:
         record = replace(record, include=known.include, exclude=known.exclude)
-    redact = request.redact or (known.redact if known is not None else DEFAULT_REDACTION)
     link = named.link if named.link is not None else known.link if known is not None else None
-    kept = ("archives", "notebook_outputs")
-    asked = {name: getattr(request, name) for name in kept if getattr(request, name) is not None}
-    before = {name: getattr(known, name) for name in kept} if known is not None else {}
-    settings = {"entity": str(entity), "redact": redact, "link": link or None} | before | asked
+    before = {name: getattr(known, name) for name in KEPT_SETTINGS} if known is not None else {}
+    asked = {name: value for name in KEPT_SETTINGS if (value := getattr(request, name)) is not None}
+    settings = {"entity": str(entity), "link": link or None} | before | asked
     record = replace(record, **settings)
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
     return SourcePlan(source, entity, record, commit)

@@ -281,9 +281,10 @@ class SourceRun:
         source, request = self._source, self._plan.request
         if request.full or self._plan.replaces is not None:
             return None
-        limits = request.max_file_bytes, request.max_document_bytes, source.record.redact, RULES_VERSION
-        reads = source.record.archives, source.record.notebook_outputs
-        settings = (source.record.include, source.record.exclude, *limits, *reads, self._plan.model.fingerprint)
+        record = source.record
+        limits = record.max_file_bytes, record.max_document_bytes, record.redact, RULES_VERSION
+        reads = record.archives, record.notebook_outputs
+        settings = (record.include, record.exclude, *limits, *reads, self._plan.model.fingerprint)
         rules = (*settings, sorted(current_marks()), *source.claims)
         if isinstance(source.source, RepositorySource):
             return RepositoryAtCommit.look(source.source, rules)
@@ -366,20 +367,9 @@ class SourceRun:
         return scans
 
     def _scan_spec(self, subtrees: tuple[Subtree, ...]) -> ScanSpec:
-        request = self._plan.request
-        return ScanSpec(
-            self._source.source,
-            self._plan.model.fingerprint,
-            subtrees,
-            self._source.rules,
-            request.max_file_bytes,
-            request.max_document_bytes,
-            request.full,
-            self._source.claims,
-            self._source.record.redact,
-            self._source.record.archives,
-            self._source.record.notebook_outputs,
-        )
+        part, plan = self._source, self._plan
+        spec = ScanSpec.of(part.source, part.record, plan.model.fingerprint, part.claims)
+        return replace(spec, subtrees=subtrees, full=plan.request.full)
 
     # -- embed and commit --------------------------------------------------------------------
 

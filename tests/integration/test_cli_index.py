@@ -17,7 +17,11 @@ import pytest
 import driftline as dl
 from driftline.flows.output.progress import NullProgress
 from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, UsageError
+from driftline.storage.sources.source import Source
+from driftline.storage.workspace.records import SourceRecord
+from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import until
 
 Driftline = Callable[..., Any]
@@ -499,6 +503,73 @@ def test_document_states_are_reported_without_indexing(tree: Path, tmp_path: Pat
     assert files_below(tmp_path / "workspace") == before
     with pytest.raises(BadEntity):
         dl.analyze_document_states(workspace, "source:none", requested)
+
+
+def test_a_source_keeps_the_limits_of_its_runs(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    write(tree, {"large.txt": "word\n" * 300, "large.csv": "word\n" * 300})
+    workspace, model = str(tmp_path / "workspace"), str(tiny_model)
+
+    def indexed(**options: Any) -> int:
+        return dl.index(str(tree), workspace=workspace, model=model, **options).sources[0].documents_total
+
+    def found() -> list[str]:
+        names = ["large.txt", "large.csv"]
+        return [path for path, _ in dl.analyze_document_states(workspace, "source:web", names)]
+
+    assert indexed(max_file_bytes=1_000) == len(FILES) + 1
+    assert found() == ["large.csv"]
+    assert indexed() == indexed(branch="side") == len(FILES) + 1
+    table = dl.open(workspace).storage.lines(dl.open(workspace).storage.entities()[0])
+    table.open().delete("path = 'docs/usage.md'")
+    report = dl.open(workspace).verify(repair=True)
+    assert (report.findings, report.documents) == ([], len(FILES) + 1)
+    assert indexed(max_file_bytes=2_000) == len(FILES) + 2
+    assert indexed() == len(FILES) + 2
+    assert found() == ["large.txt", "large.csv"]
+
+
+def test_a_joined_source_keeps_its_limits(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    write(tree, {"src/large.txt": "word\n" * 300})
+    workspace, model = str(tmp_path / "workspace"), str(tiny_model)
+    (part,) = dl.index(str(tree / "src"), workspace=workspace, model=model, max_file_bytes=1_000).sources
+    report = dl.index(str(tree), workspace=workspace, model=model, max_file_bytes=5_000)
+    assert sorted(source.documents_total for source in report.sources) == [2, 2]
+    assert part.documents_total == 2
+
+
+def test_a_record_without_limits_has_the_default_ones(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    workspace = str(tmp_path / "workspace")
+    dl.index(str(tree), workspace=workspace, model=str(tiny_model), max_file_bytes=1)
+    (path,) = Path(workspace).rglob("_source.json")
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in fields.items() if not name.startswith("max_")}))
+    (source,) = dl.index(str(tree), workspace=workspace, model=str(tiny_model)).sources
+    assert source.documents_total == len(FILES)
+
+
+def test_the_states_of_files_read_each_record_once(
+    tree: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [write(tmp_path / f"part{number}", {"a/b.txt": "word\n"}) for number in range(4)]
+    workspace = str(tmp_path / "workspace")
+    dl.index(*map(str, [tmp_path / "web", *folders]), workspace=workspace, model=str(tiny_model))
+    opened, reads, closed = dl.open(workspace), list[object](), list[object]()
+    read, close = Workspace.source, Source.close
+
+    def counted(self: Workspace, entity: Entity) -> SourceRecord | None:
+        reads.append(entity)
+        return read(self, entity)
+
+    def noted(self: Source) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(Workspace, "source", counted)
+    monkeypatch.setattr(Source, "close", noted)
+    found = dl.analyze_document_states([folder / "a/b.txt" for folder in folders], opened)
+    assert [state for _, state in found] == [dl.DocumentState.UNCHANGED] * 4
+    assert len(reads) == len(set(reads)) == 5
+    assert len(closed) == 4
 
 
 def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
