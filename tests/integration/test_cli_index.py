@@ -17,11 +17,13 @@ import pytest
 import driftline as dl
 from driftline.flows.output.progress import NullProgress
 from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.storage.deltas.manifest import Manifest
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.source import Source
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.documents import DocumentCursor, document_page
 from tests.support.waiting import until
 
 Driftline = Callable[..., Any]
@@ -648,3 +650,43 @@ def test_a_repository_that_joins_an_index_above_it_is_told_so(driftline: Driftli
     assert driftline("index", tree / "docs").err == ""
     assert driftline("index", clone, "--workspace", clone / ".driftline").err == ""
     assert driftline("index", clone / "inner").err == ""
+
+
+def test_pages_of_documents_read_only_their_part_of_the_manifests(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["a/b/1.py", "a/b/2.md", "a/c.py", "a.py", "b/1.py", "é.py"]
+    trees = [write(tmp_path / name, dict.fromkeys(names, "word\n")) for name in ("one", "two", "zero")]
+    workspace = str(tmp_path / "workspace")
+    dl.index(*map(str, trees), workspace=workspace, model=str(tiny_model))
+    storage, records, lows = dl.open(workspace).storage, list[object](), list[str]()
+    read, reduce = Workspace.readable_source, Manifest.reduce
+
+    def counted(self: Workspace, entity: Entity) -> SourceRecord | None:
+        records.append(entity.id)
+        return read(self, entity)
+
+    def noted(self: Manifest, work: Any, low: str = "", high: str | None = None, **options: Any) -> Any:
+        lows.append(low)
+        return reduce(self, work, low, high, **options)
+
+    monkeypatch.setattr(Workspace, "readable_source", counted)
+    monkeypatch.setattr(Manifest, "reduce", noted)
+    for dirs, exts in ([], []), (["a"], []), (["a/b", "a", "b"], []), ([], ["py"]), (["a", "b"], [".PY"]):
+        whole = document_page(storage, dirs=dirs, exts=exts, limit=100)
+        assert whole.next is None
+        kept = [name for name in sorted(names) if not dirs or name.startswith(("a/", "b/" if "b" in dirs else "a/"))]
+        kept = [name for name in kept if not exts or name.endswith(".py")]
+        assert [each.path for each in whole.documents] == kept * 3
+        found, after = list[object](), None
+        for _ in range(20):
+            page = document_page(storage, dirs=dirs, exts=exts, limit=2, after=after)
+            found, after = [*found, *page.documents], page.next
+            if after is None:
+                break
+        assert found == [*whole.documents]
+    records.clear()
+    lows.clear()
+    page = document_page(storage, limit=2, after=DocumentCursor("org:default/project:default/source:two", "a.py"))
+    assert [each.path for each in page.documents] == ["a/b/1.py", "a/b/2.md"]
+    assert (records, lows) == (["two"], ["a.py\0"])
