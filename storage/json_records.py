@@ -6,6 +6,7 @@ Every command reads records at startup, and msgspec imports much faster than pyd
 from __future__ import annotations
 
 import os
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
@@ -62,3 +63,22 @@ def from_json(kind: type[_Record], data: bytes) -> _Record:
         return msgspec.json.decode(data, type=kind, dec_hook=_time)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+MAX_CURSOR_CHARACTERS = 8_192
+
+
+def encode_cursor(*parts: int | str) -> str:
+    """Encode the position of a page as opaque, URL-safe text."""
+    return urlsafe_b64encode(to_json(parts, compact=True)).decode().rstrip("=")
+
+
+def decode_cursor(kind: type[_Record], cursor: object) -> _Record:
+    """Decode the parts of ``encode_cursor`` as ``kind``, such as ``tuple[int, str]``.
+
+    Raises:
+        ValueError: if anything else is given.
+    """
+    if not isinstance(cursor, str) or len(cursor) > MAX_CURSOR_CHARACTERS:
+        raise ValueError("it is not a cursor")
+    return from_json(kind, urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))

@@ -167,7 +167,7 @@ def _joined(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
 
 
 def _local_sources(workspace: Workspace) -> dict[Entity, SourceRecord]:
-    return {entity: record for entity, record in workspace.sources() if "://" not in record.uri}
+    return {entity: record for entity, record in workspace.sources() if record.is_local}
 
 
 MAX_SKIPPED_FILES = 100

@@ -14,8 +14,6 @@ from typing import Any, Self, TypeAlias, cast
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
-    DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_MAX_FILE_BYTES,
     IndexScope,
     Redaction,
 )
@@ -91,10 +89,17 @@ class IndexOptions:
     max_delete_fraction: float = option(
         DEFAULT_MAX_DELETE_FRACTION, "Refuse to delete a larger fraction of a source; 1 allows all.", bounds=(0, 1)
     )
-    max_file_bytes: int = option(DEFAULT_MAX_FILE_BYTES, "Skip larger files.", bounds=(0, inf), is_setting=True)
-    max_document_bytes: int = option(
-        DEFAULT_MAX_DOCUMENT_BYTES,
+    max_file_bytes: int | None = option(
+        None,
+        "Skip larger files.",
+        unset="the source's current setting; 4 MiB for a new source",
+        bounds=(0, inf),
+        is_setting=True,
+    )
+    max_document_bytes: int | None = option(
+        None,
         "Skip larger documents, logs, CSV and JSON Lines files.",
+        unset="the source's current setting; 64 MiB for a new source",
         bounds=(0, inf),
         is_setting=True,
     )

@@ -116,7 +116,7 @@ def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
 
 TOTALS = ("path", "size_bytes", "lines", "reason", "extractor")
 """The columns of the manifest that ``SourceTally.totals`` reads."""
-_PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
+PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
 """Temporary reasons, which may not apply in the next run."""
 
 
@@ -141,7 +141,7 @@ class SourceTally:
 
     def passing(self) -> list[str]:
         """Return the files that this run could not read, and the next one may."""
-        return [path for path, reason in self.report.skipped if reason in _PASSING]
+        return [path for path, reason in self.report.skipped if reason in PASSING]
 
     def in_words(self) -> str:
         counts = ", ".join(f"{count:,} {state} documents" for state, count in self.report.states.items() if count)

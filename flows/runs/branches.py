@@ -351,18 +351,6 @@ def _differences(plan: IndexPlan, part: SourcePlan, workspace: Workspace, known:
                 changed = changes_between(tree, record.commit.id, at.id, ignore_files=IGNORE_FILES)
                 if changed.paths is not None:
                     return len(changed.paths)
-    request, claims = plan.request, part.claims
-    spec = ScanSpec(
-        part.source,
-        plan.model.fingerprint,
-        rules=part.rules,
-        max_file_bytes=request.max_file_bytes,
-        max_document_bytes=request.max_document_bytes,
-        redaction=part.record.redact,
-        archives=part.record.archives,
-        outputs=part.record.notebook_outputs,
-    )
-    scan = scan_partition(
-        PartitionSpec(replace(spec, claims=claims), part.entity, time.time_ns()), TaskContext(workspace, plan.model)
-    )
+    spec = ScanSpec.of(part.source, part.record, plan.model.fingerprint, part.claims)
+    scan = scan_partition(PartitionSpec(spec, part.entity, time.time_ns()), TaskContext(workspace, plan.model))
     return sum(map(len, (scan.diff.new, scan.diff.candidates, scan.diff.deleted)))

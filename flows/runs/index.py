@@ -217,7 +217,7 @@ def _known(plan: IndexPlan) -> dict[Entity, SourceRecord] | None:
 
 def _is_gone(record: SourceRecord) -> bool:
     """Return whether a source's local folder no longer exists."""
-    return "://" not in record.uri and not os.path.isdir(record.uri)
+    return record.is_local and not os.path.isdir(record.uri)
 
 
 def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[SourcePlan]:

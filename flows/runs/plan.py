@@ -28,6 +28,7 @@ from driftline.tasks.embedding.models import dimension, fingerprint, is_earlier_
 from driftline.tasks.git.work_tree import git_origin
 from driftline.tasks.scanning.overlap import Claim
 from driftline.tasks.scanning.path_patterns import Rules
+from driftline.tasks.scanning.scan import rules_of
 from driftline.tasks.task_context import ModelRef
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class SourcePlan:
 
     @property
     def rules(self) -> Rules:
-        return Rules(include=self.record.include, exclude=self.record.exclude, archives=self.record.archives)
+        return rules_of(self.record)
 
 
 @dataclass(frozen=True, slots=True)

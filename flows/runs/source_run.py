@@ -227,20 +227,9 @@ class Survey:
 
     def scan_spec(self, subtrees: tuple[Subtree, ...] = ()) -> ScanSpec:
         """Return the settings of the scan of ``subtrees``."""
-        source, request = self.job.source, self.job.plan.request
-        return ScanSpec(
-            source.source,
-            self.job.plan.model.fingerprint,
-            subtrees,
-            source.rules,
-            request.max_file_bytes,
-            request.max_document_bytes,
-            request.full,
-            source.claims,
-            source.record.redact,
-            source.record.archives,
-            source.record.notebook_outputs,
-        )
+        source, plan = self.job.source, self.job.plan
+        spec = ScanSpec.of(source.source, source.record, plan.model.fingerprint, source.claims)
+        return replace(spec, subtrees=subtrees, full=plan.request.full)
 
     def donations(self, work: Work) -> Donations:
         """Find lines that a branch or the main index already embedded."""
@@ -282,7 +271,7 @@ class Survey:
         source, request = self.job.source, self.job.plan.request
         if request.full or self.job.plan.replaces is not None:
             return None
-        limits = request.max_file_bytes, request.max_document_bytes, source.record.redact, RULES_VERSION
+        limits = source.record.max_file_bytes, source.record.max_document_bytes, source.record.redact, RULES_VERSION
         reads = source.record.archives, source.record.notebook_outputs
         fingerprint = self.job.plan.model.fingerprint
         settings = (source.record.include, source.record.exclude, *limits, *reads, fingerprint)

@@ -12,6 +12,7 @@ from typing import Any
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.config.memory_settings import WHERE_CATALOGS_ARE_NAMED, catalog_to_keep
 from driftline.flows.output.progress import NullProgress, Progress
+from driftline.flows.output.run_reports import PASSING
 from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
@@ -21,6 +22,7 @@ from driftline.storage.leases.lease import peek
 from driftline.storage.memory.binding import WAYS_BACK, adopt, holds_memory, record_may_be_damaged, recorded
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.checks import (
@@ -44,7 +46,10 @@ from driftline.tasks.maintenance.fence_and_delete import CatalogAtHand, open_cat
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """The inputs of a verification. ``repair`` removes inconsistent documents and reindexes their sources."""
+    """The inputs of a verification.
+
+    ``repair`` removes inconsistent documents and reindexes their sources, unless a source cannot be read.
+    """
 
     workspace: str
     repair: bool = False
@@ -160,6 +165,7 @@ def _verify(
             before = max(before, len(verification.findings))
         repair.execute(verification)
         verification = check()
+        verification.findings += repair.not_reindexed
         report.repaired = max(0, before - len(verification.findings))
     for name in verification.busy:
         skip(f"Skipped {name}: another run is working on it")
@@ -178,6 +184,7 @@ class _Repair:
     progress: Progress
     skip: Callable[[str], None]
     catalog: Catalog | None
+    not_reindexed: list[Finding] = field(default_factory=list)
 
     def quarantine_damaged_files(self, verification: Verification) -> int:
         """Rename unreadable files of manifests and tables so that the rest can be read, and return their number."""
@@ -221,19 +228,27 @@ class _Repair:
             self.progress.phase(f"repairing {entity}")
             if peek(self.workspace.objects, lease_path(entity)) != verification.leases[entity]:
                 self.skip(f"Not repaired, because {entity} has changed since it was checked: verify again")
-                continue
-            try:
-                repair_source(self.workspace, entity, paths, self.run_id)
-            except LeaseHeld as error:
-                self.skip(str(error))
-                continue
-            if any(paths.values()):
-                self._index(entity)
+            else:
+                self._repair_source(entity, paths)
         for tenant, names in indexes.items():
             try:
                 repair_indexes(self.workspace, Entity.of_directory(tenant), sorted(names), self.run_id)
             except LeaseHeld as error:
                 self.skip(str(error))
+
+    def _repair_source(self, entity: Entity, damaged: Mapping[str, set[str]]) -> None:
+        """Remove and reindex a source's ``damaged`` documents, or keep them if they cannot be read again."""
+        removed = set[str]().union(*damaged.values())
+        if removed and (why := self._why_unreadable(entity)) is not None:
+            self.skip(f"Kept the inconsistent documents of {entity}: {why}")
+            removed, damaged = set(), {fingerprint: set() for fingerprint in damaged}
+        try:
+            repair_source(self.workspace, entity, damaged, self.run_id)
+        except LeaseHeld as error:
+            self.skip(str(error))
+        else:
+            if removed:
+                self._index(entity, removed)
 
     def _drop_branch(self, finding: Finding) -> None:
         """Delete a damaged branch; its next run takes a new snapshot."""
@@ -268,20 +283,42 @@ class _Repair:
         adopt(self.workspace, self.catalog)
         return True
 
-    def _index(self, entity: Entity) -> None:
-        record = self.workspace.source(entity)
-        uri = record.uri if record else "its source"
+    def _why_unreadable(self, entity: Entity) -> str | None:
+        """Return why the documents of ``entity`` cannot be read again after removing them; None if they can."""
         try:
-            if record is not None:
-                request = IndexRequest(
-                    sources=(record.uri,),
-                    workspace=self.request.workspace,
-                    entity=str(entity),
-                    storage_options=self.request.storage_options,
-                )
-                index_sources(request, self.progress, alone=True)
+            record = self.workspace.source(entity)
+            if record is None:
+                return f"the source's record is lost. Run: driftline index SOURCE --entity {entity}"
+            if record.is_stored_by_program:
+                return "only the program that stored them has their text, and must store them again"
+            open_source(record.uri, self.request.storage_options).close()
         except DriftlineError as error:
-            self.skip(f"Not reindexed, because the run over {entity} failed ({error}). Run: driftline index {uri}")
+            return f"the source cannot be read ({error})"
+        return None
+
+    def _index(self, entity: Entity, removed: set[str]) -> None:
+        """Index a source again. Add each ``removed`` document that it could not read to ``not_reindexed``."""
+        record = self.workspace.source(entity)
+        assert record is not None
+        request = IndexRequest(
+            sources=(record.uri,),
+            workspace=self.request.workspace,
+            entity=str(entity),
+            storage_options=self.request.storage_options,
+        )
+        unread = dict[str, str]()
+        try:
+            for source in index_sources(request, self.progress, alone=True).sources:
+                unread |= {path: str(reason) for path, reason in source.skipped if reason in PASSING}
+        except DriftlineError as error:
+            self.skip(
+                f"Not reindexed, because the run over {entity} failed ({error}). Run: driftline index {record.uri}"
+            )
+            unread = dict.fromkeys(removed, str(error))
+        self.not_reindexed += [
+            Finding(FindingKind.NOT_REINDEXED, str(entity), path, unread[path])
+            for path in sorted(removed.intersection(unread))
+        ]
 
 
 def _source_of(verification: Verification, name: str) -> Entity | None:

@@ -7,16 +7,14 @@ size and age; the index page gets statistics, growth, runs, and skipped document
 from __future__ import annotations
 
 import inspect
-import json
 import math
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from operator import call
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +32,7 @@ from driftline.flows.web.authentication import granted
 from driftline.flows.web.problems import JsonAnswer
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import NotIndexed
+from driftline.storage.json_records import MAX_CURSOR_CHARACTERS, decode_cursor, encode_cursor
 from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
@@ -183,7 +182,6 @@ MAX_LINE_NUMBER = 2**31 - 1
 MAX_DOCUMENTS = 1_000
 MAX_RANK = 200
 """Results beyond this rank are not served."""
-MAX_CURSOR_CHARACTERS = 8_192
 BRANCHES_SECONDS = 10.0
 HOME_SECONDS = 10.0
 FOLDERS_SECONDS = 60.0
@@ -205,6 +203,7 @@ _Source = Annotated[_Name, _like(OPTIONS["sources"].pattern or "")]
 _Entity = Annotated[_Name, _like(_ENTITY)]
 _Absent: TypeAlias = SkipJsonSchema[None]
 """None, which schemas omit."""
+_Parts = TypeVar("_Parts")
 _CursorText = Annotated[str, Field(min_length=1, max_length=MAX_CURSOR_CHARACTERS)]
 
 Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="The text to search for.")]
@@ -225,20 +224,12 @@ PageCursor = Annotated[
 EntityName = Annotated[_Entity | SkipJsonSchema[None], Query(description="Limit to this entity and its descendants.")]
 
 
-def encode_cursor(*parts: int | str) -> str:
-    """Encode ``parts`` as an opaque string."""
-    return urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
-
-
-def decode_cursor(cursor: str, *kinds: type[int] | type[str]) -> tuple[Any, ...]:
-    """Decode the parts of ``encode_cursor``. Raises NotIndexed unless they have these ``kinds``."""
+def parse_cursor(kind: type[_Parts], cursor: str) -> _Parts:
+    """Return the parts of a cursor. Raises NotIndexed for any other text."""
     try:
-        parts = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        return decode_cursor(kind, cursor)
     except ValueError:
-        parts = None
-    if not isinstance(parts, list) or [type(part) for part in parts] != list(kinds):
-        raise no_such_page()
-    return tuple(parts)
+        raise no_such_page() from None
 
 
 def no_such_page() -> NotIndexed:
@@ -450,7 +441,7 @@ class Api:
 
         The response's 'next' link points to the next page.
         """
-        begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
+        begin = parse_cursor(tuple[int], cursor)[0] if cursor is not None else 0
         search = SearchRequest.of(q, given_by(given))
         end = min(begin + search.top_k, MAX_RANK)
         if not 0 <= begin < end:
@@ -471,7 +462,7 @@ class Api:
         self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: PageCursor = None
     ) -> Response:
         """List the documents, sorted by source and path. The response's 'next' link points to the next page."""
-        after = DocumentCursor(*decode_cursor(cursor, str, str)) if cursor is not None else None
+        after = DocumentCursor(*parse_cursor(tuple[str, str], cursor)) if cursor is not None else None
         page = self.reader.documents(SearchRequest.of("", given_by(given)), limit, after)
         return _page(request, page.to_dict(), encode_cursor(page.next.source, page.next.path) if page.next else None)
 

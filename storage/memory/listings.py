@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +15,7 @@ import pyarrow.compute as pc
 from driftline.storage.deltas.parquet_files import after_prefix
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
+from driftline.storage.json_records import decode_cursor
 from driftline.storage.memory.catalog.entry_writes import shown
 from driftline.storage.memory.memory_indexes import FIELDS, MemoryIndex
 from driftline.storage.objects.store import ObjectStore
@@ -133,7 +131,6 @@ MAX_COUNT = 2**62
 """Larger limits and offsets are reduced to this number, which databases can represent."""
 
 _Entry = TypeVar("_Entry")
-_SURROGATE = re.compile("[\x00\ud800-\udfff]")
 
 
 def check_count(value: object, what: str) -> int:
@@ -155,32 +152,18 @@ class Page(Generic[_Entry]):
     cursor: str | None
 
 
-class Cursor(tuple[int, str]):
-    """The ``(owner id, key)`` of a page's last entry; its string form is opaque and URL-safe."""
-
-    __slots__ = ()
-
-    @classmethod
-    def after(cls, owner: int, key: str) -> Cursor:
-        """Return a cursor that continues after this entry."""
-        return cls((owner, key))
-
-    @classmethod
-    def parse(cls, text: str | None) -> Cursor | None:
-        """Parse the string form of a cursor; None yields None. Raises UsageError."""
-        if text is None:
-            return None
-        invalid = UsageError("The cursor is invalid", repr(text[:80]), "Use the cursor of the previous page.")
-        try:
-            owner, key = json.loads(base64.urlsafe_b64decode(text.encode()))
-        except (ValueError, TypeError, binascii.Error):
-            raise invalid from None
-        if not isinstance(owner, int) or not isinstance(key, str) or abs(owner) > MAX_COUNT or _SURROGATE.search(key):
-            raise invalid
-        return cls((owner, key))
-
-    def __str__(self) -> str:
-        return base64.urlsafe_b64encode(json.dumps(list(self)).encode()).decode()
+def parse_cursor(cursor: str | None) -> tuple[int, str] | None:
+    """Return the ``(owner id, key)`` of the last entry of a page; None yields None. Raises UsageError."""
+    if cursor is None:
+        return None
+    try:
+        owner, key = decode_cursor(tuple[int, str], cursor)
+        if abs(owner) > MAX_COUNT or "\0" in key:
+            raise ValueError("no entry has this owner or key")
+    except ValueError:
+        fix = "Use the cursor of the previous page."
+        raise UsageError("The cursor is invalid", repr(cursor)[:80], fix) from None
+    return owner, key
 
 
 KeyRange = tuple[str | None, str | None]

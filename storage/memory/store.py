@@ -21,6 +21,7 @@ from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntry, UsageError
+from driftline.storage.json_records import encode_cursor
 from driftline.storage.memory import listings, maintenance
 from driftline.storage.memory.binding import Generations, open_own_catalog
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
@@ -30,7 +31,7 @@ from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs
 from driftline.storage.memory.entity_names import EntityRegistry, bound_names, split_filter, utc_now
 from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
 from driftline.storage.memory.flush import Closing, Flusher
-from driftline.storage.memory.listings import DEFAULT_LIMIT, Cursor, KeyRange, MemoryListing, Page, check_count
+from driftline.storage.memory.listings import DEFAULT_LIMIT, KeyRange, MemoryListing, Page, check_count, parse_cursor
 from driftline.storage.memory.memory_indexes import DeltaWatch
 from driftline.storage.memory.search import (
     MODES,
@@ -438,7 +439,7 @@ class MemoryStore(EntityRegistry):
         self.hierarchy.named(type, id)
         own = self.names.find((type, id)) if within is None else None
         top = within if own is None else self.names.root if self.hierarchy.root else own.tenant
-        visible, after = self.names.scope(top or self.names.root, allowed_ancestors), Cursor.parse(cursor)
+        visible, after = self.names.scope(top or self.names.root, allowed_ancestors), parse_cursor(cursor)
         self._check_generation(visible)
         page = partial(entry_queries.page, include_descendants=include_descendants, after=after, offset=offset)
 
@@ -453,7 +454,7 @@ class MemoryStore(EntityRegistry):
         rows, total = self.catalog.read(work)
         shown = rows[:limit]
         has_more = len(rows) > limit
-        following = str(Cursor.after(shown[-1].owner_id, shown[-1].key)) if has_more and shown else None
+        following = encode_cursor(shown[-1].owner_id, shown[-1].key) if has_more and shown else None
         return Page(tuple(as_shown(self._reader.entries(shown, visible))), total, has_more, following)
 
     def search(

@@ -55,6 +55,7 @@ _REV_PARSE_OPTIONS = (
 _READ_BY_GIT = ("HEAD", "commondir", "config", "config.worktree", "gitdir", "index", "packed-refs")
 REACHING = ("GIT_ASKPASS", "GIT_CONFIG_GLOBAL", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO")
 """The user's variables that affect how git connects to a remote."""
+_MAX_CONFIG_CHARACTERS = 1024 * 1024
 _UNBORN = "ref: refs/heads/unborn"
 _SCP_LIKE = re.compile(r"[^/]+:")
 """``host:path``, distinguished from a folder's path the way git does it."""
@@ -129,11 +130,12 @@ def nested_repository(folder: str, git_dir: str) -> Repository | None:
     common = common_dir_of(git_dir)
     config = os.path.join(common, "config")
     try:
-        text = Path(config).read_text("utf-8", "replace") if os.path.isfile(config) else ""
+        with open(config if os.path.isfile(config) else os.devnull, encoding="utf-8", errors="replace") as file:
+            text = file.read(_MAX_CONFIG_CHARACTERS)
     except OSError:
         return None
-    object_format = "sha256" if re.search(r"(?im)^\s*objectformat\s*=\s*sha256", text) else "sha1"
-    settings = (("ignorecase", "true"),) if re.search(r"(?im)^\s*ignorecase\s*=\s*true", text) else ()
+    object_format = "sha256" if re.search(r"(?im)^[ \t]*objectformat[ \t]*=[ \t]*sha256", text) else "sha1"
+    settings = (("ignorecase", "true"),) if re.search(r"(?im)^[ \t]*ignorecase[ \t]*=[ \t]*true", text) else ()
     index, exclude = os.path.join(git_dir, "index"), os.path.join(common, "info/exclude")
     objects, shallow = os.path.join(common, "objects"), os.path.join(common, "shallow")
     sparse_checkout = os.path.join(git_dir, "info/sparse-checkout")

@@ -85,10 +85,10 @@ class SafeFolder:
         start = path.rfind("/") + 1
         return os.stat(path[start:], dir_fd=self.folder(path[:start]), follow_symlinks=False)
 
-    def read(self, path: str) -> bytes | None:
-        """Return the bytes of a regular file; None for anything else."""
+    def read(self, path: str, limit: int = -1) -> bytes | None:
+        """Return the first ``limit`` bytes (default: all) of a regular file; None for anything else."""
         start = path.rfind("/") + 1
-        return read_regular(path[start:], dir_fd=self.folder(path[:start]))
+        return read_regular(path[start:], limit, dir_fd=self.folder(path[:start]))
 
     def chunks(self, path: str, size: int) -> Iterator[bytes]:
         """Yield a regular file's bytes in parts of ``size``; yield nothing for anything else."""
@@ -113,13 +113,13 @@ def check_names_are_utf8() -> None:
         )
 
 
-def read_regular(path: str, *, dir_fd: int | None = None) -> bytes | None:
-    """Return the bytes of a regular file; None for a folder, pipe, socket or device. Follows no link.
+def read_regular(path: str, limit: int = -1, *, dir_fd: int | None = None) -> bytes | None:
+    """Return the first ``limit`` bytes (default: all) of a regular file; None for a folder, pipe, socket or device.
 
-    Raises OSError.
+    Follows no link. Raises OSError.
     """
     with _open_regular(path, dir_fd) as file:
-        return file.read() if file is not None else None
+        return file.read(limit) if file is not None else None
 
 
 @contextmanager

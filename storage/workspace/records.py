@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
+from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES, DEFAULT_MAX_FILE_BYTES, DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import (
     AlreadyExists,
@@ -32,6 +32,9 @@ from driftline.storage.layout import COPY_RECORD, run_directory, run_id_of
 from driftline.storage.objects.store import ObjectStore
 
 FORMAT_VERSION = 1
+
+PROGRAM_SCHEME = "upsert:"
+"""The scheme of sources whose lines a program stores itself (``LineStore``): nothing can be read from there."""
 
 _Record = TypeVar("_Record")
 DONE = "done"
@@ -95,7 +98,8 @@ class SourceRecord:
 
     ``origin`` and ``subpath``, not the URI, identify a git tree. Text is stored and shown as redacted by ``redact``. If
     ``archives`` is set, files inside archives and emails are documents; if ``notebook_outputs`` is set, the text of
-    notebooks includes their outputs.
+    notebooks includes their outputs. Files above ``max_file_bytes``, and documents and records above
+    ``max_document_bytes``, are skipped.
 
     ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs that
     scan only changed paths set ``commit``, which becomes invalid as soon as the lease has another holder. ``reached``
@@ -114,9 +118,21 @@ class SourceRecord:
     redact: Redaction = DEFAULT_REDACTION
     archives: bool = False
     notebook_outputs: bool = False
+    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
+    max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     commit: IndexedCommit | None = None
     reached: IndexedCommit | None = None
     link: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the source is a folder."""
+        return "://" not in self.uri and not self.is_stored_by_program
+
+    @property
+    def is_stored_by_program(self) -> bool:
+        """Whether only the program that stored the documents has their text."""
+        return self.uri.startswith(PROGRAM_SCHEME)
 
     def same_location(self, other: SourceRecord) -> bool:
         """Return whether two records scan the same files.

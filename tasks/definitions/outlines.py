@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,15 +33,19 @@ _SLASHES = ("//", "/*", "*", "@", "#[")
 _HASHES = ("#", "@")
 _DASHES = ("--",)
 SEPARATOR = " > "
+_MAX_LEVELS = 9
 MAX_HEADING_CHARACTERS = 120
 _UNDERLINE = re.compile(r"([=\-~^\"'`#*+:.<>_])\1{2,}\s*")
 _ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*")
 _SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _NO_PARAGRAPH = re.compile(r" {4}|\t| {0,3}(?:[-+*>|]|\d+[.)])(?:[ \t]|$)")
-_HTML_HEADING = re.compile(r"<h([1-6])\b[^>]*>(.*?)</h\1\s*>", re.IGNORECASE | re.DOTALL)
+_HTML_HEADING = re.compile(r"<h([1-6])\b[^<>]*>", re.IGNORECASE)
+_HEADING_END = {str(level): re.compile(rf"</h{level}\s*>", re.IGNORECASE) for level in range(1, 7)}
 _MARKUP = re.compile(r"<[^>]*>|[`*]|\]\([^)]*\)|\[(?=[^\]]*\]\()")
-_TAG = re.compile(r"<[^>]*>")
+_TAG = re.compile(r"<[^<>]*>")
+_MAX_MARKUP_CHARACTERS = 8 * MAX_HEADING_CHARACTERS
+"""Markup is removed from the start of a heading only: ``_MARKUP`` takes quadratic time."""
 _KINDS = {
     "def": "function", "func": "function", "fn": "function", "fun": "function", "sub": "function",
     "defp": "function", "defguard": "function", "defguardp": "function", "defdelegate": "function",
@@ -66,8 +70,12 @@ _LEADING = ("#", "@")
 MAX_PARSED_CHARACTERS = 1_000_000
 """Larger files are generated code or data, where patterns are good enough."""
 MAX_NAME_CHARACTERS = 160
+MAX_DEPTH = 32
+"""Definitions nested deeper are left out: each block of lines stores all definitions around it."""
 FLOW_PRAGMA_WITHIN = 2_000
 MAX_COMMENT_LINES = 200
+_MAX_DECLARATORS = 40
+_MAX_LABEL_BYTES = 4_096
 _HOLDS_METHODS = frozenset(("class", "enum", "impl", "interface", "struct", "trait", "union"))
 _DECLARATORS = ("declarator", "name")
 _NOISE = re.compile(r"^(?:module\.exports|exports|this|self)\.|\.prototype(?=\.)|[\"'`]")
@@ -183,7 +191,7 @@ def rst_sections(text: str) -> list[Definition]:
             continue
         if _UNDERLINE.fullmatch(below) and len(below.rstrip()) >= len(title.rstrip()):
             overlined = at > 0 and _UNDERLINE.fullmatch(lines[at - 1]) is not None and lines[at - 1][0] == below[0]
-            level = levels.setdefault(below[0] * (1 + overlined), len(levels))
+            level = levels.setdefault(below[0] * (1 + overlined), min(len(levels), _MAX_LEVELS - 1))
             headings.append((level, at, title))
     return nested_sections(headings, text)
 
@@ -193,10 +201,15 @@ def html_sections(text: str) -> list[Definition]:
 
     def found() -> Iterator[tuple[int, int, str]]:
         line = counted = 0
-        for match in _HTML_HEADING.finditer(text):
+        for match, following in zip_longest(starts, starts[1:]):
+            end = _HEADING_END[match[1]].search(text, match.end(), following.start() if following else len(text))
+            if end is None:
+                continue
             line += text.count("\n", counted, match.start())
             counted = match.start()
-            yield int(match[1]), line, html.unescape(_TAG.sub("", match[2]))
+            yield int(match[1]), line, html.unescape(_TAG.sub("", text[match.end() : end.start()]))
+
+    starts = [*_HTML_HEADING.finditer(text)]
 
     return nested_sections([*found()], text)
 
@@ -210,7 +223,7 @@ def nested_sections(headings: Sequence[tuple[int, int, str]], text: str) -> list
         while around and around[-1][0] >= level:
             _, at = around.pop()
             found[at] = replace(found[at], last=max(found[at].line, line - 1))
-        title = " ".join(_MARKUP.sub("", heading).split())[:MAX_HEADING_CHARACTERS]
+        title = " ".join(_MARKUP.sub("", heading[:_MAX_MARKUP_CHARACTERS]).split())[:MAX_HEADING_CHARACTERS]
         name = SEPARATOR.join((found[around[-1][1]].name, title)) if around else title
         around.append((level, len(found)))
         found.append(Definition("section", name, line, line, max(line, end - 1)))
@@ -239,10 +252,10 @@ def _begun(line: str) -> tuple[str, str] | None:
     """Return the kind and name of the definition that a line starts, if any."""
     if match := _DEFINITION.match(line):
         kind = _KINDS.get(match[1], match[1])
-        return kind if kind in KINDS else "type", match[2]
+        return kind if kind in KINDS else "type", match[2][:MAX_NAME_CHARACTERS]
     if block := _BLOCK.match(line):
         kind, before = _BLOCKS[block[1]]
-        return kind, before + ".".join(filter(None, block.groups()[1:]))
+        return kind, (before + ".".join(filter(None, block.groups()[1:])))[:MAX_NAME_CHARACTERS]
     return None
 
 
@@ -260,9 +273,9 @@ def by_patterns(text: str) -> list[Definition]:
             outer, at = open_.pop()
             closes = indent == outer and (bare[0] in "})]" or bare.startswith("end"))
             found[at] = _until(found[at], number if closes else number - 1)
-        if begun := _begun(line):
+        if len(open_) < MAX_DEPTH and (begun := _begun(line)):
             kind, name = begun
-            name = f"{found[open_[-1][1]].name}.{name}" if open_ else name
+            name = f"{found[open_[-1][1]].name}.{name}"[-MAX_NAME_CHARACTERS:] if open_ else name
             open_.append((indent, len(found)))
             found.append(Definition(kind, name, number, _with_leading(lines, number, _LEADING), number))
     for _, at in open_:
@@ -302,6 +315,8 @@ def _parsed(grammar: Grammar, text: str) -> Iterator[Definition]:
     data = text.encode()
     language, query = loaded(grammar)
     lines: list[str] | None = None
+    leading: dict[int, int] = {}
+    """The first line that belongs to a definition, by the line where the definition itself starts."""
     for _, captures in QueryCursor(query).matches(Parser(language).parse(data).root_node):
         kind, name, scope = "", None, None
         for capture, nodes in captures.items():
@@ -323,34 +338,39 @@ def _parsed(grammar: Grammar, text: str) -> Iterator[Definition]:
         line = name.start_point.row
         label = _label(data, name, scope)
         if label:
-            yield Definition(kind, label, line, _with_leading(lines, first, grammar.leading), last)
+            if first not in leading:
+                leading[first] = _with_leading(lines, first, grammar.leading)
+            yield Definition(kind, label, line, leading[first], last)
 
 
 def _declared(node: Node) -> Node | None:
     """Return the name in a C or C++ declarator: it may be wrapped in pointers, references and argument lists."""
-    for _ in range(20):
+    for _ in range(_MAX_DECLARATORS):
         inner = next((child for name in _DECLARATORS if (child := node.child_by_field_name(name))), None)
+        if inner is None and node.type in ("reference_declarator", "parenthesized_declarator"):
+            inner = next(reversed(node.named_children), None)  # it is not a named field
         if node.type in ("qualified_identifier", "destructor_name", "operator_name") or inner is None:
             break
         node = inner
-    if node.type in ("reference_declarator", "parenthesized_declarator"):  # its child is not a named field
-        return _declared(node.named_children[-1])
     known = node.type.endswith("identifier") or node.type in ("destructor_name", "operator_name", "operator_cast")
     return node if known else None
 
 
 def _label(data: bytes, name: Node, scope: Node | None) -> str:
     """Return a definition's name as in the source code, with dots between its parts."""
-    text = data[name.start_byte : name.end_byte].decode(errors="replace")
-    if scope is not None:
-        text = f"{data[scope.start_byte : scope.end_byte].decode(errors='replace')}.{text}"
+    text = _text(data, name) if scope is None else f"{_text(data, scope)}.{_text(data, name)}"
     text = _SCOPES.sub(".", _NOISE.sub("", text))
     return _BLANK.sub(" ", text).strip()[:MAX_NAME_CHARACTERS]
 
 
+def _text(data: bytes, node: Node) -> str:
+    return data[node.start_byte : min(node.end_byte, node.start_byte + _MAX_LABEL_BYTES)].decode(errors="replace")
+
+
 def _with_leading(lines: Sequence[str], first: int, leading: tuple[str, ...]) -> int:
     """Return the first of the lines directly above a definition that belong to it."""
-    while first > 0:
+    last = first - MAX_COMMENT_LINES
+    while first > max(0, last):
         above = lines[first - 1]
         start: int | None = first - 1
         if "/*" in leading and above.rstrip().endswith("*/"):
@@ -390,7 +410,7 @@ def _qualified(found: Sequence[Definition]) -> list[Definition]:
         while around and around[-1].last < each.first:
             around.pop()
         named = _within(around[-1], each) if around else each
-        if named is not None:
+        if named is not None and len(around) < MAX_DEPTH:
             around.append(named)
             result.append(named)
     return result

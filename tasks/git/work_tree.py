@@ -40,6 +40,7 @@ Signature = tuple[int, int, int]
 """Inode, size and mtime of git's index."""
 
 _GITDIR = b"gitdir: "
+_MAX_GIT_FILE_BYTES = 8_192
 _MAX_PATHSPECS = 100
 _ID_START = len("H 100644 ")
 _PATH_END = 1 << 30  # no limit
@@ -199,7 +200,7 @@ def find_nested(tree: SafeFolder, folder: str) -> NestedRepository | None:
     try:
         mode = tree.stat(f"{folder}.git").st_mode
         if not stat.S_ISDIR(mode):
-            content = (tree.read(f"{folder}.git") or b"") if stat.S_ISREG(mode) else b""
+            content = (tree.read(f"{folder}.git", _MAX_GIT_FILE_BYTES) or b"") if stat.S_ISREG(mode) else b""
             if not content.startswith(_GITDIR):
                 return None
             named = os.fsdecode(content.removeprefix(_GITDIR).rstrip(b"\r\n"))

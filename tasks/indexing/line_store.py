@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from driftline.storage.layout import new_ulid
 from driftline.storage.lines.line_filter import normalise
 from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.option_table import listed, path_or_uri
-from driftline.storage.workspace.records import SourceRecord
+from driftline.storage.workspace.records import PROGRAM_SCHEME, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.embedding.models import model_of
 from driftline.tasks.indexing.commit import ChangeSet, Committer, settle
@@ -127,6 +128,9 @@ class LineStore:
         dim, fingerprint = self._embedding()
         found = [_checked_line(line, dim) for line in _each("lines", lines)]
         lines = sorted(found, key=lambda line: (line.path, line.line_number))
+        for line, following in pairwise(lines):
+            if (line.path, line.line_number) == (following.path, following.line_number):
+                raise UsageError("A line was given twice", f"{line.path}, line {line.line_number}", "Store it once.")
         given = {document.path: document for document in map(_checked_document, _each("documents", documents))}
         paths = sorted({line.path for line in lines} | set(given))
         if not paths:
@@ -252,13 +256,17 @@ class LineStore:
         with acquire_source(workspace, self.entity, run_id, wait_seconds=wait_seconds) as lease:
             settle(workspace, self.entity, lease)
             if workspace.source(self.entity) is None:
-                workspace.bind_source(self.entity, SourceRecord(entity=str(self.entity), uri=f"upsert:{self.entity}"))
+                workspace.bind_source(self.entity, _record_of(self.entity))
             table = workspace.lines(self.entity)
             if rows is not None and len(
                 rows
             ):  # under the lease, because a cleanup deletes fragments that no lease protects
                 changes = replace(changes, fragments=tuple(table.write_fragments(rows)))
             Committer(workspace, self.entity, lease, run_id, table, dim).commit(changes)
+
+
+def _record_of(entity: Entity) -> SourceRecord:
+    return SourceRecord(entity=str(entity), uri=f"{PROGRAM_SCHEME}{entity}")
 
 
 def _each(name: str, given: Any) -> tuple[Any, ...]:

@@ -240,6 +240,7 @@ class FindingKind(enum.StrEnum):
     STAGED = "staged delta of a dead run"
     INDEX = "index that does not cover what it claims"
     BRANCH = "branch that does not hold its documents"
+    NOT_REINDEXED = "removed document that was not reindexed"
     CATALOG = "memory without its catalog"
     BLOB = "memory entry without its value"
     MEMORY_INDEX = "memory index that differs from the catalog"

@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from driftline.storage.defaults import DEFAULT_MAX_FILE_BYTES
 from driftline.storage.documents import SkipReason
 from driftline.storage.errors import AccessDenied, SourceNotFound, UsageError
 from driftline.storage.globs import alternatives
 from driftline.tasks.git.work_tree import find_work_tree
 from driftline.tasks.scanning.path_patterns import Rules
-from driftline.tasks.scanning.scan import MAX_FILE_BYTES
 from driftline.tasks.scanning.walk import Subtree, Walk
 
 STDIN = "-"
@@ -80,9 +80,9 @@ def files_named(
 ) -> Iterator[str]:
     """Yield the path of each file that ``names`` select, without duplicates; files in a folder or glob are sorted.
 
-    With ``stdin``, STDIN selects standard input. Files above MAX_FILE_BYTES, and secrets that are not given by name,
-    are skipped and reported to ``on_skip``; files excluded by patterns are not reported. Raises SourceNotFound
-    (including for a glob that matches nothing), AccessDenied, StorageError, UsageError.
+    With ``stdin``, STDIN selects standard input. Files above DEFAULT_MAX_FILE_BYTES, and secrets that are not
+    given by name, are skipped and reported to ``on_skip``; files excluded by patterns are not reported. Raises
+    SourceNotFound (including for a glob that matches nothing), AccessDenied, StorageError, UsageError.
     """
     seen: set[str] = set()
     for name in names:
@@ -110,7 +110,7 @@ def _files(named: str, selection: NamedFiles, on_skip: Callable[[str, SkipReason
             "No file matches", named, "To include skipped files, list them individually instead of using a glob."
         )
     for path, size in sorted(zip(listing.paths, listing.sizes, strict=True)):
-        if size <= MAX_FILE_BYTES:
+        if size <= DEFAULT_MAX_FILE_BYTES:
             yield prefix + path
         else:
             on_skip(prefix + path, SkipReason.TOO_LARGE)

@@ -9,6 +9,7 @@ hundred patterns take about 20 ms.
 from __future__ import annotations
 
 import codecs
+import logging
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,8 @@ from driftline.storage.documents import INSIDE, NAMED_LIKE_ARCHIVE
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, is_unicode, spellings
 from driftline.storage.redaction import SECRETS
+
+log = logging.getLogger(__name__)
 
 _SPECIAL = frozenset(b"*?[\\")
 _PLAIN = frozenset((string.ascii_letters + string.digits + "_/").encode())
@@ -66,7 +69,7 @@ def translate(line: bytes, base: str = "") -> PathPattern | None:
 
     Returns None for comments, blank lines, and patterns that can match nothing.
     """
-    if line.startswith(b"#"):
+    if line.startswith(b"#") or len(line) > MAX_PATTERN_BYTES:
         return None
     text = _without_trailing_spaces(line.partition(b"\0")[0])
     negated = text.startswith(b"!")
@@ -186,7 +189,10 @@ def _bracket(pattern: bytes, start: int) -> tuple[frozenset[int], int] | None:
 
 def _one_of(members: frozenset[int]) -> str:
     """Return a character class, or an expression that matches nothing."""
-    return "[" + "".join(rf"\x{byte:02x}" for byte in sorted(members)) + "]" if members else NO_BYTE
+    firsts = sorted(byte for byte in members if byte - 1 not in members)
+    lasts = sorted(byte for byte in members if byte + 1 not in members)
+    ranges = (rf"\x{first:02x}-\x{last:02x}" for first, last in zip(firsts, lasts, strict=True))
+    return f"[{''.join(ranges)}]" if members else NO_BYTE
 
 
 def _escaped(text: bytes) -> str:
@@ -196,6 +202,12 @@ def _escaped(text: bytes) -> str:
 OUR_IGNORE_FILE = ".driftlineignore"
 IGNORE_FILES = (".gitignore", OUR_IGNORE_FILE)
 """The ignore files read in every folder; later ones take precedence."""
+
+MAX_IGNORE_BYTES = 1024 * 1024
+MAX_PATTERN_BYTES = 4_096
+"""The longest path on Linux."""
+MAX_SCAN_IGNORE_BYTES, MAX_SCAN_PATTERNS = 16 * MAX_IGNORE_BYTES, 200_000
+"""Limits of all ignore files of a scan together: git stores a file only once, however many folders have it."""
 
 BY_GIT, BY_US = 1, 2
 """The origin of a pattern: git's or Driftline's ignore files; only the latter exclude files that git tracks."""
@@ -392,16 +404,43 @@ class Matcher:
         return np.asarray(found.to_numpy(zero_copy_only=False), dtype=bool)
 
 
+class IgnoreFileLimits:
+    """Limits the ignore files of one scan. Files beyond the limits are skipped with a warning."""
+
+    def __init__(self) -> None:
+        self._bytes_left, self._patterns_left = MAX_SCAN_IGNORE_BYTES, MAX_SCAN_PATTERNS
+        self._has_warned = False
+
+    def admit(self, path: str, size_bytes: int) -> bool:
+        """Return whether the file at ``path`` may be read."""
+        if size_bytes > MAX_IGNORE_BYTES:
+            log.warning("the ignore file %s is larger than %d bytes, and is skipped", path, MAX_IGNORE_BYTES)
+            return False
+        self._bytes_left -= size_bytes
+        return self._is_within(self._bytes_left, path)
+
+    def lines(self, path: str, data: bytes) -> list[bytes]:
+        """Return the lines of a file that was admitted."""
+        found = read_ignore_file(data)
+        self._patterns_left -= len(found)
+        return found if self._is_within(self._patterns_left, path) else []
+
+    def _is_within(self, left: int, path: str) -> bool:
+        if left < 0 and not self._has_warned:
+            log.warning("the source has too many ignore rules: %s and further ignore files are skipped", path)
+            self._has_warned = True
+        return left >= 0
+
+
 class OwnIgnoreFiles:
     """The ``.driftlineignore`` files of a tree of tracked files, where git's ignore files have no effect.
 
-    ``files`` holds their ``(path, content)`` pairs.
+    ``files`` holds their paths and lines, outer folders first.
     """
 
-    def __init__(self, files: Iterable[tuple[str, bytes]]) -> None:
-        by_depth = sorted(files, key=lambda file: (file[0].count("/"), file[0]))
-        bases = ((path.removesuffix(OUR_IGNORE_FILE), data) for path, data in by_depth)
-        self._lists = [PatternList(read_ignore_file(data), base, mark=BY_US) for base, data in bases]
+    def __init__(self, files: Iterable[tuple[str, Sequence[bytes]]]) -> None:
+        bases = ((path.removesuffix(OUR_IGNORE_FILE), lines) for path, lines in files)
+        self._lists = [PatternList(lines, base, mark=BY_US) for base, lines in bases]
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
         """Return an ``(n,) bool`` mask of the files excluded by a pattern, directly or through a parent folder."""
@@ -434,8 +473,8 @@ def accepts(rules: Rules, path: str) -> bool:
 
 
 def read_ignore_file(data: bytes) -> list[bytes]:
-    """Split an ignore file into lines."""
-    return [line.removesuffix(b"\r") for line in data.removeprefix(codecs.BOM_UTF8).split(b"\n")]
+    """Split an ignore file into lines, except empty lines."""
+    return [line for each in data.removeprefix(codecs.BOM_UTF8).split(b"\n") if (line := each.removesuffix(b"\r"))]
 
 
 def _file_end(*, descendants: bool) -> Callable[[PathPattern], str | None]:

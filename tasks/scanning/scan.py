@@ -7,15 +7,18 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES, Redaction
-from driftline.storage.deltas.manifest import SCHEMA
+from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES, DEFAULT_MAX_FILE_BYTES, Redaction
+from driftline.storage.deltas.manifest import SCHEMA, Manifest
 from driftline.storage.deltas.parquet_files import after_prefix
 from driftline.storage.documents import (
     INSIDE,
@@ -35,8 +38,9 @@ from driftline.storage.errors import (
     ObjectNotFound,
     UsageError,
 )
+from driftline.storage.sources.repository import TreeEntry
 from driftline.storage.sources.source import FileInfo, RepositorySource, Source, open_source
-from driftline.storage.workspace.records import WorkspaceConfig
+from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
 from driftline.tasks.extraction.archives import Member, OpenedArchive, is_of_member, members_of, opened_mark
@@ -49,6 +53,7 @@ from driftline.tasks.scanning.overlap import Claim, Neighbours, claimed
 from driftline.tasks.scanning.path_patterns import (
     NEVER_ENTERED,
     OUR_IGNORE_FILE,
+    IgnoreFileLimits,
     Matcher,
     OwnIgnoreFiles,
     Rules,
@@ -59,7 +64,6 @@ from driftline.tasks.text import MAX_TEXT_BYTES
 
 log = logging.getLogger(__name__)
 
-MAX_FILE_BYTES = 4 * 1024 * 1024
 _SUBTREES_PER_PARTITION = 4
 """Use more subtrees than partitions so that partitions have similar sizes."""
 _MAX_PLAN_DEPTH = 4
@@ -68,6 +72,11 @@ _MOST_FOLDERS_PER_PARTITION = 16
 
 ReadManifest = Callable[[Sequence[str]], pa.Table]
 """Reads the manifest rows (MANIFEST_SCHEMA) of paths below any of the prefixes, and possibly more."""
+
+
+def rules_of(record: SourceRecord) -> Rules:
+    """Return the filters of a source."""
+    return Rules(include=record.include, exclude=record.exclude, archives=record.archives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +91,28 @@ class ScanSpec:
     fingerprint: str
     subtrees: tuple[Subtree, ...] = (Subtree(),)
     rules: Rules = field(default_factory=Rules)
-    max_file_bytes: int = MAX_FILE_BYTES
+    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     full: bool = False
     claims: tuple[Claim, ...] = ()
     redaction: Redaction = "off"
     archives: bool = False
     outputs: bool = False
+
+    @classmethod
+    def of(cls, source: Source, record: SourceRecord, fingerprint: str, claims: tuple[Claim, ...]) -> Self:
+        """Return the scan of a source with the settings in its record."""
+        return cls(
+            source,
+            fingerprint,
+            rules=rules_of(record),
+            max_file_bytes=record.max_file_bytes,
+            max_document_bytes=record.max_document_bytes,
+            claims=claims,
+            redaction=record.redact,
+            archives=record.archives,
+            outputs=record.notebook_outputs,
+        )
 
     @property
     def most_bytes(self) -> int:
@@ -411,11 +435,7 @@ def _list_commit(spec: ScanSpec, source: RepositorySource, paths: Sequence[str] 
     rules = [f"{folder}{OUR_IGNORE_FILE}" for folder in above]
     entries = source.tree.entries(None if paths is None else [*{*paths, *rules}])
     files = [entry for entry in entries if entry.reason is None and NEVER_ENTERED.isdisjoint(entry.path.split("/"))]
-    steering = [
-        e for e in files if e.path.rpartition("/")[2] == OUR_IGNORE_FILE and e.size_bytes <= spec.max_file_bytes
-    ]
-    contents = source.tree.blobs([entry.blob for entry in steering]) if steering else []
-    ours = OwnIgnoreFiles((entry.path, data or b"") for entry, data in zip(steering, contents, strict=True))
+    ours = _own_ignore_files(source, [entry for entry in files if entry.path.rpartition("/")[2] == OUR_IGNORE_FILE])
     if paths is not None:
         selected = set(paths)
         files = [entry for entry in files if entry.path in selected]
@@ -425,6 +445,16 @@ def _list_commit(spec: ScanSpec, source: RepositorySource, paths: Sequence[str] 
             listing.skip(entry.reason, entry.path)
     _add_files(listing, spec, [FileInfo(e.path, e.size_bytes, 0, e.etag) for e in files], ours)
     return listing
+
+
+def _own_ignore_files(source: RepositorySource, entries: Sequence[TreeEntry]) -> OwnIgnoreFiles:
+    """Read the ignore files of a commit, outer folders first, within the limits of a scan."""
+    limits = IgnoreFileLimits()
+    by_depth = sorted(entries, key=lambda entry: (entry.path.count("/"), entry.path))
+    admitted = [entry for entry in by_depth if limits.admit(entry.path, entry.size_bytes)]
+    contents = source.tree.blobs([entry.blob for entry in admitted]) if admitted else []
+    paths = (entry.path for entry in admitted)
+    return OwnIgnoreFiles((path, limits.lines(path, data or b"")) for path, data in zip(paths, contents, strict=True))
 
 
 def _add_remote(listing: Listing, spec: ScanSpec, infos: Iterable[FileInfo]) -> None:
@@ -515,21 +545,22 @@ def analyze_document_states(
     record = workspace.source(entity)
     if record is None:
         raise BadEntity("Unknown source", str(entity), "List the sources with: driftline sources")
+    return _states(workspace, entity, record, Neighbours(dict(workspace.sources(entity.tenant))), paths)
+
+
+def _states(
+    workspace: Workspace, entity: Entity, record: SourceRecord, neighbours: Neighbours, paths: Sequence[str]
+) -> list[tuple[str, DocumentState]]:
     if workspace.config.fingerprint is None:
         raise UsageError("The workspace has no model yet", workspace.objects.uri, "Index a source first.")
-    source = open_source(record.uri, workspace.objects.storage_options, allow_empty=True)
-    rules = Rules(include=record.include, exclude=record.exclude, archives=record.archives)
-    claims = Neighbours(dict(workspace.sources(entity.tenant))).claims_on(entity, record)
-    spec = ScanSpec(
-        source,
-        _fingerprint(workspace.config),
-        rules=rules,
-        claims=claims,
-        redaction=record.redact,
-        archives=record.archives,
-        outputs=record.notebook_outputs,
-    )
-    documents = workspace.manifest(entity)
+    with closing(open_source(record.uri, workspace.objects.storage_options, allow_empty=True)) as source:
+        claims = neighbours.claims_on(entity, record)
+        spec = ScanSpec.of(source, record, _fingerprint(workspace.config), claims)
+        return _states_in(spec, workspace.manifest(entity), paths)
+
+
+def _states_in(spec: ScanSpec, documents: Manifest, paths: Sequence[str]) -> list[tuple[str, DocumentState]]:
+    asked = set(paths)
     manifest = documents.get(paths)
     differences = scan_paths(
         spec,
@@ -542,13 +573,13 @@ def analyze_document_states(
     states |= dict.fromkeys(differences.deleted["path"].to_pylist(), DocumentState.DELETED)
     states |= dict.fromkeys(differences.retouched["path"].to_pylist(), DocumentState.TOUCHED)
     for change in pa.concat_tables([differences.new, differences.candidates]).to_pylist():
-        if change["path"] not in paths:
+        if change["path"] not in asked:
             continue  # a document's archive
         if is_container(change["path"]):
             change["must_embed"] = False  # what is listed inside depends on the run's limits
         try:
             etag = change["etag"]
-            digest = etag.partition(":")[2] if is_of_member(etag) else content_hash(source.read(change["path"]))
+            digest = etag.partition(":")[2] if is_of_member(etag) else content_hash(spec.source.read(change["path"]))
         except DriftlineError:
             states[change["path"]] = DocumentState.DELETED  # deleted after the scan
             continue
@@ -572,20 +603,24 @@ def states_of_files(workspace: Workspace, files: Sequence[str]) -> list[tuple[st
     A file belongs to the source with the nearest folder. A file that no source indexes is NEW if it exists, otherwise
     MISSING. Raises UsageError before the first run, SourceNotFound.
     """
-    local = [
-        (os.path.realpath(record.uri), entity) for entity, record in workspace.sources() if "://" not in record.uri
-    ]
+    known = dict(workspace.sources())
+    local = {entity: record for entity, record in known.items() if record.is_local}
+    roots = {
+        os.path.realpath(record.uri): entity for entity, record in sorted(local.items(), key=lambda each: str(each[0]))
+    }
     by_source: dict[Entity, dict[str, str]] = {}
     for file in files:
         path = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(file))), os.path.basename(file))
-        holding = [(root, entity) for root, entity in local if path.startswith(f"{root.rstrip('/')}/")]
-        if holding:
-            root, entity = max(holding, key=lambda held: (len(held[0]), str(held[1])))
-            by_source.setdefault(entity, {})[file] = os.path.relpath(path, root)
+        root = next((folder for folder in map(str, PurePath(path).parents) if folder in roots), None)
+        if root is not None:
+            by_source.setdefault(roots[root], {})[file] = os.path.relpath(path, root)
+    tenants = {entity.tenant for entity in by_source}
+    neighbours = {each: Neighbours({e: r for e, r in known.items() if e.tenant == each}) for each in tenants}
     states: dict[str, DocumentState] = {}
     for entity, relative in by_source.items():
-        known = dict(analyze_document_states(workspace, str(entity), list(dict.fromkeys(relative.values()))))
-        states |= {file: known[path] for file, path in relative.items() if path in known}
+        asked = list(dict.fromkeys(relative.values()))
+        found = dict(_states(workspace, entity, known[entity], neighbours[entity.tenant], asked))
+        states |= {file: found[path] for file, path in relative.items() if path in found}
     return [
         (file, states.get(file) or (DocumentState.NEW if os.path.exists(file) else DocumentState.MISSING))
         for file in files

@@ -23,7 +23,7 @@ from driftline.tasks.git.commits import (
     union,
 )
 from driftline.tasks.git.work_tree import WorkTree, find_work_tree
-from driftline.tasks.scanning.path_patterns import IGNORE_FILES, OUR_IGNORE_FILE
+from driftline.tasks.scanning.path_patterns import IGNORE_FILES, MAX_IGNORE_BYTES, OUR_IGNORE_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +133,4 @@ def _read(path: str) -> bytes:
     if not os.path.isfile(path):
         return b""
     with open(path, "rb") as file:
-        return file.read()
+        return file.read(MAX_IGNORE_BYTES + 1)

@@ -30,12 +30,13 @@ from driftline.tasks.scanning.path_patterns import (
     BY_US,
     GIT,
     IGNORE_FILES,
+    MAX_IGNORE_BYTES,
     NEVER_ENTERED,
     OUR_IGNORE_FILE,
+    IgnoreFileLimits,
     Matcher,
     PatternList,
     Rules,
-    read_ignore_file,
 )
 
 log = logging.getLogger(__name__)
@@ -178,6 +179,7 @@ class Walk:
         self._without = without
         self._rules: dict[str, _FolderRules] = {}
         self._excludes = work_tree.excludes if work_tree else None
+        self._limits = IgnoreFileLimits()
         self._outer = self._outermost(work_tree, tracked)
         self.listing = Listing()
 
@@ -433,24 +435,27 @@ class Walk:
         return _FolderRules(tuple(filter(None, lists)), repository, closed)
 
     def _patterns_outside(self, path: str, base: str, repository: _Repository) -> PatternList | None:
-        return _patterns(lambda: read_regular(path), path, base, repository) if path else None
+        return self._patterns(lambda limit: read_regular(path, limit), path, base, repository) if path else None
 
     def _patterns_inside(self, path: str, base: str, repository: _Repository) -> PatternList:
-        return _patterns(lambda: self._tree.read(path), f"{self._root}/{path}", base, repository)
+        return self._patterns(lambda limit: self._tree.read(path, limit), f"{self._root}/{path}", base, repository)
 
-
-def _patterns(read: Callable[[], bytes | None], path: str, base: str, repository: _Repository) -> PatternList:
-    try:
-        data = read()
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-            log.warning("cannot read the ignore file %s, which is skipped: %s", path, error)
-        return PatternList((), base)
-    if data is None:
-        log.warning("the ignore file %s is not a regular file, and is skipped", path)
-    mark = BY_US if path.endswith(f"/{OUR_IGNORE_FILE}") else BY_GIT
-    flags = "si" if repository.ignores_case else "s"
-    return PatternList(read_ignore_file(data or b""), base, mark=mark, flags=flags)
+    def _patterns(
+        self, read: Callable[[int], bytes | None], path: str, base: str, repository: _Repository
+    ) -> PatternList:
+        try:
+            data = read(MAX_IGNORE_BYTES + 1)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                log.warning("cannot read the ignore file %s, which is skipped: %s", path, error)
+            return PatternList((), base)
+        if data is None:
+            log.warning("the ignore file %s is not a regular file, and is skipped", path)
+            return PatternList((), base)
+        lines = self._limits.lines(path, data) if self._limits.admit(path, len(data)) else ()
+        mark = BY_US if path.endswith(f"/{OUR_IGNORE_FILE}") else BY_GIT
+        flags = "si" if repository.ignores_case else "s"
+        return PatternList(lines, base, mark=mark, flags=flags)
 
 
 def above_and_self(paths: Iterable[str]) -> set[str]:

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from driftline.storage.deltas.parquet_files import after_prefix
 from driftline.storage.documents import content_hash
 from driftline.storage.entities import Boundary, Entity, is_allowed, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, UsageError
@@ -89,18 +92,18 @@ def document_page(
     Only documents of ``sources`` (default: all) inside the boundary ``within`` are listed. ``dirs`` includes everything
     below these directories. Raises UsageError for a directory outside its source, StorageError.
     """
-    entities = sorted((entity for entity, _ in workspace.readable_sources(within)), key=str)
+    entities = sorted(workspace.entities(within), key=str)
     if sources is not None:
         entities = [entity for entity in entities if any(is_within(entity, source) for source in sources)]
     found: list[Document] = []
     for entity in entities:
-        if after is not None and str(entity) < after.source:
+        if (after is not None and str(entity) < after.source) or workspace.readable_source(entity) is None:
             continue
         behind = after.path if after is not None and str(entity) == after.source else None
-        for document in _documents(workspace, entity, dirs, exts, behind):
-            if len(found) == limit:
-                return DocumentPage(tuple(found), DocumentCursor(found[-1].source, found[-1].path))
-            found.append(document)
+        found += _documents(workspace, entity, dirs, exts, behind, limit + 1 - len(found))
+        if len(found) > limit:
+            last = found[limit - 1]
+            return DocumentPage(tuple(found[:limit]), DocumentCursor(last.source, last.path))
     return DocumentPage(tuple(found), None)
 
 
@@ -147,27 +150,39 @@ def _folder(source: str, path: str, rows: pa.Table, limit: int) -> Folder:
 
 
 def _documents(
-    workspace: Workspace, entity: Entity, dirs: Sequence[str], exts: Sequence[str], behind: str | None
-) -> Iterator[Document]:
-    names = [normalise(name) for name in dirs]
-    prefixes = None if not names or "" in names else [f"{name}/" for name in names]
-    rows = workspace.manifest(entity).read(prefixes, columns=_COLUMNS)
-    if behind is not None:
-        rows = rows.filter(pc.greater(pc.cast(rows["path"], "binary"), behind.encode("utf-8", "surrogatepass")))
+    workspace: Workspace, entity: Entity, dirs: Sequence[str], exts: Sequence[str], behind: str | None, limit: int
+) -> list[Document]:
+    """Return at most ``limit`` documents of a source after the path ``behind``; reads no more of the manifest."""
+    names = {normalise(name) for name in dirs}
+    prefixes = [""] if not names or "" in names else sorted(f"{name}/" for name in names)
+    outermost = [each for each in prefixes if not any(each != other and each.startswith(other) for other in prefixes)]
     endings = {f".{ext.removeprefix('.').lower()}" for ext in exts}
-    for batch in rows.to_batches(1_000):
-        for row in batch.to_pylist():
-            if endings and PurePosixPath(row["path"]).suffix.lower() not in endings:
-                continue
-            yield Document(
-                source=str(entity),
-                path=row["path"],
-                lines=row["lines"] or 0,
-                size_bytes=row["size_bytes"] or 0,
-                modified=_time(row["mtime_ns"]),
-                hash=row["hash"] or "",
-                reason=row["reason"],
-            )
+    low = "" if behind is None else f"{behind}\0"
+
+    def work(pieces: Iterator[pa.Table], room: int) -> list[Document]:
+        rows = (row for piece in pieces for batch in piece.to_batches(1_000) for row in batch.to_pylist())
+        matching = (row for row in rows if not endings or PurePosixPath(row["path"]).suffix.lower() in endings)
+        return [_document(entity, row) for row in islice(matching, room)]
+
+    found: list[Document] = []
+    for prefix in outermost:
+        until = after_prefix(prefix) if prefix else None
+        if until is None or low < until:
+            read = partial(work, room=limit - len(found))
+            found += workspace.manifest(entity).reduce(read, max(low, prefix), until, columns=_COLUMNS)
+    return found
+
+
+def _document(entity: Entity, row: Mapping[str, Any]) -> Document:
+    return Document(
+        source=str(entity),
+        path=row["path"],
+        lines=row["lines"] or 0,
+        size_bytes=row["size_bytes"] or 0,
+        modified=_time(row["mtime_ns"]),
+        hash=row["hash"] or "",
+        reason=row["reason"],
+    )
 
 
 def _time(nanoseconds: int | None) -> str | None:
@@ -259,14 +274,17 @@ def _indexed_excerpt(
         named = Entity.parse(source, workspace.config.hierarchy)
         record = workspace.readable_source(named) if is_allowed(named, within) else None
         roots = [(named, record.uri if record is not None else "")] if is_allowed(named, within) else []
-    found: list[tuple[Entity, str, str]] = []
     plain = posixpath.normpath(path)
-    for entity, root in roots:
+
+    def find(source: tuple[Entity, str]) -> list[tuple[Entity, str, str]]:
+        entity, root = source
         spelled = (path, plain, inside_of(root, plain) if plain.startswith("/") else None)
         names = [name for name in dict.fromkeys(spelled) if name]
         rows = workspace.manifest(entity).get(names, columns=["path", "hash", "reason"]).to_pylist()
         hashes = {row["path"]: row["hash"] for row in rows if row["reason"] is None}
-        found += [(entity, name, hashes[name]) for name in names if name in hashes][:1]
+        return [(entity, name, hashes[name]) for name in names if name in hashes][:1]
+
+    found = [each for some in workspace.map_parallel(find, roots) for each in some]
     if not found:
         raise NotIndexed("No such document is indexed", path, "Use the path and source from a search result.")
     if len(found) > 1:

@@ -519,6 +519,7 @@ BAD_LINES: list[tuple[Any, ...]] = [
     *(("r.md", number, [1.0] * 24) for number in (-1, 2**31, 1.5, "1", None)),
     *((path, 0, [1.0] * 24) for path in ("", ".", "/", "../r.md", None, 5, b"r.md", "r\0", "r\udc80")),
     *(("r.md", 0, [1.0] * 24, text) for text in (None, 5, b"r", "\udc80")),
+    *((path, 0, [2.0] * 24, "given twice") for path in ("good.md", "./good.md")),
 ]
 BAD_DOCUMENTS: list[tuple[Any, ...]] = [
     *(("r.md", 1, mtime) for mtime in (float("nan"), float("inf"), 1e30, None, "1")),

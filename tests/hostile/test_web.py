@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import threading
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,10 +17,10 @@ from urllib.parse import quote, urlencode, urlsplit
 import pytest
 
 from driftline.flows.http_server import HttpServer
-from driftline.flows.web.api import Reader
+from driftline.flows.web.api import Reader, parse_cursor
 from driftline.flows.web.pages import static, version_of
 from driftline.flows.web.server import web_server
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import NotIndexed, UsageError
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -308,3 +309,9 @@ def test_browsers_keep_what_all_pages_load_until_it_changes(server: HttpServer) 
     ):
         response, body = ask(server, f"/static/{name}?{version}")
         assert (response.headers["Cache-Control"], body.encode()) == (kept, static(name))
+
+
+@pytest.mark.parametrize("data", [b"[" * 5_000, b"[" * 60_000, b"[-1.5]", b"[true]", b'["1"]', b"{}", b"", b"\xff"])
+def test_a_cursor_that_nobody_gave_out_is_no_page(data: bytes) -> None:
+    with pytest.raises(NotIndexed, match="no page at this cursor"):
+        parse_cursor(tuple[int], urlsafe_b64encode(data).decode())

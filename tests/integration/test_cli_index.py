@@ -18,7 +18,13 @@ import driftline as dl
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.output.progress import NullProgress
 from driftline.flows.runs.index import index_sources
+from driftline.storage.deltas.manifest import Manifest
+from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity, UsageError
+from driftline.storage.sources.source import Source
+from driftline.storage.workspace.records import SourceRecord
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.documents import DocumentCursor, document_page
 from tests.support.waiting import until
 
 Driftline = Callable[..., Any]
@@ -502,6 +508,73 @@ def test_document_states_are_reported_without_indexing(tree: Path, tmp_path: Pat
         dl.analyze_document_states(workspace, "source:none", requested)
 
 
+def test_a_source_keeps_the_limits_of_its_runs(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    write(tree, {"large.txt": "word\n" * 300, "large.csv": "word\n" * 300})
+    workspace, model = str(tmp_path / "workspace"), str(tiny_model)
+
+    def indexed(**options: Any) -> int:
+        return dl.index(str(tree), workspace=workspace, model=model, **options).sources[0].documents_total
+
+    def found() -> list[str]:
+        names = ["large.txt", "large.csv"]
+        return [path for path, _ in dl.analyze_document_states(workspace, "source:web", names)]
+
+    assert indexed(max_file_bytes=1_000) == len(FILES) + 1
+    assert found() == ["large.csv"]
+    assert indexed() == indexed(branch="side") == len(FILES) + 1
+    table = dl.open(workspace).storage.lines(dl.open(workspace).storage.entities()[0])
+    table.open().delete("path = 'docs/usage.md'")
+    report = dl.open(workspace).verify(repair=True)
+    assert (report.findings, report.documents) == ([], len(FILES) + 1)
+    assert indexed(max_file_bytes=2_000) == len(FILES) + 2
+    assert indexed() == len(FILES) + 2
+    assert found() == ["large.txt", "large.csv"]
+
+
+def test_a_joined_source_keeps_its_limits(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    write(tree, {"src/large.txt": "word\n" * 300})
+    workspace, model = str(tmp_path / "workspace"), str(tiny_model)
+    (part,) = dl.index(str(tree / "src"), workspace=workspace, model=model, max_file_bytes=1_000).sources
+    report = dl.index(str(tree), workspace=workspace, model=model, max_file_bytes=5_000)
+    assert sorted(source.documents_total for source in report.sources) == [2, 2]
+    assert part.documents_total == 2
+
+
+def test_a_record_without_limits_has_the_default_ones(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    workspace = str(tmp_path / "workspace")
+    dl.index(str(tree), workspace=workspace, model=str(tiny_model), max_file_bytes=1)
+    (path,) = Path(workspace).rglob("_source.json")
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in fields.items() if not name.startswith("max_")}))
+    (source,) = dl.index(str(tree), workspace=workspace, model=str(tiny_model)).sources
+    assert source.documents_total == len(FILES)
+
+
+def test_the_states_of_files_read_each_record_once(
+    tree: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [write(tmp_path / f"part{number}", {"a/b.txt": "word\n"}) for number in range(4)]
+    workspace = str(tmp_path / "workspace")
+    dl.index([str(tmp_path / "web"), *map(str, folders)], workspace=workspace, model=str(tiny_model))
+    opened, reads, closed = dl.open(workspace), list[object](), list[object]()
+    read, close = Workspace.source, Source.close
+
+    def counted(self: Workspace, entity: Entity) -> SourceRecord | None:
+        reads.append(entity)
+        return read(self, entity)
+
+    def noted(self: Source) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(Workspace, "source", counted)
+    monkeypatch.setattr(Source, "close", noted)
+    found = dl.analyze_document_states([folder / "a/b.txt" for folder in folders], opened)
+    assert [state for _, state in found] == [dl.DocumentState.UNCHANGED] * 4
+    assert len(reads) == len(set(reads)) == 5
+    assert len(closed) == 4
+
+
 def test_a_program_stores_its_own_lines(tree: Path, tmp_path: Path, tiny_model: Path) -> None:
     dl.index(str(tree), workspace=str(tmp_path / "workspace"), model=str(tiny_model))
     workspace = dl.open(str(tmp_path / "workspace")).storage
@@ -578,3 +651,43 @@ def test_a_repository_that_joins_an_index_above_it_is_told_so(driftline: Driftli
     assert driftline("index", tree / "docs").err == ""
     assert driftline("index", clone, "--workspace", clone / ".driftline").err == ""
     assert driftline("index", clone / "inner").err == ""
+
+
+def test_pages_of_documents_read_only_their_part_of_the_manifests(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["a/b/1.py", "a/b/2.md", "a/c.py", "a.py", "b/1.py", "é.py"]
+    trees = [write(tmp_path / name, dict.fromkeys(names, "word\n")) for name in ("one", "two", "zero")]
+    workspace = str(tmp_path / "workspace")
+    dl.index([*map(str, trees)], workspace=workspace, model=str(tiny_model))
+    storage, records, lows = dl.open(workspace).storage, list[object](), list[str]()
+    read, reduce = Workspace.readable_source, Manifest.reduce
+
+    def counted(self: Workspace, entity: Entity) -> SourceRecord | None:
+        records.append(entity.id)
+        return read(self, entity)
+
+    def noted(self: Manifest, work: Any, low: str = "", high: str | None = None, **options: Any) -> Any:
+        lows.append(low)
+        return reduce(self, work, low, high, **options)
+
+    monkeypatch.setattr(Workspace, "readable_source", counted)
+    monkeypatch.setattr(Manifest, "reduce", noted)
+    for dirs, exts in ([], []), (["a"], []), (["a/b", "a", "b"], []), ([], ["py"]), (["a", "b"], [".PY"]):
+        whole = document_page(storage, dirs=dirs, exts=exts, limit=100)
+        assert whole.next is None
+        kept = [name for name in sorted(names) if not dirs or name.startswith(("a/", "b/" if "b" in dirs else "a/"))]
+        kept = [name for name in kept if not exts or name.endswith(".py")]
+        assert [each.path for each in whole.documents] == kept * 3
+        found, after = list[object](), None
+        for _ in range(20):
+            page = document_page(storage, dirs=dirs, exts=exts, limit=2, after=after)
+            found, after = [*found, *page.documents], page.next
+            if after is None:
+                break
+        assert found == [*whole.documents]
+    records.clear()
+    lows.clear()
+    page = document_page(storage, limit=2, after=DocumentCursor("org:default/project:default/source:two", "a.py"))
+    assert [each.path for each in page.documents] == ["a/b/1.py", "a/b/2.md"]
+    assert (records, lows) == (["two"], ["a.py\0"])

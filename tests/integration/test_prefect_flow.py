@@ -229,7 +229,7 @@ def test_the_parameters_make_a_form_with_descriptions_bounds_and_choices(outcome
     assert outcome["schema"]["required"] == ["sources", "workspace"]
     assert [name for name, shown in properties.items() if not shown.get("description")] == []
     assert (properties["max_delete_fraction"]["minimum"], properties["max_delete_fraction"]["maximum"]) == (0, 1)
-    assert properties["max_file_bytes"]["minimum"] == 0
+    assert properties["max_file_bytes"]["anyOf"][0]["minimum"] == 0
     assert properties["indexes"]["enum"] == ["all", "text", "none"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,16 @@ import pyarrow as pa
 import pytest
 
 from driftline.flows.commands import main as cli
+from driftline.flows.config.index_request import IndexRequest
+from driftline.flows.output.progress import Progress
+from driftline.flows.output.run_reports import IndexReport, SourceReport
 from driftline.flows.runs.verify_and_repair import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import BatchId, ManifestRow
-from driftline.storage.errors import WorkspaceTooNew
+from driftline.storage.errors import StorageError, WorkspaceTooNew
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
+from driftline.storage.workspace.records import PROGRAM_SCHEME
 from driftline.tasks.maintenance.checks import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
 from tests.support.oracle import save_tiny_model
@@ -284,13 +289,60 @@ def test_a_busy_source_is_skipped(corner: Corner) -> None:
     assert found(check(corner)) == {(FindingKind.MISSING_LINES, "file3.txt")}
 
 
-def test_a_source_that_cannot_be_reached_is_named(local: Corner) -> None:
-    commit(local, ("file3.txt",))
+def test_documents_of_a_source_that_cannot_be_read_are_kept(local: Corner) -> None:
+    repeat_lines(local)
+    lost, lines = found(check(local)), local.table.count()
     local.tree.rename(local.tree.with_name("elsewhere"))
     report = check(local, repair=True)
-    assert report.findings == []
-    assert any("driftline index" in message for message in report.skipped)
+    assert found(report) == lost
+    assert any("cannot be read" in message for message in report.skipped)
+    assert local.table.count() == lines
     local.tree.with_name("elsewhere").rename(local.tree)
+    assert check(local, repair=True).findings == []
+    local.assert_alive()
+
+
+def test_documents_of_a_source_whose_record_is_lost_are_kept(local: Corner) -> None:
+    repeat_lines(local)
+    Path(local.uri, ENTITY.directory, "_source.json").write_bytes(b"?")
+    assert FindingKind.DUPLICATE_LINES in {finding.kind for finding in check(local, repair=True).findings}
+    local.index()
+    assert check(local, repair=True).findings == []
+    local.assert_alive()
+
+
+@pytest.mark.parametrize("damage", ["repeated lines", "lost some lines", "other content", "forgotten document"])
+def test_documents_that_only_a_program_can_store_again_are_kept(local: Corner, damage: str) -> None:
+    record = local.workspace.source(ENTITY)
+    assert record is not None
+    local.workspace.bind_source(ENTITY, replace(record, uri=f"{PROGRAM_SCHEME}{ENTITY}"))
+    make, expected = DAMAGES[damage]
+    make(local)
+    lose_commit_marker(local)
+    lines = local.table.count()
+    report = check(local, repair=True)
+    assert found(report) == expected
+    assert any("only the program" in message for message in report.skipped)
+    assert local.table.count() == lines
+
+
+@pytest.mark.parametrize("failure", ["the run fails", "a file cannot be read"])
+def test_a_removed_document_that_is_not_reindexed_is_a_finding(
+    local: Corner, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    lose_lines(local)
+
+    def index(request: IndexRequest, progress: Progress, **options: bool) -> IndexReport:
+        if failure == "the run fails":
+            raise StorageError("The source cannot be listed")
+        report = SourceReport(SOURCE, "", skipped=[("file3.txt", "unreadable"), ("other.bin", "binary")])
+        return IndexReport(str(request.workspace), "", [report])
+
+    with monkeypatch.context() as patch:
+        patch.setattr("driftline.flows.runs.verify_and_repair.index_sources", index)
+        report = check(local, repair=True)
+    assert found(report) == {(FindingKind.NOT_REINDEXED, "file3.txt")}
+    assert check(local).findings == []
     local.index()
     local.assert_alive()
 

@@ -1,5 +1,6 @@
 """Records are read back as they were written, and anything else is rejected."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from driftline.storage.json_records import from_json, to_json
+from driftline.storage.json_records import MAX_CURSOR_CHARACTERS, decode_cursor, encode_cursor, from_json, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,3 +115,13 @@ def test_other_spellings_of_a_record_are_read() -> None:
 def test_anything_else_is_refused(data: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         from_json(Record, data.encode("utf-8", "surrogateescape"))
+
+
+@pytest.mark.parametrize("parts", [(5, "a"), (0, "\N{GRINNING FACE}" * 1_024), (-1, "?/\x01"), (2**62, "")], ids=str)
+def test_a_cursor_is_short_safe_text_that_holds_its_parts(parts: tuple[int, str]) -> None:
+    cursor = encode_cursor(*parts)
+    assert re.fullmatch("[A-Za-z0-9_-]+", cursor)
+    assert len(cursor) <= MAX_CURSOR_CHARACTERS
+    assert decode_cursor(tuple[int, str], cursor) == parts
+    with pytest.raises(ValueError, match="Expected `int`"):
+        decode_cursor(tuple[int], encode_cursor("a"))

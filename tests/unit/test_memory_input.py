@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from enum import Enum
@@ -121,7 +122,16 @@ def test_an_invalid_entity_is_refused(store: MemoryStore, entity: str) -> None:
         store.retrieve("key", entity)
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "WzFd", "WyJhIiwgMV0=", "\x00", "é"])
+BAD_CURSORS: list[Any] = [
+    *("", "x", "WzFd", "WyJhIiwgMV0=", "\x00", "é", "A" * 1_000_000, 5, b"x"),
+    *(
+        urlsafe_b64encode(data).decode()
+        for data in (b"[" * 5_000, b'[1,"\\ud800"]', b'[1,"\\u0000"]', b'[true,"a"]', b'[%d,"a"]' % 2**70, b'[1,"a",2]')
+    ),
+]
+
+
+@pytest.mark.parametrize("cursor", BAD_CURSORS)
 def test_an_invalid_cursor_is_refused(store: MemoryStore, cursor: str) -> None:
     with pytest.raises(UsageError, match="cursor is invalid"):
         store.retrieve_by_entity("org", "acme", cursor=cursor)

@@ -286,4 +286,4 @@ def test_patterns_have_braces_and_accents_of_either_form() -> None:
 
 
 def test_an_ignore_file_may_start_with_a_byte_order_mark_and_hold_odd_bytes() -> None:
-    assert read_ignore_file(b"\xef\xbb\xbf*.py\r\n\xff\n") == [b"*.py", b"\xff", b""]
+    assert read_ignore_file(b"\xef\xbb\xbf*.py\r\n\xff\n") == [b"*.py", b"\xff"]
