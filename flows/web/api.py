@@ -208,6 +208,9 @@ _Absent: TypeAlias = SkipJsonSchema[None]
 _CursorText = Annotated[str, Field(min_length=1, max_length=MAX_CURSOR_CHARACTERS)]
 
 Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="The text to search for.")]
+SearchText = Annotated[
+    str, Query(max_length=MAX_QUERY_CHARACTERS, description="The text to search for; empty with only exact text.")
+]
 SourceName = Annotated[_Source, Query(description="The document's source.")]
 DocumentPath = Annotated[_Name, Query(description="The document's path in its source.")]
 Line = Annotated[int, Query(ge=1, le=MAX_LINE_NUMBER, description="The line to read around, 1-based.")]
@@ -445,7 +448,7 @@ class Api:
     reader: Reader
 
     @spread("given", parameters(options_in("http")))
-    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
+    def search(self, request: Request, q: SearchText, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
         """Find the lines that match a query best, as in ``driftline search --json``.
 
         The response's 'next' link points to the next page.
