@@ -172,7 +172,11 @@ def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
             if run.kind == "index" and within.allows_name(source["entity"])
         ]
         if sources:
-            yield replace(run, report={"sources": sources}, seconds=0.0, outcome="done")
+            failed = {failure["uri"] for failure in run.report.get("failed", ())}
+            outcome = run.outcome
+            if failed:  # the outcome is that of one source
+                outcome = "failed" if any(source["uri"] in failed for source in sources) else DONE
+            yield replace(run, report={"sources": sources}, seconds=0.0, outcome=outcome)
 
 
 MAX_QUERY_CHARACTERS = 2_000
