@@ -13,12 +13,14 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -280,6 +282,18 @@ def test_few_searches_run_at_once_and_the_others_wait(workspace: Workspace, monk
             client.join(PATIENCE_SECONDS)
     assert statuses == [200] * 8
     assert most[0] == 2
+
+
+def test_many_viewers_of_the_index_page_share_one_read(workspace: Workspace) -> None:
+    reads = Counter[str]()
+
+    def run(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        reads[function.__name__] += 1
+        return function(*args, **options)
+
+    with serving(web_server(Reader(workspace.reread, run=run), "127.0.0.1", 0)) as address:
+        assert len({ask(address, "/index").body for _ in range(5)}) == 1
+    assert reads["index_view"] == 1
 
 
 def test_a_thread_whose_client_gave_up_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
