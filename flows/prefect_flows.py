@@ -16,7 +16,7 @@ from pydantic import Field
 
 from driftline.flows.config.toml_schema import FleetTable
 from driftline.flows.config.workspace_names import absolute_workspace
-from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
+from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.flows.scheduling.artifacts import (
     show_cleanup,
@@ -40,6 +40,7 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_DELTAS,
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_MAX_FILE_BYTES,
+    DEFAULT_PRUNED_AFTER_DAYS,
     DEFAULT_VERSION_RETENTION_SECONDS,
     Redaction,
 )

@@ -9,14 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from driftline.flows.output.run_reports import price
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
-
-if TYPE_CHECKING:
-    pass
 
 _SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read")
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
+from driftline.storage.defaults import DEFAULT_PRUNED_AFTER_DAYS
 from driftline.storage.deltas.delta_index import ADD, REMOVE
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld, NotIndexed, StaleBuild, UsageError
@@ -47,8 +48,6 @@ from driftline.tasks.git.work_tree import find_work_tree
 from driftline.tasks.scanning.path_patterns import IGNORE_FILES
 from driftline.tasks.scanning.scan import PartitionSpec, ScanSpec, scan_partition
 from driftline.tasks.task_context import TaskContext
-
-DEFAULT_PRUNED_AFTER_DAYS = 14.0
 
 
 @dataclass(frozen=True, slots=True)
