@@ -114,7 +114,12 @@ class Connection:
         if response.status != OK:
             raise self._error(response.status, content)
         link, _, relation = response.getheader("Link", "").partition(";")
-        return content, link.strip("<>") if 'rel="next"' in relation else None
+        return content, self._below_prefix(link.strip("<>")) if 'rel="next"' in relation else None
+
+    def _below_prefix(self, link: str) -> str:
+        """Return a server's link to itself below the path of ``url``, which a proxy may have removed."""
+        prefix = self._parts.path
+        return link if link.startswith(f"{prefix}/api/") else f"{prefix}{link}"
 
     def _request(self, target: str) -> tuple[http.client.HTTPResponse, bytes]:
         import http.client  # with ssl, takes longer to load than this module

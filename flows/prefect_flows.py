@@ -21,7 +21,7 @@ from driftline.flows.config.index_request import FLEET_OPTIONS, IndexRequest, op
 from driftline.flows.config.toml_schema import FleetTable
 from driftline.flows.config.workspace_names import absolute_workspace
 from driftline.flows.output.run_reports import FleetsReport
-from driftline.flows.runs.branches import DEFAULT_PRUNED_AFTER_DAYS, prune_branches
+from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.index import index_sources
 from driftline.flows.scheduling.artifacts import (
     show_cleanup,
@@ -42,6 +42,7 @@ from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_AGE_SECONDS,
     DEFAULT_MAX_DELTAS,
+    DEFAULT_PRUNED_AFTER_DAYS,
     DEFAULT_VERSION_RETENTION_SECONDS,
 )
 from driftline.storage.errors import StorageError

@@ -163,10 +163,11 @@ class Workspace(ReadOnlyWorkspace):
         from driftline.tasks.search.documents import document_page
         from driftline.tasks.search.filters import parse_entity
 
-        entities = [parse_entity(each, self.storage.config.hierarchy) for each in sources] or None
+        named, below, endings = listed("sources", sources), listed("dirs", dirs) or (), listed("exts", exts) or ()
+        entities = [parse_entity(each, self.storage.config.hierarchy) for each in named or ()] or None
         after = None
         while True:
-            page = document_page(self.storage, entities, dirs, exts, limit=1_000, after=after)
+            page = document_page(self.storage, entities, below, endings, limit=1_000, after=after)
             yield from page.documents
             if (after := page.next) is None:
                 return
@@ -254,7 +255,9 @@ def open(
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
 
     opened = StoredWorkspace.open(
-        absolute_workspace(uri), storage_options, SourceAccess(tuple(uri.rstrip("/") for uri in sources))
+        absolute_workspace(uri),
+        storage_options,
+        SourceAccess(tuple(uri.rstrip("/") for uri in listed("sources", sources) or ())),
     )
     if not cache:
         return Workspace(opened)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,8 +28,9 @@ MAX_STORES = 16
 
 @dataclass(slots=True)
 class _Shared:
-    store: MemoryStore
+    store: MemoryStore | None = None
     users: int = 0
+    opening: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(slots=True)
@@ -44,11 +45,17 @@ class MemoryStores:
     def bound_to(self, boundary: Entity | None) -> Iterator[MemoryStore]:
         """Yield a store restricted to ``boundary``. Raises NotIndexed if there is no memory."""
         with self._lock:
-            shared = self._open.get(boundary) or self._add(boundary)
+            shared = self._open.setdefault(boundary, _Shared())
             self._open.move_to_end(boundary)
             shared.users += 1
+            unused = [name for name, other in self._open.items() if not other.users]
+            retired = [self._open.pop(name) for name in unused[: max(0, len(self._open) - MAX_STORES)]]
         try:
-            yield shared.store
+            # Opening and closing wait for catalogs, which may be slow: they must not delay searches of other stores.
+            _close(retired)
+            with shared.opening:
+                store = shared.store = shared.store or self._opened(boundary)
+            yield store
         finally:
             with self._lock:
                 shared.users -= 1
@@ -56,18 +63,21 @@ class MemoryStores:
     def close(self) -> None:
         """Close all stores."""
         with self._lock:
-            while self._open:
-                self._open.popitem()[1].store.close()
+            retired = list(self._open.values())
+            self._open.clear()
+        _close(retired)
 
-    def _add(self, boundary: Entity | None) -> _Shared:
+    def _opened(self, boundary: Entity | None) -> MemoryStore:
         opened = self.find(boundary)
         if opened is None:
             raise no_memory()
-        for other in [name for name, shared in self._open.items() if not shared.users]:
-            if len(self._open) < MAX_STORES:
-                break
-            self._open.pop(other).store.close()
-        return self._open.setdefault(boundary, _Shared(opened()))
+        return opened()
+
+
+def _close(stores: Iterable[_Shared]) -> None:
+    for shared in stores:
+        if shared.store is not None:
+            shared.store.close()
 
 
 def no_memory() -> NotIndexed:

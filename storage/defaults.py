@@ -16,6 +16,8 @@ DEFAULT_VERSION_RETENTION_SECONDS = 3_600.0
 """Compaction keeps younger versions of a table for readers and writers that opened one."""
 DEFAULT_MAX_AGE_SECONDS = 3_600.0
 """Cleanup keeps younger objects, because a run may not have written the reference to them yet."""
+DEFAULT_PRUNED_AFTER_DAYS = 14.0
+"""Branches that were not indexed for longer are pruned."""
 DEFAULT_CI_TIMEOUT_SECONDS = 3_600.0
 """Seconds that ``driftline ci`` waits for a deployment."""
 DEFAULT_EXECUTOR = "inline"

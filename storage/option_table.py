@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from datetime import timedelta
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
@@ -133,6 +134,17 @@ def path_or_uri(what: str, given: object) -> str:
     if not isinstance(found, str) or "\0" in found:
         raise UsageError(f"{what} must be one path or URI", repr(given)[:100])
     return found
+
+
+MAX_SECONDS = 1e10
+"""About 300 years; dates cannot express an age that is much longer."""
+
+
+def duration(name: str, seconds: float) -> timedelta:
+    """Return ``seconds`` as a duration. Raises UsageError if they are negative, not finite, or above MAX_SECONDS."""
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise UsageError(f"{name} is negative or too long", f"{seconds:g} s", f"Pass 0 to {MAX_SECONDS:g} seconds.")
+    return timedelta(seconds=seconds)
 
 
 def option(default: _T, help: str, **row: Any) -> _T:

@@ -25,6 +25,7 @@ from driftline.flows.commands.app import (
 )
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain_text import say, say_done, warn
+from driftline.storage.defaults import DEFAULT_PRUNED_AFTER_DAYS
 from driftline.storage.errors import UsageError
 from driftline.storage.option_table import spread
 from driftline.tasks.search.request import SearchRequest, options_in
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 MAIN = "main"
 """The name of the main index in ``driftline diff``."""
-PRUNED_AFTER_DAYS = 14.0
 
 branches = Commands(help="List, delete and prune the branches of the index.")
 app.add_typer(branches, name="branches")
@@ -101,7 +101,7 @@ def prune(
     entity: EntityOption = None,
     older_than_days: Annotated[
         float, typer.Option(min=0.0, metavar="DAYS", help="Delete branches not indexed for this many days.")
-    ] = PRUNED_AFTER_DAYS,
+    ] = DEFAULT_PRUNED_AFTER_DAYS,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report.")] = False,
     as_json: JsonOption = False,
 ) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,6 +79,22 @@ SummaryOption = Annotated[
 ]
 
 
+_OF_RUNS_HERE = {"--default-branch", "--duplicates-of", "--model", "--max-delete-fraction", "--wait"}
+_IGNORED_WITH = {
+    "--deployment": {"SOURCE", "--workspace", "--config", "--max-staleness", *_OF_RUNS_HERE},
+    "--max-staleness": _OF_RUNS_HERE,
+    "--config": {"SOURCE"},
+    "--branch": {"--default-branch", "--duplicates-of"},
+}
+
+
+def _refuse_ignored(given: Set[str]) -> None:
+    """Raise UsageError if an option in ``given`` would have no effect beside another."""
+    for option in _IGNORED_WITH.keys() & given:
+        if ignored := _IGNORED_WITH[option] & given:
+            raise UsageError(f"{option} excludes {', '.join(sorted(ignored))}", fix="Omit one of them.")
+
+
 @app.command("ci")
 def ci(
     sources: SourcesArgument = None,
@@ -99,11 +116,20 @@ def ci(
 
     Exit code 3 if it fails, or if the index is older than --max-staleness allows.
     """
-    if deployment and (sources or config or max_staleness is not None):
-        fix = "Omit --deployment, or SOURCE, --config and --max-staleness."
-        raise UsageError("--deployment defines what to index", fix=fix)
-    if sources and config:
-        raise UsageError("SOURCE and --config are mutually exclusive", fix="Omit one of them.")
+    flags = {
+        "SOURCE": sources,
+        "--workspace": workspace,
+        "--config": config,
+        "--deployment": deployment,
+        "--max-staleness": max_staleness is not None,
+        "--branch": branch,
+        "--default-branch": default_branch,
+        "--duplicates-of": duplicates_of,
+        "--model": model,
+        "--max-delete-fraction": max_delete_fraction != DEFAULT_MAX_DELETE_FRACTION,
+        "--wait": wait,
+    }
+    _refuse_ignored({option for option, value in flags.items() if value})
     from driftline.flows.ci.build import Build
     from driftline.flows.ci.job import CiReport, CiRequest, sources_here
 

@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         as_log = wants_json("--log-json" in _before_command(arguments), os.environ)
     except UsageError as error:
-        return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
+        return _fail_with(error, as_json)
     with own_appearance(), json_lines() if as_log else nullcontext(), log_levels():
         return _run(arguments, as_json)
 
@@ -199,8 +199,7 @@ def explain_aborts(as_json: bool) -> None:
 
     def explain(_: int) -> None:
         try:
-            error = native_crash_error("it has aborted the command", "")
-            _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
+            _fail_with(native_crash_error("it has aborted the command", ""), as_json)
             sys.stdout.flush()
         finally:
             os._exit(WRONG_USE)
@@ -226,20 +225,18 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         return _fail(WRONG_USE, "usage", f"{message}. {fix}", as_json, fix=fix)
     except DriftlineError as error:
         _say_causes(error)
-        return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
+        return _fail_with(error, as_json)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except Interrupted as error:
         code, kept = _INTERRUPTED, str(error)
     except BaseException as error:
         if is_panic(error):
-            error = native_crash_error(str(error).partition("\n")[0][:300], "")
-            return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
+            return _fail_with(native_crash_error(str(error).partition("\n")[0][:300], ""), as_json)
         if not isinstance(error, Exception):
             raise
         if failure := as_out_of_memory(error) or _environment_error(error):
-            as_json = as_json and not isinstance(error, Unwritable)
-            return _fail(failure.exit_code, failure.kind, str(failure), as_json, failure.where, failure.fix)
+            return _fail_with(failure, as_json and not isinstance(error, Unwritable))
         # A bug, or an unexpected failure. Python's own exit code would be 1, which means "nothing found".
         if not writes_json():
             print_traceback()
@@ -336,6 +333,10 @@ def _say_causes(error: BaseException) -> None:
     if appearance().verbose and cause is not None:
         _say_causes(cause)
         warn(f"caused by {type(cause).__name__}: {cause}")
+
+
+def _fail_with(error: DriftlineError, as_json: bool) -> int:
+    return _fail(error.exit_code, error.kind, str(error), as_json, error.where, error.fix)
 
 
 def _fail(code: int, kind: str, message: str, as_json: bool, where: str = "", fix: str = "") -> int:

@@ -28,15 +28,12 @@ from driftline.flows.commands.app import (
 )
 from driftline.flows.output.plain_text import print_json, say, warn
 from driftline.storage.errors import UsageError
-from driftline.storage.option_table import spread
+from driftline.storage.option_table import MAX_SECONDS, spread
 from driftline.tasks.search.request import MEMORY_OPTIONS
 
 if TYPE_CHECKING:
     from driftline.storage.memory.store import MemoryStore
     from driftline.storage.workspace.workspace import Workspace
-
-MAX_SECONDS = 1e10
-"""About 300 years."""
 
 memory = Commands(
     help="Store JSON values under keys, owned by entities; look them up by key or entity, or search them semantically."

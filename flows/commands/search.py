@@ -106,28 +106,30 @@ def search(
     if rerank_windows is not None and given["rerank"] is not False:
         given["rerank"] = rerank_windows
     if (remote := named_server(server, workspace)) is not None:
-        return search_on(remote, SearchRequest.of(query, given), {"--cache": cache}, as_json=as_json)
+        request = SearchRequest.of(query, given | _exact_defaults(query, given, EXACT_LINES_SERVED))
+        return search_on(remote, request, {"--cache": cache, "--config": config}, as_json=as_json)
     named = given["workspace_name"]
     default_workspace = named_workspace(named, config)[1] if named is not None else None
     target = workspace_for_reading(workspace or default_workspace)
     from driftline.flows.runs.search import find
 
-    request = search_request(query, {**given, **_exact_defaults(query, given)}, on_this_machine=True)
+    request = search_request(query, given | _exact_defaults(query, given, EXACT_LINES), on_this_machine=True)
     opened = _cached(open_workspace(target, workspace, config), cache)
     report = find(opened, request, config=config)
     return show_search(report.to_dict(), as_json, partial(_print_hits, opened))
 
 
-EXACT_LINES = 100
+EXACT_LINES, EXACT_LINES_SERVED = 100, 50
+"""How many lines an exact search shows; servers return no more than 50 results."""
 
 
-def _exact_defaults(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults that differ for an exact search: more results, no context."""
+def _exact_defaults(query: str, given: Mapping[str, Any], lines: int) -> dict[str, Any]:
+    """Return the defaults that differ for an exact search: up to ``lines`` results, no context."""
     from driftline.tasks.search.query_language import parse
 
     if not given.get("fixed") and not given.get("regex") and not parse(query).is_exact:
         return {}
-    defaults = {"top_k": EXACT_LINES, "n_lines": 0}
+    defaults = {"top_k": lines, "n_lines": 0}
     return {name: value for name, value in defaults.items() if given.get(name) is None}
 
 

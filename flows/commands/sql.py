@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -91,16 +91,24 @@ def _print_csv(result: Result) -> int:
 
 
 def _print_json(result: Result) -> int:
-    from driftline.storage.sql import as_json
-
     names, rows, count = result.schema.names, result.rows(), 0
     emit(f'{{"columns": {json.dumps(names)}, "rows": [')
     while piece := list(islice(rows, _PIECES)):
-        objects = (json.dumps(dict(zip(names, row, strict=True)), default=as_json) for row in piece)
+        objects = (_object(dict(zip(names, row, strict=True))) for row in piece)
         emit((", " if count else "") + ", ".join(objects))
         count += len(piece)
     emit("]}\n")
     return count
+
+
+def _object(row: dict[str, Any]) -> str:
+    """Return a row as JSON, which has no NaN and infinity: they become null."""
+    from driftline.storage.sql import as_json
+
+    try:
+        return json.dumps(row, default=as_json, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(row, default=as_json), parse_constant=lambda _: None))
 
 
 def _print_parquet(result: Result) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +12,7 @@ from driftline.flows.commands.app import DONE, Commands, JsonOption, WithinOptio
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain_text import say, warn
 from driftline.storage.errors import UsageError
+from driftline.storage.option_table import duration
 
 if TYPE_CHECKING:
     from driftline.storage.entities import Entity
@@ -98,7 +99,7 @@ def _expiry(given: str) -> datetime | None:
     match = _DURATION.fullmatch(given)
     if match is None:
         raise UsageError("Not a duration", repr(given), f"Write 12h, 90d, 8w, or {NEVER}.")
-    return datetime.now(UTC) + timedelta(hours=int(match[1]) * _HOURS[match[2]])
+    return datetime.now(UTC) + duration("--expires", int(match[1]) * _HOURS[match[2]] * 3_600)
 
 
 def _scopes(given: str) -> list[Scope]:

@@ -50,7 +50,9 @@ OriginsOption = Annotated[
 ]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Number of search processes.", show_default="one per core, at most 4"),
+    typer.Option(
+        min=1, metavar="N", help="Number of search processes.", show_default="one per core, at most 4; 1 for a bucket"
+    ),
 ]
 ProxiesOption = Annotated[
     list[str] | None,
@@ -157,12 +159,13 @@ def _hooks(target: str) -> Hooks | None:
 def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
     """Return the processes that read the index.
 
-    For a bucket, a single process runs several searches at once, because they mostly wait for the network.
+    For a bucket, each process, by default a single one, runs several searches at once, because they mostly wait for the
+    network.
     """
     from driftline.flows.web import search_processes as made
 
     if not is_local:
-        return made.SearchProcesses(1, made.CONCURRENT_SEARCHES)
+        return made.SearchProcesses(processes or 1, made.CONCURRENT_SEARCHES)
     return made.SearchProcesses(processes or made.default_processes())
 
 

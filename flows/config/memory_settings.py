@@ -28,9 +28,7 @@ from driftline.storage.user_folders import with_home
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from driftline.storage.deltas.parquet_files import Encoding
     from driftline.storage.memory.store import MemoryStore
-    from driftline.storage.workspace.workspace import Workspace
 
 CONFIG_VARIABLE = "LTM_CONFIG"
 SECTION = "settings.ltm"

@@ -16,11 +16,13 @@ import pyarrow.compute as pc
 
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
+from driftline.storage.defaults import DEFAULT_PRUNED_AFTER_DAYS
 from driftline.storage.deltas.delta_index import ADD, REMOVE
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld, NotIndexed, StaleBuild, UsageError
 from driftline.storage.layout import branch_lease_path, lease_path, new_ulid
 from driftline.storage.leases.lease import Lease, acquire, fenced
+from driftline.storage.option_table import duration
 from driftline.storage.workspace.branch_cuts import (
     branch_at,
     branch_records,
@@ -46,8 +48,6 @@ from driftline.tasks.git.work_tree import find_work_tree
 from driftline.tasks.scanning.path_patterns import IGNORE_FILES
 from driftline.tasks.scanning.scan import PartitionSpec, ScanSpec, scan_partition
 from driftline.tasks.task_context import TaskContext
-
-DEFAULT_PRUNED_AFTER_DAYS = 14.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +186,7 @@ def prune_branches(
     listing of the remote proves that a branch was deleted. Pull requests have no branch on the remote, so this does not
     apply to them. Fleet branches follow their hosts, and are never pruned here.
     """
-    if older_than_days < 0:
-        raise UsageError("An age cannot be negative", f"{older_than_days:g} d", "Pass 0 or more.")
+    limit = duration("older_than_days", older_than_days * 86_400)
     pruned: list[Pruned] = []
     fleets = read_fleets(workspace.objects).values()
     followed = {
@@ -201,7 +200,7 @@ def prune_branches(
         elif records and known.origin is not None:
             skip(f"The remote of {entity} did not list its branches, so none is treated as deleted.")
         for record in (each for each in records if (str(entity), each.name) not in followed):
-            why = _why_pruned(record, known.uri, on_remote, timedelta(days=older_than_days))
+            why = _why_pruned(record, known.uri, on_remote, limit)
             if why is None:
                 continue
             try:

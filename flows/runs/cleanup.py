@@ -23,7 +23,6 @@ from driftline.storage.errors import (
     CorruptFile,
     DriftlineError,
     StorageError,
-    UsageError,
     is_disk_full,
 )
 from driftline.storage.garbage.classify import RUN_RETENTION, GarbageReport, Orphan, Reason, References, find_orphans
@@ -33,6 +32,7 @@ from driftline.storage.lance.lance_table import remove_old_versions
 from driftline.storage.layout import ObjectKind, new_ulid, parse_name
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entry_queries import blob_references
+from driftline.storage.option_table import duration
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.fence_and_delete import (
@@ -51,7 +51,7 @@ _OF_TABLES = {Reason.UNCOMMITTED, Reason.SUPERSEDED, Reason.NO_BRANCH}
 
 @dataclass(frozen=True, slots=True)
 class CleanupRequest:
-    """The inputs of a cleanup. Objects younger than ``max_age_seconds`` are kept."""
+    """The inputs of a cleanup. Objects younger than ``max_age_seconds`` are kept. Raises UsageError."""
 
     workspace: str
     max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS
@@ -65,6 +65,10 @@ class CleanupRequest:
 
     If there is none, blobs are kept.
     """
+
+    def __post_init__(self) -> None:
+        duration("max_age_seconds", self.max_age_seconds)
+        duration("run_retention_days", self.run_retention_days * 86_400)
 
 
 @dataclass(slots=True)
@@ -112,15 +116,8 @@ def clean_workspace(request: CleanupRequest, progress: Progress | None = None) -
     """Delete a workspace's orphans; a dry run only reports them.
 
     Raises CleanupAborted, before deleting anything, if anything cannot be listed or read. Raises StorageError or
-    LeaseLost during the deletion; the log and the run history then list the deleted objects. Raises UsageError,
-    WorkspaceNotFound.
+    LeaseLost during the deletion; the log and the run history then list the deleted objects. Raises WorkspaceNotFound.
     """
-    if request.max_age_seconds < 0 or request.run_retention_days < 0:
-        raise UsageError(
-            "An age cannot be negative",
-            f"{request.max_age_seconds:g} s, {request.run_retention_days:g} d",
-            "Pass 0 or more.",
-        )
     return _Cleanup(request, progress or NullProgress()).execute()
 
 
@@ -378,8 +375,7 @@ def clean_within(
 
     Raises UsageError, CatalogError, StorageError; the log ``driftline.audit`` then lists earlier deletions.
     """
-    if max_age_seconds < 0:
-        raise UsageError("An age cannot be negative", f"{max_age_seconds:g} s", "Pass 0 or more.")
+    max_age = duration("max_age_seconds", max_age_seconds)
     started, objects = time.monotonic(), workspace.objects
     report = CleanupReport(new_ulid(), objects.uri, dry_run)
     named = [(info, parse_name(info.path)) for info in objects.list(top.directory)]
@@ -387,7 +383,7 @@ def clean_within(
     now = store_time(objects, [info for info, _ in named], may_write=not dry_run)
     blobs, retired = catalog.read(blob_references)  # read after the listing: by now, each listed blob has its entry
     references = References(blobs=blobs, retired=retired)
-    verdict = find_orphans(named, references, now=now, max_age=timedelta(seconds=max_age_seconds))
+    verdict = find_orphans(named, references, now=now, max_age=max_age)
     report.scanned, report.orphans = len(named), verdict.orphans
     if not dry_run:
         deletion = Deletion(workspace, report.run_id, lambda: None, report.deleted)

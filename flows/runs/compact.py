@@ -27,6 +27,7 @@ from driftline.storage.lines.indexes import Segment, SegmentSpec, maintain
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.memory.maintenance import compact_indexes, compact_vectors
 from driftline.storage.memory.vectors import vector_tables
+from driftline.storage.option_table import duration
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.indexing.commit import RewriteSpec, rewrite_fragments, settle
@@ -57,6 +58,9 @@ class CompactRequest:
     wait_seconds: float = 0.0
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     compaction_threshold: int | None = None
+
+    def __post_init__(self) -> None:
+        duration("retention_seconds", self.retention_seconds)
 
 
 def compact_workspace(request: CompactRequest, progress: Progress | None = None) -> CompactReport:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,7 +17,6 @@ from operator import call
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from cachetools import TTLCache
 from fastapi import Query
@@ -37,7 +37,7 @@ from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branch_cuts import branch_records, on_branch
-from driftline.storage.workspace.records import DONE, RunRecord, SourceRecord, WorkspaceStats
+from driftline.storage.workspace.records import DONE, RunRecord, WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.documents import (
     DocumentCursor,
@@ -144,19 +144,20 @@ def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) ->
 
 
 def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
-    tables = [
-        workspace.manifest(entity).read(columns=["path", "reason"]) for entity, _ in workspace.readable_sources(within)
-    ]
-    if not tables:
-        return []
-    rows = pa.concat_tables(tables)
-    rows = rows.filter(pc.is_valid(rows["reason"]))
-    found = []
-    for count in pc.value_counts(rows["reason"]).to_pylist():
-        reason = count["values"]
-        paths = rows.filter(pc.equal(rows["reason"], reason))["path"].slice(0, MAX_SKIPPED_PATHS).to_pylist()
-        found.append(Skipped(reason, count["counts"], tuple(paths)))
-    return sorted(found, key=lambda each: -each.count)
+    counts, paths = Counter[str](), defaultdict[str, list[str]](list)
+    for entity, _ in workspace.readable_sources(within):  # one at a time: a manifest may have a million rows
+        rows = workspace.manifest(entity).read(columns=["path", "reason"])
+        rows = rows.filter(pc.is_valid(rows["reason"]))
+        for each in pc.value_counts(rows["reason"]).to_pylist():
+            reason, missing = each["values"], MAX_SKIPPED_PATHS - len(paths[each["values"]])
+            counts[reason] += each["counts"]
+            paths[reason] += rows.filter(pc.equal(rows["reason"], reason))["path"].slice(0, missing).to_pylist()
+    return [Skipped(reason, count, tuple(paths[reason])) for reason, count in counts.most_common()]
+
+
+def _branch_names(workspace: Workspace, *, within: Boundary | None) -> tuple[str, ...]:
+    entities = [entity for entity, _ in workspace.readable_sources(within)]
+    return tuple(sorted({record.name for each in entities for record in branch_records(workspace, each)}))
 
 
 def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
@@ -171,7 +172,11 @@ def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
             if run.kind == "index" and within.allows_name(source["entity"])
         ]
         if sources:
-            yield replace(run, report={"sources": sources}, seconds=0.0, outcome="done")
+            failed = {failure["uri"] for failure in run.report.get("failed", ())}
+            outcome = run.outcome
+            if failed:  # the outcome is that of one source
+                outcome = "failed" if any(source["uri"] in failed for source in sources) else DONE
+            yield replace(run, report={"sources": sources}, seconds=0.0, outcome=outcome)
 
 
 MAX_QUERY_CHARACTERS = 2_000
@@ -182,10 +187,9 @@ MAX_LINE_NUMBER = 2**31 - 1
 MAX_DOCUMENTS = 1_000
 MAX_RANK = 200
 """Results beyond this rank are not served."""
-BRANCHES_SECONDS = 10.0
-HOME_SECONDS = 10.0
 FOLDERS_SECONDS = 60.0
-LISTING_SECONDS = 10.0
+VIEW_SECONDS, MAX_VIEWS = 10.0, 1_000
+"""How long, and how many, views are kept. They depend on the boundary."""
 MAX_ENTRIES = 1_000
 """Maximum number of entries to show for a folder."""
 
@@ -207,6 +211,9 @@ _Parts = TypeVar("_Parts")
 _CursorText = Annotated[str, Field(min_length=1, max_length=MAX_CURSOR_CHARACTERS)]
 
 Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="The text to search for.")]
+SearchText = Annotated[
+    str, Query(max_length=MAX_QUERY_CHARACTERS, description="The text to search for; empty with only exact text.")
+]
 SourceName = Annotated[_Source, Query(description="The document's source.")]
 DocumentPath = Annotated[_Name, Query(description="The document's path in its source.")]
 Line = Annotated[int, Query(ge=1, le=MAX_LINE_NUMBER, description="The line to read around, 1-based.")]
@@ -284,17 +291,11 @@ class Reader:
     """Returns the memory's location; called on the first memory request."""
     run: Callable[..., Any] = call
     """Runs a read of the index, in this or another process (search_processes.py)."""
-    _branches: SharedCache[Boundary | None, tuple[str, ...]] = field(
-        default_factory=lambda: SharedCache(TTLCache(1_000, BRANCHES_SECONDS)), compare=False
-    )
-    _homes: SharedCache[Boundary | None, HomeView] = field(
-        default_factory=lambda: SharedCache(TTLCache(1_000, HOME_SECONDS)), compare=False
-    )
     _folders: SharedCache[tuple[Boundary | None, str], str] = field(
         default_factory=lambda: SharedCache(TTLCache(10_000, FOLDERS_SECONDS)), compare=False
     )
-    _listings: SharedCache[tuple[Boundary | None, str | None, str, str], Folder] = field(
-        default_factory=lambda: SharedCache(TTLCache(200, LISTING_SECONDS)), compare=False
+    _views: SharedCache[tuple[object, ...], Any] = field(
+        default_factory=lambda: SharedCache(TTLCache(MAX_VIEWS, VIEW_SECONDS)), compare=False
     )
 
     def warm(self) -> None:
@@ -321,19 +322,16 @@ class Reader:
 
     def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:
         """Return lines of an indexed document. Raises the same errors as ``read_excerpt``."""
-        within = granted("search").within
-        workspace = self._on(branch, within)
-        found = asdict(self.run(read_excerpt, workspace, path, line, n_lines=n_lines, source=source, within=within))
+        found = asdict(self._read(read_excerpt, path, line, n_lines=n_lines, source=source, branch=branch))
         return {**found, "lines": list(found["lines"])}
 
     def status(self) -> dict[str, Any]:
         """Return the ``driftline status --json`` object."""
-        within = granted("search").within
-        return asdict(self.run(Workspace.stats, self.newest(), within))
+        return asdict(self._read(Workspace.stats))
 
     def sources(self) -> dict[str, Any]:
         """Return the ``driftline sources --json`` object."""
-        stats = self.run(Workspace.stats, self.newest(), granted("search").within)
+        stats = self._read(Workspace.stats)
         return {"workspace": stats.workspace, "sources": list(stats.sources)}
 
     def branches(self) -> dict[str, Any]:
@@ -353,61 +351,41 @@ class Reader:
         return page
 
     def folder(self, source: str, path: str, branch: str | None = None) -> Folder:
-        """Return a folder's content; at most LISTING_SECONDS old. Raises NotIndexed, BadEntity."""
-        within = granted("search").within
-
-        def read() -> Folder:
-            workspace = self._on(branch, within)
-            found: Folder = self.run(read_folder, workspace, source, path, within=within, limit=MAX_ENTRIES)
-            return found
-
-        return self._listings.get_or_compute((within, branch, source, path), read)
+        """Return a folder's content; at most VIEW_SECONDS old. Raises NotIndexed, BadEntity."""
+        view: Folder = self._view(read_folder, source, path, branch=branch, limit=MAX_ENTRIES)
+        return view
 
     def branch_names(self) -> tuple[str, ...]:
-        """Return the sorted branch names of all sources; at most BRANCHES_SECONDS old."""
-        within = granted("search").within
-
-        def read() -> tuple[str, ...]:
-            workspace = self.newest()
-            entities = [entity for entity, _ in workspace.readable_sources(within)]
-            return tuple(sorted({record.name for each in entities for record in branch_records(workspace, each)}))
-
-        return self._branches.get_or_compute(within, read)
-
-    def record_of(self, source: str) -> SourceRecord | None:
-        """Return a source's record; None if it is not visible."""
-        within, workspace = granted("search").within, self.newest()
-        entity = Entity.parse(source, workspace.config.hierarchy)
-        return workspace.readable_source(entity) if is_allowed(entity, within) else None
+        """Return the sorted branch names of all sources; at most VIEW_SECONDS old."""
+        names: tuple[str, ...] = self._view(_branch_names, run=call)
+        return names
 
     def folder_of(self, source: str) -> str:
-        """Return the source's folder inside its repository; "" if it is the whole repository.
-
-        The result is at most FOLDERS_SECONDS old.
-        """
+        """Return the source's folder inside its repository, at most FOLDERS_SECONDS old; "" if it is the repository."""
+        within = granted("search").within
 
         def read() -> str:
-            record = self.record_of(source)
+            workspace = self.newest()
+            entity = Entity.parse(source, workspace.config.hierarchy)
+            record = workspace.readable_source(entity) if is_allowed(entity, within) else None
             return record.subpath.strip("/") if record is not None else ""
 
-        return self._folders.get_or_compute((granted("search").within, source), read)
+        return self._folders.get_or_compute((within, source), read)
 
     def home(self) -> HomeView:
-        """Return the home page's data; at most HOME_SECONDS old."""
-        within = granted("search").within
-        return self._homes.get_or_compute(within, lambda: self.run(home_view, self.newest(), within))
+        """Return the home page's data; at most VIEW_SECONDS old."""
+        view: HomeView = self._view(home_view)
+        return view
 
     def index(self) -> IndexView:
-        """Return the index's statistics, runs and skipped documents."""
-        within = granted("search").within
-        view: IndexView = self.run(index_view, self.newest(), within)
+        """Return the index's statistics, runs and skipped documents; at most VIEW_SECONDS old."""
+        view: IndexView = self._view(index_view)
         return view
 
     def sql(self, text: str) -> SqlView:
         """Run one SELECT, which may also read memory, and return its rows."""
-        within = granted("search").within
         granted("memory")
-        view: SqlView = self.run(sql_view, self.newest(), text, within)
+        view: SqlView = self._read(sql_view, text)
         return view
 
     def search_memory(self, query: str, entity: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -424,6 +402,23 @@ class Reader:
             self.run(search_memory, memory_store.workspace, memory_store.configuration, within, query, **options)
         )
 
+    def _read(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        branch: str | None = None,
+        run: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Run a read of the newest version on ``branch``, inside the request's boundary."""
+        within = granted("search").within
+        return (run or self.run)(function, self._on(branch, within), *args, within=within, **options)
+
+    def _view(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Like ``_read``, but return what the same read returned in the last VIEW_SECONDS, if any."""
+        key = (function, granted("search").within, args, tuple(options.items()))
+        return self._views.get_or_compute(key, lambda: self._read(function, *args, **options))
+
     def _on(self, branch: str | None, within: Boundary | None) -> Workspace:
         workspace = self.newest()
         return on_branch(workspace, branch, within) if branch is not None else workspace
@@ -436,7 +431,7 @@ class Api:
     reader: Reader
 
     @spread("given", parameters(options_in("http")))
-    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: PageCursor = None) -> Response:
+    def search(self, request: Request, q: SearchText, *, given: dict[str, Any], cursor: PageCursor = None) -> Response:
         """Find the lines that match a query best, as in ``driftline search --json``.
 
         The response's 'next' link points to the next page.

@@ -260,8 +260,8 @@ def make_app(
     api.get("/metrics", **hidden)(in_thread(_metrics(metrics, IndexMetrics(reader.newest))))
     for target, page in (("/", people.search), (_DOCUMENT, people.document), ("/sql", people.sql)):
         api.get(target, **hidden)(in_thread(page, searches=True))
+    api.get("/index", **hidden)(in_thread(people.index, searches=True))
     _allow_newlines(api)
-    api.get("/index", **hidden)(in_thread(people.index))
     for name in pages.STATIC:
         api.get(f"/static/{name}", **hidden)(_static(name))
     api.get(SIGN_IN, **hidden)(sign_in.form)

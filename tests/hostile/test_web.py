@@ -143,7 +143,7 @@ def test_the_page_of_sql_survives_what_is_no_number(server: HttpServer) -> None:
 def test_wrong_requests_are_problems_with_a_kind(server: HttpServer) -> None:
     excerpt = {"source": "org:default/project:default/source:tree", "path": "../secret", "line": 1}
     for target in (
-        *("search", "search?q=", "search?q=x&top_k=51", "search?q=x&n_lines=21", "search?q=x&mode=best"),
+        *("search", "search?q=x&top_k=51", "search?q=x&n_lines=21", "search?q=x&mode=best"),
         *(f"search?q={'x' * 2001}", "search?q=x&" + "&".join(["ext=py"] * 101), f"search?q=x&path={'p' * 4097}"),
         *(f"excerpt?{urlencode(excerpt | {'line': 0})}", "excerpt?source=x", "search?q=x&lang=klingon"),
         *("search?q=x&kind=verb", "search?q=x&max_distance=3", "search?q=x&cursor="),

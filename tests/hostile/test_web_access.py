@@ -28,7 +28,7 @@ from driftline.flows.config.memory_settings import boundary_in, load_memory_conf
 from driftline.flows.http_server import MAX_BODY_BYTES
 from driftline.flows.served_memory import Memory
 from driftline.flows.web import authentication as authenticating
-from driftline.flows.web.api import Reader
+from driftline.flows.web.api import Reader, _within
 from driftline.flows.web.authentication import (
     AccessRules,
     Authentication,
@@ -42,6 +42,7 @@ from driftline.flows.web.routes import Tools
 from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StorageError, UsageError
+from driftline.storage.workspace.records import RunRecord
 from driftline.storage.workspace.tokens import Scope, TokenRecord, create_token, read_tokens, revoke_token, token_hash
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
@@ -378,6 +379,19 @@ def test_lists_omit_everything_beyond_the_boundary(site: Site, bound: str) -> No
     assert "source:own" in sources
     assert "secret" not in sources
     assert "secret" not in ask_mcp(site, bound, call("search_lines", query="lease", branch="none")).body
+
+
+def test_a_failed_run_is_shown_as_failed_to_those_who_see_its_source() -> None:
+    source = {"uri": "/s", "entity": f"{OWN}/source:s"}
+
+    def seen(outcome: str, *failed: str) -> list[str]:
+        report = {"sources": [source], "failed": [{"uri": uri} for uri in failed]}
+        about: dict[str, Any] = {"run_id": "1", "kind": "index", "started": NOW.isoformat(), "seconds": 3.0}
+        run = RunRecord(**about, outcome=outcome, report=report)
+        return [each.outcome for each in _within([run], Boundary.of(Entity.parse(OWN)))]
+
+    assert (seen("done"), seen("interrupted"), seen("storage_error")) == (["done"], ["interrupted"], ["storage_error"])
+    assert (seen("storage_error", "/s"), seen("storage_error", "/another")) == (["failed"], ["done"])
 
 
 def test_people_sign_in_with_their_token(site: Site, bound: str) -> None:

@@ -13,14 +13,17 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+import anyio
 import pytest
 import uvicorn
 from cryptography import x509
@@ -254,19 +257,19 @@ def test_no_request_waits_forever(workspace: Workspace, monkeypatch: pytest.Monk
 
 
 def test_few_searches_run_at_once_and_the_others_wait(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "SEARCHES_AT_ONCE", 2)
-    running, most, changed = [0], [0], threading.Condition()
+    turns, started, go_on = list[anyio.CapacityLimiter](), [0], threading.Event()
+
+    def turns_of(_: object) -> anyio.CapacityLimiter:
+        if not turns:
+            turns.append(anyio.CapacityLimiter(2))
+        return turns[0]
 
     def newest() -> Workspace:
-        with changed:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-            changed.notify_all()
-            assert changed.wait_for(lambda: most[0] >= 2, PATIENCE_SECONDS), "no two searches at once"
-        time.sleep(0.1)
-        with changed:
-            running[0] -= 1
+        started[0] += 1
+        go_on.wait(PATIENCE_SECONDS)
         return workspace.reread()
+
+    monkeypatch.setattr(guard, "_turns", turns_of)
 
     with serving(web_server(Reader(newest), "127.0.0.1", 0)) as address:
         statuses: list[int] = []
@@ -276,10 +279,23 @@ def test_few_searches_run_at_once_and_the_others_wait(workspace: Workspace, monk
         ]
         for client in clients:
             client.start()
+        until(lambda: turns and turns[0].statistics().tasks_waiting == 6 and started[0] == 2, "searches that wait")
+        go_on.set()
         for client in clients:
             client.join(PATIENCE_SECONDS)
     assert statuses == [200] * 8
-    assert most[0] == 2
+
+
+def test_many_viewers_of_the_index_page_share_one_read(workspace: Workspace) -> None:
+    reads = Counter[str]()
+
+    def run(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        reads[function.__name__] += 1
+        return function(*args, **options)
+
+    with serving(web_server(Reader(workspace.reread, run=run), "127.0.0.1", 0)) as address:
+        assert len({ask(address, "/index").body for _ in range(5)}) == 1
+    assert reads["index_view"] == 1
 
 
 def test_a_thread_whose_client_gave_up_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:

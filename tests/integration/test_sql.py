@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -296,6 +297,11 @@ def test_the_command_prints_rows_in_each_format(workspace: Workspace, driftline:
     table = run().out.splitlines()
     assert [line.split()[:2] for line in table] == [["path", "lines"], ["a.py", "4"], ["b.txt", "1"]]
     assert list(csv.reader(io.StringIO(run("--format", "csv").out)))[1] == ["a.py", "4", "[1, 2]", ""]
+    values = "SELECT 'nan'::DOUBLE AS a, ['inf'::DOUBLE, 1] AS b, {'c': '-inf'::FLOAT} AS d, 'NaN' AS e, 1.5 AS f"
+    (row,) = json.loads(
+        driftline("sql", values, "--workspace", workspace.objects.uri, "--json").out, parse_constant=pytest.fail
+    )["rows"]
+    assert row == {"a": None, "b": [None, 1.0], "d": {"c": None}, "e": "NaN", "f": 1.5}
     for option in (["--json"], ["--format", "json"]):
         answer = run(*option).json
         assert answer["columns"] == ["path", "lines", "l", "n"]

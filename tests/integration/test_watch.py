@@ -205,6 +205,20 @@ def test_a_replaced_folder_is_still_watched(
     assert len(watching.errors) <= 2
 
 
+def counted_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...] | None]:
+    """The paths of each run from now on that has ended; None is a comparison of everything."""
+    runs: list[tuple[str, ...] | None] = []
+
+    def run(request: IndexRequest) -> IndexReport:
+        try:
+            return index_sources(request)
+        finally:
+            runs.append(request.paths)
+
+    monkeypatch.setattr(watch, "index_sources", run)
+    return runs
+
+
 def test_a_refused_deletion_is_reported_once_with_a_fix(
     watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch, driftline: Callable[..., object]
 ) -> None:
@@ -217,8 +231,9 @@ def test_a_refused_deletion_is_reported_once_with_a_fix(
     until(lambda: bool(watching.errors))
     (tree / "c.md").write_text("a zebra crosses\n")
     until(lambda: "c.md" in watching.paths())
-    monkeypatch.setattr(watch, "COMPARE_SECONDS", 0.1)  # everything is compared repeatedly
-    time.sleep(2.0)
+    runs = counted_runs(monkeypatch)
+    monkeypatch.setattr(watch, "COMPARE_SECONDS", 0.1)
+    until(lambda: runs.count(None) >= 5, "several comparisons of everything")
     assert [error.kind for error in watching.errors] == ["deletion_refused"] * len(watching.errors)
     assert len({str(error) for error in watching.errors}) == len(watching.errors) <= 2  # one more document than before
     monkeypatch.setattr(watch, "COMPARE_SECONDS", 600.0)
@@ -247,9 +262,15 @@ def test_failed_sources_are_retried(watching: Watching, tree: Path, monkeypatch:
 def test_changes_without_an_event_are_found_by_comparison(
     watching: Watching, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch.Watcher, "_paths", lambda *_: ())  # as if another file had changed
+    handled = threading.Event()
+
+    def paths(*_: object) -> tuple[str, ...]:
+        handled.set()
+        return ()  # as if another file had changed
+
+    monkeypatch.setattr(watch.Watcher, "_paths", paths)
     save(tree / "c.md", "a zebra crosses\n")
-    time.sleep(0.5)
+    assert handled.wait(PATIENCE_SECONDS)
     assert "c.md" not in watching.paths()
     monkeypatch.setattr(watch, "COMPARE_SECONDS", 0.1)
     until(lambda: "c.md" in watching.paths())

@@ -29,6 +29,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     (tree / "sub").mkdir(parents=True)
     (tree / "lease.py").write_text("def renew(lease):\n    return lease.renew()\n")
     (tree / "sub/test_lease.py").write_text("def test_renew():\n    assert renew(lease)\n")
+    (tree / "many.txt").write_text("".join(f"many lines {number}\n" for number in range(20)))
     (tree / "sub/notes.md").write_text("who renews the lease of a run\n")
     dl.index(str(tree), workspace=str(folder / "ws"), executor="inline")
     return Workspace.open(str(folder / "ws"))
@@ -55,19 +56,21 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--dir", "sub", "--no-tests"),
         ("--lang", "python", "--kind", "function", "--symbols"),
         ("--min-relevance", 0.9),
+        ("-F", "many lines"),
+        ("-E", "many +lines"),
+        ("-F", "many lines", "--top-k", 3, "-n", 1),
+        ('"many lines"',),
     ],
 )
 def test_a_server_prints_what_the_workspace_prints(
     workspace: Workspace, url: str, driftline: Callable[..., Any], options: tuple[object, ...]
 ) -> None:
-    here = driftline("search", "renew the lease", "--workspace", workspace.objects.uri, *options)
-    there = driftline("search", "renew the lease", "--server", url, *options)
-    assert (there.code, there.out) == (here.code, here.out)
-    there = driftline("search", "renew the lease", "--server", url, *options, "--json")
-    assert (
-        there.json
-        == driftline("search", "renew the lease", "--workspace", workspace.objects.uri, *options, "--json").json
-    )
+    query = () if "many" in str(options) else ("renew the lease",)
+    for form in ((), ("--json",)):
+        here = driftline("search", *query, "--workspace", workspace.objects.uri, *options, *form)
+        there = driftline("search", *query, "--server", url, *options, *form)
+        assert (there.code, there.out) == (here.code, here.out)
+        assert "renew" in here.out or "many lines 12" in here.out or "--top-k" in options
 
 
 def test_the_environment_names_the_server_unless_a_workspace_is_named(
@@ -87,6 +90,7 @@ def test_wrong_use_is_reported_before_any_request(url: str, driftline: Callable[
         ("--server", url, "--workspace", "x"),
         ("--server", url, "--explain"),
         ("--server", url, "--rerank"),
+        ("--server", url, "--config", "driftline.toml"),
         ("--server", "ftp://host"),
         ("--server", "http://user:hunter2@host"),
     ):
@@ -109,10 +113,10 @@ def test_a_client_answers_with_the_types_of_the_library(workspace: Workspace, ur
     hit = client.search("who renews", exts=["md"]).results[0]
     excerpt = client.excerpt(hit.source, hit.path, hit.line, n_lines=1)
     assert (excerpt.lines, excerpt.current) == (("who renews the lease of a run",), True)
-    assert [each.path for each in client.documents()] == ["lease.py", "sub/notes.md", "sub/test_lease.py"]
+    assert [each.path for each in client.documents()] == ["lease.py", "many.txt", "sub/notes.md", "sub/test_lease.py"]
     assert [each.lines for each in client.documents(dirs=["sub"], exts=["py"])] == [2]
     assert client.status().total_documents == len(list(client.documents()))
-    assert [source["documents"] for source in client.sources()] == [3]
+    assert [source["documents"] for source in client.sources()] == [4]
     assert client.branches() == []
     with pytest.raises(dl.UsageError, match="No such document"):
         client.excerpt(hit.source, "secret", 1)
@@ -222,6 +226,38 @@ def test_certificates_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     for name in ("empty.pem", "missing.pem"):
         with pytest.raises(dl.UsageError, match="Cannot read the certificates"):
             dl.connect("https://driftline.example.com", verify=tmp_path / name)
+
+
+class _Paged(http.server.BaseHTTPRequestHandler):
+    """A server behind a proxy that strips the prefix /driftline, or rewrites links to include it."""
+
+    seen: ClassVar[list[str]] = []
+    prefix: ClassVar[str]
+
+    def do_GET(self) -> None:
+        self.seen.append(self.path)
+        self.send_response(200)
+        if "cursor" not in self.path:
+            self.send_header("Link", f'<{self.prefix}/api/v1/documents?cursor=x>; rel="next"')
+        self.end_headers()
+        self.wfile.write(b'{"documents": []}')
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+@pytest.mark.parametrize("prefix", ["", "/driftline"])
+def test_every_page_is_requested_below_the_prefix_of_the_url(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Paged, "prefix", prefix, raising=False)
+    _Paged.seen.clear()
+    server = http.server.HTTPServer(("127.0.0.1", 0), _Paged)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        assert not list(dl.connect(f"http://127.0.0.1:{server.server_port}/driftline", "t").documents())
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert [path.partition("?")[0] for path in _Paged.seen] == ["/driftline/api/v1/documents"] * 2
 
 
 @pytest.mark.parametrize(

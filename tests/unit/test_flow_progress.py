@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import Any
 from uuid import uuid4
@@ -19,8 +20,10 @@ from tests.support.waiting import until
 def outcome(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
     """The updates that reach a server that takes 0.1 s per update."""
     updates: list[tuple[float, str]] = []
+    run = threading.get_ident()
 
     def update(_: object, progress: float, description: str) -> None:
+        assert progress == 100.0 or threading.get_ident() != run, "the run waits for the server"
         time.sleep(0.1)
         updates.append((progress, description))
 
@@ -34,16 +37,12 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
 def test_a_slow_server_gets_few_updates_and_does_not_delay_the_run(outcome: list[tuple[float, str]]) -> None:
     with PrefectProgress(logging.getLogger("tests")) as progress:
         progress.phase("embedding", 100_000)
-        busy = 0.0
         for _ in range(10):
-            started = time.thread_time()
             for _ in range(100):
                 progress.advance(10, 20)
-            busy += time.thread_time() - started
             time.sleep(0.06)
         until(lambda: outcome, "the first update")
         assert len(outcome) == 1  # the next one may follow after 1,000 s: updates take 0.01 % of the time
-        assert busy < 0.05
         progress.finish("done")
     assert outcome[-1] == (100.0, "done")
     assert "documents" in outcome[0][1]

@@ -227,6 +227,13 @@ def test_a_workspace_and_a_client_have_the_same_methods() -> None:
     assert [name for name, signature in shared.items() if {here[name], there[name]} != {signature}] == []
 
 
+def test_text_in_place_of_a_list_is_one_value(names: dict[str, Any]) -> None:
+    ws, uri = names["ws"], names["location"]
+    assert [each.path for each in ws.documents(exts="md")] == [each.path for each in ws.documents(exts=["md"])] != []
+    access = driftline.open(uri, sources="s3://docs/").storage.access
+    assert access.roots == ("s3://docs",)
+
+
 def test_a_report_is_shown_as_text_and_as_a_table(names: dict[str, Any]) -> None:
     report = names["ws"].search("lease <b>", n_lines=0)
     assert repr(report) == "<SearchReport 'lease <b>': 1 result\n  1. notes.md:1  the holder renews the lease>"
