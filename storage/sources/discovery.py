@@ -124,7 +124,9 @@ class Listing:
     """A host's listing. ``failure`` is the error that ended it early; ``problems`` lists what could not be read or
     disagrees.
 
-    ``at`` is when the listing started, in seconds by the host's clock; None if the host reports no time.
+    ``at`` is when the listing started, in seconds by the host's clock; None if the host reports no time. ``requests``
+    and ``unchanged_pages`` also count the requests for pull requests and readers. ``teams`` keeps the pages of teams'
+    members by URL: a team may read many repositories.
     """
 
     repositories: dict[str, Repository] = field(default_factory=dict)
@@ -135,6 +137,7 @@ class Listing:
     requests: int = 0
     unchanged_pages: int = 0
     limit: RateLimit = field(default_factory=RateLimit)
+    teams: dict[str, Page] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -184,7 +187,7 @@ def open_pulls(
     known: Collection[int] = (),
     etag: str = "",
     *,
-    limit: RateLimit | None = None,
+    listing: Listing | None = None,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
@@ -192,10 +195,10 @@ def open_pulls(
     """Return the commit of each open pull request, keyed by number, and the listing's etag, "" if it has several pages.
 
     A ``known`` pull request that is not listed maps to "" if the host reports it as closed or merged. Returns None if
-    the listing still has ``etag``. ``limit`` holds the waits of earlier requests. Raises AccessDenied, SourceNotFound,
-    StorageError, UsageError.
+    the listing still has ``etag``. The requests continue those of ``listing``, the host's. Raises AccessDenied,
+    SourceNotFound, StorageError, UsageError.
     """
-    listing = Listing(limit=limit or RateLimit())
+    listing = listing or Listing()
     return _Reader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
 
 
@@ -204,7 +207,7 @@ def readers_of(
     repository: Repository,
     pages: Sequence[Page] = (),
     *,
-    limit: RateLimit | None = None,
+    listing: Listing | None = None,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
@@ -212,10 +215,10 @@ def readers_of(
     """Return the pages that list who may read the code of a repository; the ``ids`` of a page are logins.
 
     Ids that begin with "/" are teams, whose members are on other pages; "-" is somebody without access to the code.
-    ``pages`` are the pages of the last answer. ``limit`` has the waits of earlier requests. Raises AccessDenied,
-    SourceNotFound, StorageError if the host does not list everyone, UsageError.
+    ``pages`` are the pages of the last answer. The requests continue those of ``listing``, the host's. Raises
+    AccessDenied, SourceNotFound, StorageError if the host does not list everyone, UsageError.
     """
-    listing = Listing(limit=limit or RateLimit())
+    listing = listing or Listing()
     return _Reader(host, host.token(environ), listing, {}, pages, sleep, notify).readers(repository)
 
 
@@ -344,7 +347,6 @@ class _Reader:
             known = None
         page = self._page(url, known, self._add)
         if page is known:
-            self._listing.unchanged_pages += 1
             for each in known.ids:
                 self._take(self._known[each])
         return page
@@ -356,6 +358,7 @@ class _Reader:
         if status == _NOT_MODIFIED and known is not None and etag:
             if known.next:  # the state is in the workspace, which others may write to
                 self._on_this_host(url, known.next)
+            self._count_unchanged()
             return known
         answer = self._parsed(url, headers, body)
         ids = tuple(add(item) for item in answer.items)
@@ -410,6 +413,7 @@ class _Reader:
         while url:
             status, headers, body = self._ask(url, etag if url == first else "")
             if status == _NOT_MODIFIED:
+                self._count_unchanged()
                 return None
             answer = self._parsed(url, headers, body)
             before = len(found)
@@ -430,12 +434,14 @@ class _Reader:
         """Return the result of ``readers_of``."""
         self._missing = "The host does not list the readers of a repository", "Check the permissions of the token."
         named = {"path": repository.path, "id": quote(repository.id, safe="")}
-        todo, found, people = [each.format(**named) for each in self._api.readers], list[Page](), 0
+        found, people = list[Page](), 0
+        todo: list[tuple[str, Callable[[str], Page]]] = [
+            (each.format(**named), self._people) for each in self._api.readers
+        ]
         while todo:
             pages = list[Page]()
-            for page in self._walk(
-                self._root + todo.pop(), lambda url: self._page(url, self._pages.get(url), self._add_reader)
-            ):
+            path, read = todo.pop()
+            for page in self._walk(self._root + path, read):
                 pages.append(page)
                 people += len(page.ids)
                 if people > MAX_READERS:
@@ -444,8 +450,21 @@ class _Reader:
             if total is not None and total != listed:
                 raise StorageError(f"The host counts {total:,} readers and lists {listed:,}", repository.path)
             found += pages
-            todo += [each for page in pages for each in page.ids if each.startswith("/")]
+            todo += [(each, self._members) for page in pages for each in page.ids if each.startswith("/")]
         return tuple(found)
+
+    def _people(self, url: str) -> Page:
+        return self._page(url, self._pages.get(url), self._add_reader)
+
+    def _members(self, url: str) -> Page:
+        """Return a page of a team's members, which is requested once for all repositories of the listing."""
+        teams = self._listing.teams
+        page = teams[url] = teams.get(url) or self._people(url)
+        return page
+
+    def _count_unchanged(self) -> None:
+        with self._limit.lock:
+            self._listing.unchanged_pages += 1
 
     def _add_reader(self, item: Any) -> str:
         """Return an id of ``readers_of``. Raises StorageError."""
@@ -483,6 +502,7 @@ class _Reader:
                 waits = self._limit.waits
                 if self._limit.refused is not None:
                     raise self._limit.refused
+                self._listing.requests += 1
             status, headers, body = self._answer(url, etag)
             if (pause := self._pause(status, headers)) is not None:
                 self._wait(pause, waits)
@@ -511,7 +531,6 @@ class _Reader:
         from http.client import HTTPException
 
         headers = self._headers | ({"If-None-Match": etag} if etag else {})
-        self._listing.requests += 1
         try:
             answer: Any = self._opener.open(urllib.request.Request(url, headers=headers), timeout=REQUEST_SECONDS)
             with answer:
