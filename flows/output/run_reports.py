@@ -315,7 +315,7 @@ class RemoveReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ``remove --json`` object."""
-        return {"run_id": self.run_id, "entity": self.entity, "documents": self.documents, "lines": self.lines}
+        return as_dict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +361,7 @@ class RepositoryReport:
             **{name: getattr(listed, name) for name in ("id", "path", "archived", "fork", "visibility", "size_bytes")},
             **{name: getattr(known, name) for name in (*same, *times)},
             state=state or known.state,
-            lag_seconds=round(known.lag_seconds(now), 3),
+            lag_seconds=known.lag_seconds(now),
             reason=known.excluded or known.reason,
             branches={name: each.indexed or None for name, each in known.branches.items()},
             pull_requests_problem=known.pulls_problem,
@@ -499,12 +499,7 @@ class CompactReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ``compact --json`` object."""
-        return {
-            "run_id": self.run_id,
-            "workspace": self.workspace,
-            "tenants": [tenant.to_dict() for tenant in self.tenants],
-            "seconds": round(self.seconds, 3),
-        }
+        return as_dict(self)
 
 
 def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | None:

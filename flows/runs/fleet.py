@@ -170,7 +170,7 @@ class FleetPart:
             complete=self.listing.is_complete,
             requests=self.listing.requests,
             unchanged_pages=self.listing.unchanged_pages,
-            waited_seconds=round(self.listing.limit.seconds, 3),
+            waited_seconds=self.listing.limit.seconds,
             asked=self.asked,
         )
         return FleetReport(self.fleet.name, self.fleet.host.provider, tuple(self.problems), tuple(rows), listing)
