@@ -10,6 +10,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
+from enum import Enum
 from typing import Any, TypeVar
 
 import msgspec.json
@@ -39,17 +40,25 @@ def _time(kind: Any, value: Any) -> Any:
 
 
 def as_dict(record: object) -> dict[str, Any]:
-    """Convert a dataclass to the dictionary that ``json`` would encode, with its fields in order."""
-    return {each.name: _as_plain(getattr(record, each.name)) for each in fields(record)}  # type: ignore[arg-type]
+    """Convert a report to the dictionary that is printed as JSON, with its fields in order.
+
+    A nested record that has a ``to_dict`` of its own is converted by it. Times are in ISO 8601, and fields that are
+    named ``seconds`` or ``..._seconds`` are rounded to milliseconds.
+    """
+    return {each.name: _as_plain(each.name, getattr(record, each.name)) for each in fields(record)}  # type: ignore[arg-type]
 
 
-def _as_plain(value: Any) -> Any:
+def _as_plain(name: str, value: Any) -> Any:
     if is_dataclass(value):
-        return as_dict(value)
+        return value.to_dict() if hasattr(value, "to_dict") else as_dict(value)
     if isinstance(value, Mapping):
-        return {str(key): _as_plain(each) for key, each in value.items()}
+        return {str(key): _as_plain("", each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_as_plain(each) for each in value]
+        return [_as_plain("", each) for each in value]
+    if isinstance(value, float) and name.endswith("seconds"):
+        return round(value, 3)
+    if isinstance(value, Enum):
+        return value.value
     return value.isoformat() if isinstance(value, datetime) else value
 
 

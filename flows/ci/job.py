@@ -26,6 +26,7 @@ from driftline.flows.scheduling.deployments import run_deployments
 from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StaleBuild, StaleIndex, UsageError
+from driftline.storage.json_records import as_dict
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.git.commits import commit_time, is_ancestor
@@ -44,13 +45,7 @@ class SourceAge:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ``ci --json`` object; ``indexed`` is the last indexed commit."""
-        return {
-            "uri": self.uri,
-            "entity": self.entity,
-            "indexed": self.indexed,
-            "run_id": self.run_id,
-            "seconds": self.seconds if self.seconds is None else round(self.seconds, 3),
-        }
+        return as_dict(self)
 
 
 def ages(workspace: Workspace, uris: Sequence[str], commit: str, committed: datetime) -> list[SourceAge]:

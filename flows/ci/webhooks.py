@@ -497,6 +497,8 @@ class Hooks:
             with self._changed:
                 self._stopped = True
                 self._changed.notify()
+                if self._waiting:
+                    log.warning("%d webhook runs are left to the next scheduled run", len(self._waiting))
             thread.join(STOP_SECONDS)
 
     def _work(self) -> None:

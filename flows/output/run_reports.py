@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from driftline.storage.deltas.manifest import totals
 from driftline.storage.documents import DocumentState, SkipReason
-from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.json_records import as_dict
 from driftline.storage.objects.store_requests import Counts, by_kind
@@ -268,14 +267,6 @@ class IndexReport:
             return "This run did not commit any documents"
         return f"This run committed {documents:,} documents with {lines:,} lines, which are kept"
 
-    def of_tenant(self, tenant: Entity, uris: Container[str]) -> IndexReport:
-        """Return the report of one tenant: its sources, and the failures at ``uris``.
-
-        Its seconds, requests and indexes are still those of the whole run.
-        """
-        sources = [each for each in self.sources if each.entity.startswith(f"{tenant}/")]
-        return replace(self, sources=sources, failed=[each for each in self.failed if each[0] in uris])
-
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary; ``phases`` and ``worker_phases`` are summed over the run and its sources.
 
@@ -324,7 +315,7 @@ class RemoveReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ``remove --json`` object."""
-        return {"run_id": self.run_id, "entity": self.entity, "documents": self.documents, "lines": self.lines}
+        return as_dict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +361,7 @@ class RepositoryReport:
             **{name: getattr(listed, name) for name in ("id", "path", "archived", "fork", "visibility", "size_bytes")},
             **{name: getattr(known, name) for name in (*same, *times)},
             state=state or known.state,
-            lag_seconds=round(known.lag_seconds(now), 3),
+            lag_seconds=known.lag_seconds(now),
             reason=known.excluded or known.reason,
             branches={name: each.indexed or None for name, each in known.branches.items()},
             pull_requests_problem=known.pulls_problem,
@@ -508,12 +499,7 @@ class CompactReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ``compact --json`` object."""
-        return {
-            "run_id": self.run_id,
-            "workspace": self.workspace,
-            "tenants": [tenant.to_dict() for tenant in self.tenants],
-            "seconds": round(self.seconds, 3),
-        }
+        return as_dict(self)
 
 
 def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | None:

@@ -20,6 +20,7 @@ from driftline.storage.defaults import DEFAULT_PRUNED_AFTER_DAYS
 from driftline.storage.deltas.delta_index import ADD, REMOVE
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld, NotIndexed, StaleBuild, UsageError
+from driftline.storage.json_records import as_dict
 from driftline.storage.layout import branch_lease_path, lease_path, new_ulid
 from driftline.storage.leases.lease import Lease, acquire, fenced
 from driftline.storage.option_table import duration
@@ -76,18 +77,7 @@ class BranchReport:
 
         ``behind`` is set if the main index changed since the snapshot.
         """
-        return {
-            "name": self.name,
-            "entity": self.entity,
-            "base": self.base,
-            "commit": self.commit,
-            "documents": self.documents,
-            "deleted": self.deleted,
-            "lines": self.lines,
-            "size_bytes": self.size_bytes,
-            "age_seconds": round(self.age_seconds, 3),
-            "behind": self.behind,
-        }
+        return as_dict(self)
 
 
 def list_branches(workspace: Workspace, within: Boundary | None = None) -> list[BranchReport]:

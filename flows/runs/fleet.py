@@ -168,7 +168,7 @@ class FleetPart:
             complete=self.listing.is_complete,
             requests=self.listing.requests,
             unchanged_pages=self.listing.unchanged_pages,
-            waited_seconds=round(self.listing.limit.seconds, 3),
+            waited_seconds=self.listing.limit.seconds,
             asked=self.asked,
         )
         return FleetReport(self.fleet.name, self.fleet.host.provider, tuple(self.problems), tuple(rows), listing)
@@ -439,7 +439,7 @@ def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Prog
             return each.with_pulls(dict.fromkeys(each.pulls, ""), "")
         if each.is_waiting(now) and not request.retry:
             return each
-        how: dict[str, Any] = {"limit": part.listing.limit, "environ": _environ(), "notify": progress.message}
+        how: dict[str, Any] = {"listing": part.listing, "environ": _environ(), "notify": progress.message}
         try:
             found = open_pulls(part.fleet.host, each.listed, each.pulls, each.pulls_etag, **how)
         except DriftlineError as error:
@@ -462,7 +462,7 @@ def _ask_readers(parts: Iterable[FleetPart], progress: Progress, now: datetime) 
     def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:
         if each.listed.visibility == "public":
             return each.with_readers(KnownReaders(at=now, everyone=True))
-        how: dict[str, Any] = {"limit": part.listing.limit, "environ": _environ(), "notify": progress.message}
+        how: dict[str, Any] = {"listing": part.listing, "environ": _environ(), "notify": progress.message}
         known = each.readers.pages if each.readers is not None else ()
         try:
             pages = readers_of(part.fleet.host, each.listed, known, **how)

@@ -405,21 +405,25 @@ def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: st
             started=started.isoformat(),
             seconds=report.seconds,
             outcome=outcome,
-            report=report.of_tenant(tenant, _uris_of(plan, tenant)).to_dict(),
+            report=_of_tenant(report, plan, tenant).to_dict(),
         )
         RunHistory(plan.workspace.objects, tenant).record(record)
 
 
-def _uris_of(plan: IndexPlan, tenant: Entity) -> set[str]:
-    """Return the URIs of a tenant's sources, including sources that failed validation."""
-    found = {part.source.uri for part in plan.sources if part.entity.tenant == tenant}
+def _of_tenant(report: IndexReport, plan: IndexPlan, tenant: Entity) -> IndexReport:
+    """Return a tenant's part of the report: its sources and their failures, also of sources that failed validation.
+
+    Its seconds, requests and indexes are still those of the whole run.
+    """
+    uris = {part.source.uri for part in plan.sources if part.entity.tenant == tenant}
     levels = plan.workspace.config.hierarchy
     for given in plan.request.given if plan.failures else ():
         named = given if isinstance(given, SourceRequest) else SourceRequest(given, plan.request.entity)
         with suppress(BadEntity):  # then it belongs to no tenant
             if Entity.parse(named.entity or f"{levels[-1]}:default", levels).tenant == tenant:
-                found.add(named.uri)
-    return found
+                uris.add(named.uri)
+    sources = [each for each in report.sources if each.entity.startswith(f"{tenant}/")]
+    return replace(report, sources=sources, failed=[each for each in report.failed if each[0] in uris])
 
 
 def remove_source(

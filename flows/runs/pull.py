@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from driftline.flows.output.progress import NullProgress, Progress
 from driftline.storage.errors import ObjectNotFound, StorageError
+from driftline.storage.json_records import as_dict
 from driftline.storage.layout import CONFIG, SOURCE, ObjectInfo, ObjectKind, parse_name
 from driftline.storage.objects.local_disk import flush_to_disk
 from driftline.storage.objects.store import ObjectStore
@@ -64,7 +65,7 @@ class PullReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ``pull --json`` object."""
-        return {**asdict(self), "seconds": round(self.seconds, 3)}
+        return as_dict(self)
 
 
 def pull_workspace(request: PullRequest, progress: Progress | None = None) -> PullReport:

@@ -338,9 +338,9 @@ class SourceRun:
             self._dry_run()
             return
         with ExitStack() as stack:
-            changes = self._begin(stack, self._survey.unchanged_at(), request.wait_seconds)
-            if changes is not None:
-                changes.complete()
+            leased = self._begin(stack, self._survey.unchanged_at(), request.wait_seconds)
+            if leased is not None:
+                leased.complete()
 
     def fetch_ahead(self, fetches: ThreadPoolExecutor) -> None:
         """Prefetch a changed repository's commit once in ``fetches``; ``begin`` reports failures."""

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from driftline.flows.config.index_request import IndexRequest
@@ -17,6 +17,7 @@ from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, LeaseHeld
+from driftline.storage.json_records import as_dict
 from driftline.storage.layout import CATALOG_RECORD, CONFIG, lease_path, new_ulid
 from driftline.storage.leases.lease import peek
 from driftline.storage.memory.binding import WAYS_BACK, adopt, holds_memory, record_may_be_damaged, recorded
@@ -77,17 +78,7 @@ class VerifyReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the ``verify --json`` object."""
-        return {
-            "run_id": self.run_id,
-            "workspace": self.workspace,
-            "documents": self.documents,
-            "lines": self.lines,
-            "memory_entries": self.memory_entries,
-            "findings": [{**asdict(finding), "kind": str(finding.kind)} for finding in self.findings],
-            "repaired": self.repaired,
-            "skipped": self.skipped,
-            "seconds": round(self.seconds, 3),
-        }
+        return as_dict(self)
 
 
 def verify_workspace(request: VerifyRequest, progress: Progress | None = None) -> VerifyReport:

@@ -132,7 +132,9 @@ class HostListing:
     """A host's listing. ``failure`` is the error that ended it early; ``problems`` lists what could not be read or
     disagrees.
 
-    ``at`` is when the listing started, in seconds by the host's clock; None if the host reports no time.
+    ``at`` is when the listing started, in seconds by the host's clock; None if the host reports no time. ``requests``
+    and ``unchanged_pages`` also count the requests for pull requests and readers. ``teams`` keeps the pages of teams'
+    members by URL: a team may read many repositories.
     """
 
     repositories: dict[str, HostedRepository] = field(default_factory=dict)
@@ -143,6 +145,7 @@ class HostListing:
     requests: int = 0
     unchanged_pages: int = 0
     limit: HostWaits = field(default_factory=HostWaits)
+    teams: dict[str, KnownPage] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -192,7 +195,7 @@ def open_pulls(
     known: Collection[int] = (),
     etag: str = "",
     *,
-    limit: HostWaits | None = None,
+    listing: HostListing | None = None,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
@@ -200,10 +203,10 @@ def open_pulls(
     """Return the commit of each open pull request, keyed by number, and the listing's etag, "" if it has several pages.
 
     A ``known`` pull request that is not listed maps to "" if the host reports it as closed or merged. Returns None if
-    the listing still has ``etag``. ``limit`` holds the waits of earlier requests. Raises AccessDenied, SourceNotFound,
-    StorageError, UsageError.
+    the listing still has ``etag``. The requests continue those of ``listing``, the host's. Raises AccessDenied,
+    SourceNotFound, StorageError, UsageError.
     """
-    listing = HostListing(limit=limit or HostWaits())
+    listing = listing or HostListing()
     return _HostReader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
 
 
@@ -212,7 +215,7 @@ def readers_of(
     repository: HostedRepository,
     pages: Sequence[KnownPage] = (),
     *,
-    limit: HostWaits | None = None,
+    listing: HostListing | None = None,
     environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
@@ -220,10 +223,10 @@ def readers_of(
     """Return the pages that list who may read the code of a repository; the ``ids`` of a page are logins.
 
     Ids that begin with "/" are teams, whose members are on other pages; "-" is somebody without access to the code.
-    ``pages`` are the pages of the last answer. ``limit`` has the waits of earlier requests. Raises AccessDenied,
-    SourceNotFound, StorageError if the host does not list everyone, UsageError.
+    ``pages`` are the pages of the last answer. The requests continue those of ``listing``, the host's. Raises
+    AccessDenied, SourceNotFound, StorageError if the host does not list everyone, UsageError.
     """
-    listing = HostListing(limit=limit or HostWaits())
+    listing = listing or HostListing()
     return _HostReader(host, host.token(environ), listing, {}, pages, sleep, notify).readers(repository)
 
 
@@ -352,7 +355,6 @@ class _HostReader:
             known = None
         page = self._page(url, known, self._add)
         if page is known:
-            self._listing.unchanged_pages += 1
             for each in known.ids:
                 self._take(self._known[each])
         return page
@@ -364,6 +366,7 @@ class _HostReader:
         if status == _NOT_MODIFIED and known is not None and etag:
             if known.next:  # the state is in the workspace, which others may write to
                 self._on_this_host(url, known.next)
+            self._count_unchanged()
             return known
         answer = self._parsed(url, headers, body)
         ids = tuple(add(item) for item in answer.items)
@@ -420,6 +423,7 @@ class _HostReader:
         while url:
             status, headers, body = self._ask(url, etag if url == first else "")
             if status == _NOT_MODIFIED:
+                self._count_unchanged()
                 return None
             answer = self._parsed(url, headers, body)
             before = len(found)
@@ -440,12 +444,14 @@ class _HostReader:
         """Return the result of ``readers_of``."""
         self._missing = "The host does not list the readers of a repository", "Check the permissions of the token."
         named = {"path": repository.path, "id": quote(repository.id, safe="")}
-        todo, found, people = [each.format(**named) for each in self._api.readers], list[KnownPage](), 0
+        found, people = list[KnownPage](), 0
+        todo: list[tuple[str, Callable[[str], KnownPage]]] = [
+            (each.format(**named), self._people) for each in self._api.readers
+        ]
         while todo:
             pages = list[KnownPage]()
-            for page in self._walk(
-                self._root + todo.pop(), lambda url: self._page(url, self._pages.get(url), self._add_reader)
-            ):
+            path, read = todo.pop()
+            for page in self._walk(self._root + path, read):
                 pages.append(page)
                 people += len(page.ids)
                 if people > MAX_READERS:
@@ -454,8 +460,21 @@ class _HostReader:
             if total is not None and total != listed:
                 raise StorageError(f"The host counts {total:,} readers and lists {listed:,}", repository.path)
             found += pages
-            todo += [each for page in pages for each in page.ids if each.startswith("/")]
+            todo += [(each, self._members) for page in pages for each in page.ids if each.startswith("/")]
         return tuple(found)
+
+    def _people(self, url: str) -> KnownPage:
+        return self._page(url, self._pages.get(url), self._add_reader)
+
+    def _members(self, url: str) -> KnownPage:
+        """Return a page of a team's members, which is requested once for all repositories of the listing."""
+        teams = self._listing.teams
+        page = teams[url] = teams.get(url) or self._people(url)
+        return page
+
+    def _count_unchanged(self) -> None:
+        with self._limit.lock:
+            self._listing.unchanged_pages += 1
 
     def _add_reader(self, item: Any) -> str:
         """Return an id of ``readers_of``. Raises StorageError."""
@@ -493,6 +512,7 @@ class _HostReader:
                 waits = self._limit.waits
                 if self._limit.refused is not None:
                     raise self._limit.refused
+                self._listing.requests += 1
             status, headers, body = self._answer(url, etag)
             if (pause := self._pause(status, headers)) is not None:
                 self._wait(pause, waits)
@@ -521,7 +541,6 @@ class _HostReader:
         from http.client import HTTPException
 
         headers = self._headers | ({"If-None-Match": etag} if etag else {})
-        self._listing.requests += 1
         try:
             answer: Any = self._opener.open(urllib.request.Request(url, headers=headers), timeout=REQUEST_SECONDS)
             with answer:

@@ -203,6 +203,22 @@ def test_those_who_may_read_the_code_are_on_all_pages_of_all_teams(api: HostApi)
     assert logins(readers_of(host, repository, first)) == logins(first) - {"dan"}
 
 
+@pytest.mark.parametrize("api", ["gitea"], indirect=True)
+def test_a_team_is_asked_once_for_all_its_repositories(api: HostApi) -> None:
+    for hosted in api.repositories:
+        hosted.visibility, hosted.readers, hosted.teams = "private", ["ann"], {4: ["fay"]}
+    host, listing = host_of(api), HostListing()
+    repositories = [HostedRepository(str(each), f"acme/r{each}") for each in (1, 2, 3)]
+    first = [readers_of(host, each, listing=listing) for each in repositories]
+    assert {frozenset(logins(pages)) for pages in first} == {frozenset({"ann", "fay"})}
+    assert listing.requests == len(api.served) == 2 * 3 + 1
+    again = HostListing()
+    assert [
+        readers_of(host, each, pages, listing=again) for each, pages in zip(repositories, first, strict=True)
+    ] == first
+    assert (again.requests, again.unchanged_pages) == (7, 4), "this host gives a list of teams no etag"
+
+
 @pytest.mark.parametrize("api", HOSTS_WITH_READERS, indirect=True)
 def test_an_answer_without_all_readers_is_none(api: HostApi) -> None:
     api.repositories[1].readers = ["ann", "bob", "eve"]

@@ -1,16 +1,25 @@
 """Records are read back as they were written, and anything else is rejected."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from driftline.storage.json_records import MAX_CURSOR_CHARACTERS, decode_cursor, encode_cursor, from_json, to_json
+from driftline.storage.json_records import (
+    MAX_CURSOR_CHARACTERS,
+    as_dict,
+    decode_cursor,
+    encode_cursor,
+    from_json,
+    to_json,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +134,44 @@ def test_a_cursor_is_short_safe_text_that_holds_its_parts(parts: tuple[int, str]
     assert decode_cursor(tuple[int, str], cursor) == parts
     with pytest.raises(ValueError, match="Expected `int`"):
         decode_cursor(tuple[int], encode_cursor("a"))
+
+
+class State(StrEnum):
+    OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    name: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"called": self.name}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    state: State
+    at: datetime | None
+    lag_seconds: float | None
+    parts: tuple[Part, ...]
+    named: dict[State, Own]
+
+
+def test_a_report_becomes_the_dictionary_of_its_json() -> None:
+    at = datetime(2026, 11, 26, tzinfo=UTC)
+    report = Report(State.OPEN, at, 0.12345, (Part(1.00049, 0.12345),), {State.OPEN: Own("a")})
+    expected = {
+        "state": "open",
+        "at": "2026-11-26T00:00:00+00:00",
+        "lag_seconds": 0.123,
+        "parts": [{"seconds": 1.0, "share": 0.12345}],
+        "named": {"open": {"called": "a"}},
+    }
+    assert as_dict(report) == json.loads(json.dumps(as_dict(report))) == expected
+    assert as_dict(Report(State.OPEN, None, None, (), {}))["at"] is None
