@@ -33,7 +33,7 @@ from driftline.flows.runs.search import find
 from driftline.flows.web.authentication import granted
 from driftline.flows.web.problems import JsonAnswer
 from driftline.storage.entities import Boundary, Entity, is_allowed
-from driftline.storage.errors import NotIndexed
+from driftline.storage.errors import NotIndexed, UsageError
 from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
@@ -208,6 +208,9 @@ _Absent: TypeAlias = SkipJsonSchema[None]
 _CursorText = Annotated[str, Field(min_length=1, max_length=MAX_CURSOR_CHARACTERS)]
 
 Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="The text to search for.")]
+Words = Annotated[
+    str, Query(max_length=MAX_QUERY_CHARACTERS, description="The text to search for; not required for exact terms.")
+]
 SourceName = Annotated[_Source, Query(description="The document's source.")]
 DocumentPath = Annotated[_Name, Query(description="The document's path in its source.")]
 Line = Annotated[int, Query(ge=1, le=MAX_LINE_NUMBER, description="The line to read around, 1-based.")]
@@ -445,13 +448,15 @@ class Api:
     reader: Reader
 
     @spread("given", parameters(options_in("http")))
-    def search(self, request: Request, q: Text, *, given: dict[str, Any], cursor: Cursor = None) -> Response:
+    def search(self, request: Request, q: Words = "", *, given: dict[str, Any], cursor: Cursor = None) -> Response:
         """Find the lines that match a query best, as in ``driftline search --json``.
 
         The response's 'next' link points to the next page.
         """
         begin = decode_cursor(cursor, int)[0] if cursor is not None else 0
         search = SearchRequest.of(q, given_by(given))
+        if search.is_empty:
+            raise UsageError("The parameter q is missing", fix="Pass words in q, or exact text in fixed or regex.")
         end = min(begin + search.top_k, MAX_RANK)
         if not 0 <= begin < end:
             raise no_such_page()
