@@ -248,7 +248,11 @@ def _configuration(
             raise UsageError("--all takes the sources and their filters from driftline.toml", fix=fix)
         from driftline.flows.config.driftline_toml import open_config
 
-        return open_config(config)
+        found = open_config(config)
+        if found.fleets and not found.sources:
+            fix = "Run: driftline fleet sync"
+            raise UsageError("The driftline.toml has fleets, but no sources for --all", str(found.path), fix)
+        return found
     if config or not sources:
         fix = "Specify a folder or a bucket, or use --all for the sources of a driftline.toml."
         raise UsageError("--config requires --all" if config else "No SOURCE was given", fix=fix)
