@@ -65,8 +65,12 @@ EntityOption = Annotated[
         help="The source's entity, such as org:acme/project:alpha/source:web. Default: derived from its name.",
     ),
 ]
-IncludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Index only matching files.")]
-ExcludeOption = Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Exclude matching files.")]
+IncludeOption = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Index only matching files, now and in later runs; '*' resets.")
+]
+ExcludeOption = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Exclude matching files, now and in later runs.")
+]
 FullOption = Annotated[bool, typer.Option("--full", help="Reread and re-embed everything.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report what would change; write nothing.")]
 MaxFileBytesOption = Annotated[int, typer.Option(min=0, help="Skip larger files.")]
@@ -184,7 +188,7 @@ def index(
     with _reporting_what_was_committed(), open_progress() as progress:
         result = index_sources(request, progress).to_dict()
     show(result, as_json, partial(print_index, dry_run=dry_run, prices=configuration.prices if configuration else {}))
-    _warn_of_empty(result["sources"], filtered=bool(include or exclude))
+    _warn_of_empty(result["sources"])
     _warn_of_joined(result["sources"], None if workspace or configuration or dry_run else target)
     return FAILED if result["failed"] else DONE
 
@@ -202,18 +206,14 @@ def _reporting_what_was_committed() -> Iterator[None]:
         raise Interrupted("; ".join(getattr(error, "__notes__", ()))) from None
 
 
-def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> None:
-    """Warn about each source that has no documents, and why, such as a filter that matches nothing."""
-    from driftline.storage.documents import SkipReason
-
+def _warn_of_empty(sources: Sequence[Mapping[str, Any]]) -> None:
+    """Warn about each source that has no documents, and why."""
     for source in sources:
         documents = source["documents_total"] or source["new"] + source["changed"]
         if documents:
             continue
         reasons = Counter(str(skip["reason"]) for skip in source["skipped"])
         why = "it has no files" if not reasons else "none of its files can be indexed"
-        if filtered and set(reasons) <= {str(SkipReason.EXCLUDED)}:
-            why = "the filters (--include, --exclude) exclude every file"
         counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
         gone = f"; {source['deleted']:,} documents were deleted" if source["deleted"] else ""
         warn(f"No document of {source['uri']} is indexed: {why}{f' ({counts})' if counts else ''}{gone}.")
