@@ -346,6 +346,7 @@ class SourceRun:
         self._progress.phase(f"scanning {self._source.source.uri}")
         parallel = self._executor.remote or not self._source.source.is_local
         now_ns = time.time_ns()
+        self.report.partial = self._only is not None
         with self._timed("scan"):
             slots = self._executor.slots if parallel and self._only is None else 1
             parts = plan_partitions(self._source.source, slots, self._source.rules)

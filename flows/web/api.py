@@ -18,8 +18,6 @@ from operator import call
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from cachetools import TTLCache
 from fastapi import Query
 from pydantic import Field, WithJsonSchema
@@ -145,19 +143,14 @@ def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) ->
 
 
 def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
-    tables = [
-        workspace.manifest(entity).read(columns=["path", "reason"]) for entity, _ in workspace.readable_sources(within)
-    ]
-    if not tables:
-        return []
-    rows = pa.concat_tables(tables)
-    rows = rows.filter(pc.is_valid(rows["reason"]))
-    found = []
-    for count in pc.value_counts(rows["reason"]).to_pylist():
-        reason = count["values"]
-        paths = rows.filter(pc.equal(rows["reason"], reason))["path"].slice(0, MAX_SKIPPED_PATHS).to_pylist()
-        found.append(Skipped(reason, count["counts"], tuple(paths)))
-    return sorted(found, key=lambda each: -each.count)
+    from driftline.storage.sql import views
+
+    found: dict[str, list[str]] = {}
+    for rows in views(workspace, within)["skipped"].read(["path", "reason"], None):
+        for path, reason in zip(*(rows[name].to_pylist() for name in ("path", "reason")), strict=True):
+            found.setdefault(reason, []).append(path)
+    listed = (Skipped(reason, len(paths), tuple(paths[:MAX_SKIPPED_PATHS])) for reason, paths in found.items())
+    return sorted(listed, key=lambda each: -each.count)
 
 
 def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
