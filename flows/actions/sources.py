@@ -16,7 +16,7 @@ from typing import Any
 
 from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.plan import PARTIAL, IndexRequest, SourceRequest
+from driftline.flows.runs.plan import PARTIAL, IndexRequest, SourceRequest, known_request
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.documents import SkipReason
 from driftline.storage.entities import Entity
@@ -150,7 +150,7 @@ def _requested(
         inside = below(record.uri, uri if selection.file is None else os.path.join(uri, selection.file))
         covers = theirs == Rules() if selection.file is None else inside is not None and accepts(theirs, inside)
         if inside is not None and covers:
-            return SourceRequest(record.uri, str(entity), record.include, record.exclude)
+            return known_request(entity, record)
     if selection.file is not None:
         kind, rules = "files", Rules(include=(literal(selection.file),))
     digest = hashlib.blake2b(repr((uri, kind == "glob" and rules.include)).encode(), digest_size=4).hexdigest()

@@ -1,9 +1,10 @@
-"""Start the Prefect deployments of a commit, once for each commit, and wait for their runs."""
+"""Start the Prefect deployments of a commit, once per commit or delivery, and wait for their runs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from httpx import HTTPError
@@ -36,8 +37,9 @@ def run_deployments(
     server_url()
     deadline = time.monotonic() + timeout_seconds
     with connected() as client:
-        ids = {_full_name(name): _deployment_id(client, _full_name(name)) for name in names}
-        runs = {name: _start(client, name, ids[name], commit) for name in ids}
+        with _accepted(", ".join(names)):
+            ids = {_full_name(name): _deployment_id(client, _full_name(name)) for name in names}
+            runs = {name: _start(client, name, ids[name], commit) for name in ids}
         for name, run in runs.items():
             on_message(f"{name}: waiting for run {run.name} ({url_for(run) or run.id})")
         while not all(_has_ended(run) for run in runs.values()):
@@ -46,40 +48,58 @@ def run_deployments(
                     "did not finish in time", runs, "It is still running: follow it, or set a longer --timeout."
                 )
             time.sleep(POLL_SECONDS)
-            runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}
+            try:
+                runs = {name: run if _has_ended(run) else client.read_flow_run(run.id) for name, run in runs.items()}
+            except HTTPError as error:
+                on_message(f"The Prefect server does not respond, asking again: {error}")
     if not all(_has_completed(run) for run in runs.values()):
         raise _failure("has failed", runs, "Read its log; another build of the commit restarts it.")
     return [_report(name, run) for name, run in runs.items()]
 
 
-def start_index_run(source: SourceRequest, commit: str, branch: str | None = None) -> None:
-    """Start a source's deployment for a commit of its main index or of a branch, once per commit.
+def start_index_run(source: SourceRequest, commit: str, branch: str | None = None, delivery: str = "") -> None:
+    """Start a source's deployment for a commit of its main index or of a branch, once per delivery.
+
+    A push back to an earlier commit is another delivery.
 
     Does not wait for the run. Raises DeploymentFailed, StorageError, and UsageError if there is no server or
     deployment.
     """
     name = _full_name(deployment_name(Entity.parse(str(source.entity))))
-    _start_run(name, commit, {"sources": [source.uri], "branch": branch} if branch is not None else None)
+    parameters = {"sources": [source.uri], "branch": branch} if branch is not None else None
+    _start_run(name, commit, delivery, parameters)
 
 
-def start_fleet_run(deployment: str, commit: str) -> None:
+def start_fleet_run(deployment: str, commit: str, delivery: str = "") -> None:
     """Start a fleet's deployment for a commit in one of its repositories, like ``start_index_run``."""
-    _start_run(f"{FLEET_FLOW}/{deployment}", commit, None)
+    _start_run(f"{FLEET_FLOW}/{deployment}", commit, delivery)
 
 
-def _start_run(name: str, commit: str, parameters: dict[str, Any] | None) -> None:
+def _start_run(name: str, commit: str, delivery: str, parameters: dict[str, Any] | None = None) -> None:
     server_url()
+    with _accepted(name), connected() as client:
+        _start(client, name, _deployment_id(client, name), commit, delivery, parameters)
+
+
+@contextmanager
+def _accepted(name: str) -> Iterator[None]:
+    """Raise StorageError if the server cannot be reached or does not accept a run of ``name``."""
     try:
-        with connected() as client:
-            _start(client, name, _deployment_id(client, name), commit, parameters)
+        yield
     except HTTPError as error:
         raise StorageError("The Prefect server did not accept the run", name, str(error)) from error
 
 
 def _start(
-    client: SyncPrefectClient, name: str, deployment: Any, commit: str, parameters: dict[str, Any] | None = None
+    client: SyncPrefectClient,
+    name: str,
+    deployment: Any,
+    commit: str,
+    delivery: str = "",
+    parameters: dict[str, Any] | None = None,
 ) -> FlowRun:
     of = f"{name}@{parameters['branch']}" if parameters else name
+    of += f":{delivery}" if delivery else ""
     for attempt in range(1, MAX_ATTEMPTS + 1):
         # Prefect scopes these keys to a flow, and all index deployments share one.
         key = f"{commit}:{of}" if attempt == 1 else f"{commit}:{of}:{attempt}"

@@ -21,7 +21,7 @@ from driftline.flows.config.driftline_toml import Configuration
 from driftline.flows.config.workspace_names import local_path
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.index import IndexRequest, index_sources
-from driftline.flows.runs.plan import SourceRequest, requests_of
+from driftline.flows.runs.plan import SourceRequest, configured_request, requests_of
 from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StaleBuild, StaleIndex, UsageError
@@ -88,14 +88,11 @@ def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed:
 
 
 def _source_of(run: RunRecord, entity: Entity) -> Mapping[str, Any] | None:
-    """Return a source's entry in the report of ``run``; None if it did not update the source."""
-    if run.kind != "index":
-        return None
+    """Return a source's entry in the report of ``run``; None if it did not update the source's main index."""
     failed = {failure["uri"] for failure in run.report.get("failed", ())}
     if run.outcome != "done" and not failed:
         return None
-    sources: Sequence[Mapping[str, Any]] = run.report.get("sources", ())
-    return next((s for s in sources if s["entity"] == str(entity) and s["uri"] not in failed), None)
+    return next((s for s in run.main_sources if s["entity"] == str(entity) and s["uri"] not in failed), None)
 
 
 def _record(uri: str) -> SourceRecord:
@@ -116,12 +113,14 @@ class CiRequest:
     Without (Prefect) ``deployments``, this process indexes. If ``max_staleness_seconds`` is set, it only checks the
     index's age. With ``only_branch``, builds of that branch update the main index, and all other builds are skipped;
     otherwise, a build of any branch except ``default_branch`` (usually reported by CI) indexes that branch of the
-    sources. If ``duplicates_of`` is main, the branch's new functions are compared with existing code.
+    sources. The settings of ``configuration`` apply, except for ``model`` if it is set. If ``duplicates_of`` is main,
+    the branch's new functions are compared with existing code.
     """
 
     build: Build
     sources: tuple[str | SourceRequest, ...] = ()
     workspace: str = ""
+    configuration: Configuration | None = None
     model: str | None = None
     deployments: tuple[str, ...] = ()
     timeout_seconds: float = DEFAULT_CI_TIMEOUT_SECONDS
@@ -131,7 +130,26 @@ class CiRequest:
     duplicates_of: str | None = None
     wait_seconds: float = 0.0
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def storage_options(self) -> Mapping[str, Any] | None:
+        return self.configuration.options() if self.configuration is not None else None
+
+    def index_request(self, branch: str | None) -> IndexRequest:
+        """Return the request to index the sources, or a branch of them, with the settings of the configuration."""
+        options: dict[str, Any] = {
+            "workspace": self.workspace,
+            "model": self.model,
+            "max_delete_fraction": self.max_delete_fraction,
+            "wait_seconds": self.wait_seconds,
+            "keep_going": len(self.sources) > 1,
+            "by_commit": True,
+            "branch": branch,
+            "build": self.build.number if branch else None,
+        }
+        if self.configuration is not None:
+            return configured_request(self.configuration, self.sources, **options)
+        return IndexRequest(self.sources, **options)
 
 
 @dataclass(slots=True)
@@ -206,20 +224,8 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
             progress.message(f"This build is of {build.commit}, but {build.checked_out} is checked out and indexed.")
         if request.only_branch is None:
             report.index_branch = build.index_branch(request.default_branch)
-        index_request = IndexRequest(
-            sources=request.sources,
-            workspace=request.workspace,
-            model=request.model,
-            max_delete_fraction=request.max_delete_fraction,
-            wait_seconds=request.wait_seconds,
-            storage_options=request.storage_options,
-            keep_going=len(request.sources) > 1,
-            by_commit=True,
-            branch=report.index_branch,
-            build=build.number if report.index_branch else None,
-        )
         try:
-            report.run = index_sources(index_request, progress).to_dict()
+            report.run = index_sources(request.index_request(report.index_branch), progress).to_dict()
         except StaleBuild as error:
             progress.message(str(error))
             report.action = "stale"

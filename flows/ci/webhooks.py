@@ -30,9 +30,9 @@ from driftline.flows.config.driftline_toml import Configuration, HookSettings
 from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.fleet import sources_of_fleets
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.plan import IndexRequest, SourceRequest, requests_of
+from driftline.flows.runs.plan import IndexRequest, SourceRequest, configured_request, requests_of
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, SourceNotFound, StorageError, UsageError
+from driftline.storage.errors import DriftlineError, ExecutorError, LeaseHeld, SourceNotFound, StorageError, UsageError
 from driftline.storage.layout import new_ulid
 from driftline.storage.sources.mirror import Remote, parse_remote, resolve, with_ref
 from driftline.storage.workspace.branch_cuts import check_name
@@ -52,8 +52,10 @@ MAX_WAITING = 1_000
 ATTEMPTS = 3
 RETRY_SECONDS = 30.0
 """Delay before retrying a run that failed because of the store or the host; doubles each time."""
-WAIT_SECONDS = 600.0
-"""How long a run waits for another run of its source."""
+WAIT_SECONDS = 5.0
+"""How long a run waits for another run of its source before it lets the runs of other sources go first."""
+BUSY_SECONDS = 3_600.0
+"""How long a delivery is retried while other runs hold its source."""
 STOP_SECONDS = 10.0
 """How long the server waits for a run at shutdown; a killed run loses only its uncommitted batches."""
 _LAG_BUCKETS = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -241,12 +243,16 @@ HOSTS: Mapping[str, Host] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A run on a source's main index or on the ``branch`` that indexes ``ref``, or the deletion of that branch."""
+    """A run on a source's main index or on the ``branch`` that indexes ``ref``, or the deletion of that branch.
+
+    ``delivery`` identifies the delivery that requested it.
+    """
 
     source: SourceRequest
     branch: str | None = None
     ref: str = ""
     is_gone: bool = False
+    delivery: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -319,9 +325,9 @@ class Runs:
 
         commit, fleet = resolve(_remote(work.uri)), self._fleet_of(work.source)
         if fleet:
-            start_fleet_run(fleet_deployments(self.configuration)[fleet], commit)
+            start_fleet_run(fleet_deployments(self.configuration)[fleet], commit, work.delivery)
         else:
-            start_index_run(replace(work.source, uri=work.uri), commit, work.branch)
+            start_index_run(replace(work.source, uri=work.uri), commit, work.branch, work.delivery)
 
     def _fleet_of(self, source: SourceRequest) -> str:
         """Return the name of the fleet the source belongs to; "" if the source has its own table."""
@@ -329,13 +335,11 @@ class Runs:
         return next((name for name, sources in fleets.items() if source in sources), "")
 
     def _request(self, work: Work) -> IndexRequest:
-        return IndexRequest(
+        return configured_request(
+            self.configuration,
             (replace(work.source, uri=work.uri),),
-            self.configuration.workspace,
-            model=self.configuration.model,
             executor="inline",  # the run uses one core; searches have the others
             wait_seconds=WAIT_SECONDS,
-            storage_options=self.configuration.options(),
             branch=work.branch,
         )
 
@@ -367,9 +371,12 @@ def _remote(uri: str) -> Remote:
 
 @dataclass(slots=True)
 class _Waiting:
+    """Work, when its first delivery arrived, and the ids of its deliveries."""
+
     work: Work
     since: float
     due: float
+    ids: frozenset[str] = frozenset()
     attempt: int = 1
 
 
@@ -447,7 +454,7 @@ class Hooks:
                 except DriftlineError as error:
                     reason = str(error)
                 else:
-                    works += [work] if work is not None else []
+                    works += [replace(work, delivery=min(ids))] if work is not None else []
         return self._enqueue(works, ids) if works else (IGNORED, reason)
 
     def _enqueue(self, works: Sequence[Work], ids: set[str]) -> tuple[int, str]:
@@ -461,7 +468,8 @@ class Hooks:
                 known = self._waiting.get(work.key)
                 since = known.since if known is not None else now
                 due = min(now + self.debounce_seconds, since + MAX_DEBOUNCES * self.debounce_seconds)
-                self._waiting[work.key] = _Waiting(work, since, due)
+                merged = ids | (known.ids if known is not None else frozenset())
+                self._waiting[work.key] = _Waiting(work, since, due, frozenset(merged))
             self._changed.notify()
         return ACCEPTED, "a run was requested"
 
@@ -488,7 +496,7 @@ class Hooks:
         while (waiting := self._next()) is not None:
             try:
                 self.run(waiting.work)
-            except StorageError as error:
+            except (StorageError, ExecutorError, LeaseHeld) as error:
                 self._retry(waiting, error)
             except DriftlineError as error:
                 self._failed(waiting, error)
@@ -511,16 +519,20 @@ class Hooks:
         return None
 
     def _retry(self, waiting: _Waiting, error: DriftlineError) -> None:
-        if waiting.attempt >= ATTEMPTS or isinstance(error, SourceNotFound):
+        is_busy = isinstance(error, LeaseHeld)
+        is_last = self.clock() - waiting.since > BUSY_SECONDS if is_busy else waiting.attempt >= ATTEMPTS
+        if is_last or isinstance(error, SourceNotFound):
             self._failed(waiting, error)
             return
         log.warning("Retrying a webhook run: %s", error)
-        due = self.clock() + self.retry_seconds * 2 ** (waiting.attempt - 1)
+        due = self.clock() + (self.retry_seconds if is_busy else self.retry_seconds * 2 ** (waiting.attempt - 1))
+        again = replace(waiting, due=due, attempt=waiting.attempt + (not is_busy))
         with self._changed:  # a newer delivery replaces it
-            self._waiting.setdefault(waiting.work.key, replace(waiting, due=due, attempt=waiting.attempt + 1))
+            self._waiting.setdefault(waiting.work.key, again)
 
     def _failed(self, waiting: _Waiting, error: DriftlineError) -> None:
         self._runs.labels(error.kind).inc()
+        self._forget(waiting.ids)
         log.warning("The webhook run for %s failed: %s", "/".join(filter(None, waiting.work.key)), error)
 
     def _waiting_seconds(self) -> float:

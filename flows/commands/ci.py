@@ -112,7 +112,8 @@ def ci(
         build=report.build,
         sources=names if configuration is None else sources_here(configuration, "."),
         workspace=workspace_for_indexing(workspace, names, configuration),
-        model=configuration.model if configuration and model is None else model,
+        configuration=configuration,
+        model=model,
         deployments=tuple(deployment or ()),
         timeout_seconds=timeout,
         max_staleness_seconds=max_staleness,
@@ -121,7 +122,6 @@ def ci(
         duplicates_of=duplicates_of,
         wait_seconds=wait,
         max_delete_fraction=max_delete_fraction,
-        storage_options=configuration.options() if configuration else None,
     )
     _run(request, report, summary or _summary_file())
     show(report.to_dict(), as_json, lambda _: _print(report))

@@ -45,12 +45,13 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_FILE_BYTES,
     Redaction,
 )
-from driftline.storage.errors import DeletionRefused, DriftlineError, UsageError
+from driftline.storage.errors import DeletionRefused, DriftlineError, UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
     from driftline.flows.config.driftline_toml import Configuration
     from driftline.flows.output.run_reports import IndexReport
     from driftline.flows.runs.fleet import FleetRequest
+    from driftline.flows.runs.plan import SourceRequest
     from driftline.flows.runs.watch import Watcher
     from driftline.storage.workspace.workspace import Workspace
 
@@ -372,20 +373,43 @@ SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The fol
 @app.command()
 def watch(source: SourceArgument = ".", workspace: WorkspaceOption = None, model: ModelOption = None) -> int:
     """Update the index of SOURCE, then index each file as it is saved. Stop with Ctrl+C."""
-    watcher = watcher_of(source, workspace_for_indexing(workspace, [source], None), model)
+    target = workspace_for_indexing(workspace, [source], None)
+    from driftline.flows.config.locate import options_for
+
+    watcher = watcher_of(known_at(source, target), target, model, options_for(target))
     with suppress(KeyboardInterrupt):  # the usual way to stop it
         watcher.run()
     warn(f"stopped; continue with: driftline watch {source}")
     return DONE
 
 
-def watcher_of(source: str, workspace: str, model: str | None = None) -> Watcher:
+def known_at(source: str, workspace: str) -> str | SourceRequest:
+    """Return the workspace's source at the folder ``source``, with its own entity and filters, or else ``source``."""
+    from driftline.flows.config.locate import options_for
+    from driftline.flows.runs.plan import known_request
+    from driftline.storage.workspace.workspace import Workspace
+
+    try:
+        known = Workspace.open(workspace, options_for(workspace)).readable_sources()
+    except WorkspaceNotFound:
+        return source
+    there = [known_request(entity, record) for entity, record in known if record.uri == os.path.realpath(source)]
+    return there[0] if len(there) == 1 else source
+
+
+def watcher_of(
+    source: str | SourceRequest,
+    workspace: str,
+    model: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Watcher:
     """Return a watcher of ``source`` that reports each run on standard error."""
     from driftline.flows.runs.plan import IndexRequest
     from driftline.flows.runs.watch import Watcher
 
     # One process embeds a user's edits faster than it could start others.
-    request = IndexRequest((source,), workspace, model=model, executor="inline", wait_seconds=WAIT_SECONDS)
+    how: dict[str, Any] = {"model": model, "executor": "inline", "wait_seconds": WAIT_SECONDS}
+    request = IndexRequest((source,), workspace, storage_options=storage_options, **how)
     return Watcher(request, _report, _failed)
 
 
@@ -402,18 +426,20 @@ def _failed(error: DriftlineError) -> None:
 @contextmanager
 def watching_sources(workspace: Workspace) -> Iterator[None]:
     """Update each local source of ``workspace`` on changes, in its own thread, until the context exits."""
+    from driftline.flows.runs.plan import known_request
     from driftline.storage.sources.source import known_source
 
-    local = [record.uri for _, record in workspace.sources() if known_source(record.uri).is_local]
-    stop = threading.Event()
+    known = (known_request(entity, record) for entity, record in workspace.sources())
+    local = [source for source in known if known_source(source.uri).is_local]
+    stop, options = threading.Event(), workspace.objects.storage_options
 
-    def run(uri: str) -> None:
+    def run(source: SourceRequest) -> None:
         try:
-            watcher_of(uri, workspace.objects.uri).run(stop)
+            watcher_of(source, workspace.objects.uri, storage_options=options).run(stop)
         except DriftlineError as error:
-            warn(f"{uri} is no longer watched: {error}")
+            warn(f"{source.uri} is no longer watched: {error}")
 
-    threads = [threading.Thread(target=run, args=(uri,), name=f"watch {uri}") for uri in local]
+    threads = [threading.Thread(target=run, args=(each,), name=f"watch {each.uri}") for each in local]
     for thread in threads:
         thread.start()
     try:

@@ -203,8 +203,8 @@ class History:
 
 
 def _finished_sources(run: RunRecord) -> list[Mapping[str, Any]]:
-    """Return the sources that an index run completed; failed sources have no revision."""
-    return [source for source in run.report.get("sources", ()) if source.get("revision")] if run.kind == "index" else []
+    """Return the sources whose main index a run completed; failed sources have no revision."""
+    return [source for source in run.main_sources if source.get("revision")]
 
 
 def _moment(run: RunRecord) -> datetime:

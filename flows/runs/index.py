@@ -26,7 +26,15 @@ from driftline.flows.output.progress import EarlyProgress, NullProgress, Progres
 from driftline.flows.output.run_reports import IndexReport, RemoveReport
 from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, SegmentBuilds, build_on, open_executor
-from driftline.flows.runs.plan import IndexPlan, IndexRequest, SourcePlan, SourceRequest, make_plan, plan_source
+from driftline.flows.runs.plan import (
+    IndexPlan,
+    IndexRequest,
+    SourcePlan,
+    followed_repositories,
+    known_request,
+    make_plan,
+    plan_source,
+)
 from driftline.flows.runs.source_group import run_all
 from driftline.flows.runs.source_run import COMMIT_SECONDS, GUARDED_DELETIONS
 from driftline.storage.deltas.manifest import SCHEMA, totals
@@ -212,14 +220,15 @@ def _is_gone(record: SourceRecord) -> bool:
 def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[SourcePlan]:
     """Return the known sources that own files of a requested source."""
     neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
+    followed = followed_repositories(plan.workspace)
     for part in plan.sources:
         for entity in neighbours.at_or_below(part.record.uri):
             if entity in found or not _holds_files_of(entity, known[entity], part, plan):
                 continue
             record, own = known[entity], replace(plan.request, redact=None, archives=None, notebook_outputs=None)
-            named = SourceRequest(record.uri, str(entity), record.include, record.exclude)
+            named = known_request(entity, record)
             try:
-                found[entity] = replace(plan_source(named, own, plan.workspace, set()), joined=True)
+                found[entity] = replace(plan_source(named, own, plan.workspace, set(), followed), joined=True)
             except DriftlineError as error:
                 log.warning("%s is not updated: %s", entity, error)
     return [found[entity] for entity in sorted(found)]

@@ -7,11 +7,12 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, get_args
 
-from driftline.flows.config.driftline_toml import ConfiguredSource
+from driftline.flows.config.driftline_toml import Configuration, ConfiguredSource
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
     DEFAULT_MAX_DELETE_FRACTION,
@@ -45,6 +46,8 @@ from driftline.tasks.task_context import ModelRef
 
 log = logging.getLogger(__name__)
 
+CONFIGURED = ("model", "redact", "archives", "notebook_outputs")
+"""Options of an index run that driftline.toml sets for all of its sources."""
 PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
 """Names of sources that contain only some files of a folder: the paths passed to an action."""
 
@@ -79,6 +82,11 @@ def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...
     return tuple(
         SourceRequest(source.uri, str(source.entity), source.include, source.exclude, source.link) for source in sources
     )
+
+
+def known_request(entity: Entity, record: SourceRecord) -> SourceRequest:
+    """Return a request for a source of the workspace, with its entity and filters."""
+    return SourceRequest(record.uri, str(entity), record.include, record.exclude)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,18 @@ def _check_patterns(owner: SourceRequest | IndexRequest) -> None:
         object.__setattr__(owner, name, patterns)
 
 
+def configured_request(
+    configuration: Configuration, sources: tuple[str | SourceRequest, ...] | None = None, **options: Any
+) -> IndexRequest:
+    """Return a request for sources of a configuration (default: all) with its settings; ``options`` that are None keep
+    them.
+    """
+    settings: dict[str, Any] = {name: getattr(configuration, name) for name in CONFIGURED}
+    settings |= {"workspace": configuration.workspace, "storage_options": configuration.options()}
+    settings |= {name: value for name, value in options.items() if value is not None}
+    return IndexRequest(requests_of(configuration.sources) if sources is None else sources, **settings)
+
+
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
     """A source, its entity, its record to write, and the commit that git has checked out.
@@ -180,6 +200,14 @@ class SourcePlan:
             return f"From now on, the filters of {self.entity} are {now or 'none'}, instead of {before or 'none'}."
         reset = "Other filters replace them; --include '*' removes them."
         return f"{self.entity} keeps the filters of its last run, {now}. {reset}" if now else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A repository of ``fleet`` whose readers its host lists, and the URIs it has had."""
+
+    fleet: str
+    uris: set[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,12 +280,13 @@ def make_plan(request: IndexRequest) -> IndexPlan:
         if not request.reembed and not _is_earlier_version(model, current):
             raise fingerprint_mismatch(workspace.objects.uri, workspace.config, model.name)
         replaces = current
+    followed = followed_repositories(workspace)
     plans: list[SourcePlan] = []
     failures: list[tuple[str, DriftlineError]] = []
     entities, uris = set[Entity](), set[str]()
     for given in request.sources:
         try:
-            plan = plan_source(given, request, workspace, entities)
+            plan = plan_source(given, request, workspace, entities, followed)
             if plan.source.is_local:
                 for root in (plan.source.uri, os.path.abspath(given if isinstance(given, str) else given.uri)):
                     plan.rules.check(root)
@@ -296,9 +325,16 @@ def _is_earlier_version(model: ModelRef, fingerprint: str) -> bool:
 
 
 def plan_source(
-    given: str | SourceRequest, request: IndexRequest, workspace: Workspace, taken: set[Entity]
+    given: str | SourceRequest,
+    request: IndexRequest,
+    workspace: Workspace,
+    taken: set[Entity],
+    followed: Callable[[], Mapping[str, Followed]],
 ) -> SourcePlan:
-    """Plan one source; its default entity avoids those in ``taken``. Raises the same errors as ``make_plan``."""
+    """Plan one source; its default entity avoids those in ``taken``, and it must not take one of ``followed``.
+
+    Raises the same errors as ``make_plan``.
+    """
     if isinstance(given, SourceRequest):
         named, keeps_filters = given, False
     else:
@@ -334,7 +370,7 @@ def plan_source(
     else:
         entity, known = _default_entity(source.default_name, record, workspace, taken)
     if known is None or not known.same_location(record):
-        _refuse_followed(workspace, entity, source.uri)
+        _refuse_followed(followed(), entity, source.uri)
     if known is not None:  # damaged files are reported before anything is written
         peek(workspace.objects, lease_path(entity))
         workspace.manifest(entity).check()
@@ -351,13 +387,28 @@ def plan_source(
     return SourcePlan(source, entity, record, commit, before=known if isinstance(given, str) else None)
 
 
-def _refuse_followed(workspace: Workspace, entity: Entity, uri: str) -> None:
-    """Raise SourceConflict if the readers of a fleet's repository, whom its host lists, would see another source."""
-    for name, fleet in read_fleets(workspace.objects).items():
-        for each in fleet.repositories.values():
-            if each.readers is not None and each.entity == str(entity) and uri not in each.uris:
-                what = f"{entity} belongs to the fleet {name}, whose host says who may read it"
-                raise SourceConflict(what, uri, "Choose another --entity.")
+def followed_repositories(workspace: Workspace) -> Callable[[], Mapping[str, Followed]]:
+    """Return a function that reads the fleets' repositories whose readers their hosts list, once; keyed by entity."""
+
+    @cache
+    def read() -> Mapping[str, Followed]:
+        found: dict[str, Followed] = {}
+        for name, fleet in read_fleets(workspace.objects).items():
+            for each in fleet.repositories.values():
+                if each.readers is not None:
+                    known = found.get(each.entity)
+                    found[each.entity] = Followed(name, each.uris if known is None else each.uris & known.uris)
+        return found
+
+    return read
+
+
+def _refuse_followed(followed: Mapping[str, Followed], entity: Entity, uri: str) -> None:
+    """Raise SourceConflict if the readers of a fleet's repository would see another source."""
+    known = followed.get(str(entity))
+    if known is not None and uri not in known.uris:
+        what = f"{entity} belongs to the fleet {known.fleet}, whose host says who may read it"
+        raise SourceConflict(what, uri, "Choose another --entity.")
 
 
 def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecord | None:

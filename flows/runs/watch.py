@@ -102,8 +102,9 @@ class Watcher:
 
     def _with_a_way_on(self, error: DeletionRefused) -> DeletionRefused:
         (source,) = self.request.sources
-        uri = source if isinstance(source, str) else source.uri
-        command = ["driftline", "index", uri, "--workspace", self.request.workspace, "--max-delete-fraction", "1"]
+        uri, entity = (source, None) if isinstance(source, str) else (source.uri, source.entity)
+        command = ["driftline", "index", uri, *(["--entity", entity] if entity else [])]
+        command += ["--workspace", self.request.workspace, "--max-delete-fraction", "1"]
         return DeletionRefused(error.what, error.where, f"To delete them, run: {shlex.join(command)}")
 
     def _root(self) -> str:

@@ -86,7 +86,7 @@ def _skipped_before(runs: Iterable[RunRecord], run_id: str) -> list[dict[str, An
     """Return the files that each source skipped in its last run before ``run_id``."""
     found: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
-        for source in run.report.get("sources", ()) if run.kind == "index" and run.run_id != run_id else ():
+        for source in run.main_sources if run.run_id != run_id else ():
             found.setdefault(source["entity"], source.get("skipped", []))
     return [{"source": entity, **file} for entity, files in found.items() for file in files]
 

@@ -17,9 +17,10 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from filelock import FileLock, Timeout
@@ -45,6 +46,7 @@ from driftline.storage.defaults import DEFAULT_EXECUTOR
 from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
 from driftline.storage.errors import ExecutorError, UsageError
 
+_T = TypeVar("_T")
 WORKSPACE_PLACEHOLDER = "{{ $DRIFTLINE_WORKSPACE }}"
 """Placeholder for the workspace in the file; Prefect's own command fills it in from the environment."""
 INDEX, FLEET = "index", "fleet"
@@ -349,13 +351,21 @@ def _pause_others(client: SyncPrefectClient, deployments: Deployments, names: se
     workspaces = {spec["parameters"]["workspace"] for spec in deployments.deployments}
     paused = []
     ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
-    flows = {flow.id: flow.name for flow in client.read_flows()}
-    for known in client.read_deployments(deployment_filter=ours):
+    flows = {flow.id: flow.name for flow in _all_pages(client.read_flows)}
+    for known in list(_all_pages(partial(client.read_deployments, deployment_filter=ours))):
         name = f"{flows[known.flow_id]}/{known.name}"
         if name not in names and known.parameters.get("workspace") in workspaces and not known.paused:
             client.pause_deployment(known.id)
             paused.append(name)
     return paused
+
+
+def _all_pages(read: Callable[..., list[_T]]) -> Iterator[_T]:
+    """Yield everything that Prefect returns in pages, whose size the server limits."""
+    offset = 0
+    while page := read(offset=offset):
+        yield from page
+        offset += len(page)
 
 
 START_SECONDS = 900

@@ -26,6 +26,7 @@ from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 
 from driftline.flows.config.secret_references import check_catalog, check_options, resolve_catalog, resolve_options
+from driftline.flows.config.workspace_names import absolute_workspace
 from driftline.flows.output.progress import Stage, stages_run_by
 from driftline.storage.errors import LeaseHeld, StorageError, WorkspaceNotFound
 from driftline.storage.layout import lease_path, new_ulid
@@ -258,7 +259,8 @@ def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
     hosts expire.
     """
     parameters = flow_run.parameters
-    workspace, options = parameters["workspace"], options_of(parameters.get("storage_options"))
+    workspace = absolute_workspace(parameters["workspace"])
+    options = options_of(parameters.get("storage_options"))
     try:
         Workspace.open(workspace, options)
     except WorkspaceNotFound:

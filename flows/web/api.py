@@ -36,7 +36,7 @@ from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branch_cuts import branch_records, on_branch
-from driftline.storage.workspace.records import RunRecord, SourceRecord
+from driftline.storage.workspace.records import DONE, RunRecord, SourceRecord
 from driftline.storage.workspace.stats import WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.documents import (
@@ -110,7 +110,7 @@ class HomeView:
 def home_view(workspace: Workspace, within: Boundary | None = None) -> HomeView:
     """Read the home page's data. Raises StorageError, CorruptFile."""
     stats = workspace.stats(within)
-    runs = (run for run in newest_runs(workspace, MAX_RECENT_RUNS) if (run.kind, run.outcome) == ("index", "done"))
+    runs = (run for run in newest_runs(workspace, MAX_RECENT_RUNS) if run.outcome == DONE and run.main_sources)
     last = next((run for run in runs if within is None or any(_within((run,), within))), None)
     indexed = datetime.fromisoformat(last.started).astimezone(UTC) if last is not None else None
     return HomeView(stats.total_documents, stats.total_lines, tuple(stats.sources), indexed)

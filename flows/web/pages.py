@@ -25,7 +25,7 @@ from driftline.storage.errors import NotIndexed
 from driftline.storage.globs import literal_glob
 from driftline.storage.lines.outline import OF_TEXT
 from driftline.storage.option_table import Option
-from driftline.storage.workspace.records import RunRecord
+from driftline.storage.workspace.records import DONE, RunRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.documents import Folder
 from driftline.tasks.search.facets import Facets, chosen
@@ -514,10 +514,10 @@ def _falls(values: Sequence[Any]) -> bool:
 
 
 def _last_indexed(runs: Sequence[RunRecord]) -> dict[str, datetime]:
-    """Return the start of each source's last complete index run; ``runs`` are newest first."""
+    """Return the start of the last complete run that indexed each source; ``runs`` are newest first."""
     found: dict[str, datetime] = {}
     for run in runs:
-        for source in run.report.get("sources", ()) if (run.kind, run.outcome) == ("index", "done") else ():
+        for source in run.main_sources if run.outcome == DONE else ():
             found.setdefault(source["entity"], datetime.fromisoformat(run.started))
     return found
 

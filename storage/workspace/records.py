@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -244,6 +244,13 @@ class RunRecord:
     outcome: str
     report: dict[str, Any]
 
+    @property
+    def main_sources(self) -> list[Mapping[str, Any]]:
+        """The report's entries of the sources whose main index an index run updated, and not a branch."""
+        if self.kind != "index":
+            return []
+        return [source for source in self.report.get("sources", ()) if source.get("branch") is None]
+
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
@@ -268,7 +275,7 @@ class RunHistory:
     def revision(self, run_id: str, entity: Entity) -> int:
         """Return the ``rev`` of ``entity`` after a run, for reading its manifest ``as_of``. Raises UsageError."""
         run = self.get(run_id)
-        sources = run.report.get("sources", []) if run is not None else []
+        sources = run.main_sources if run is not None else []
         revisions = [source["revision"] for source in sources if source["entity"] == str(entity)]
         if not revisions:
             raise UsageError(

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from driftline.flows.output.run_history import History, newest_runs
 from driftline.storage.entities import Entity
+from driftline.storage.errors import UsageError
 from driftline.storage.layout import new_ulid
+from driftline.storage.workspace.records import RunHistory
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.verify_and_repair import repair_source
 from tests.support.oracle import assert_in_step, files_below
@@ -216,6 +219,14 @@ def test_the_sources_of_the_file_that_lie_in_the_work_tree_are_indexed(
     assert [s["entity"].rpartition(":")[2] for s in failing.json["run"]["sources"]] == ["code"]
 
 
+def test_the_settings_of_the_file_apply(ci: Driftline, repository: Path, tmp_path: Path) -> None:
+    settings = 'redact = "strict"\narchives = true\nnotebook_outputs = true\n'
+    (repository / "driftline.toml").write_text(settings + '[[sources]]\nuri = "src"\n')
+    assert ci().code == 0
+    ((_, record),) = Workspace.open(str(tmp_path / "index")).sources()
+    assert (record.redact, record.archives, record.notebook_outputs) == ("strict", True, True)
+
+
 # Output.
 
 
@@ -325,6 +336,25 @@ def test_the_gate_fails_for_an_index_that_is_older_than_the_commit_by_more(
     assert ci("--max-staleness", 0).code == 0
     git(repository, "reset", "-q", "--hard", "HEAD~1")
     assert ci("--max-staleness", 0).code == 0  # the index is at a later commit
+
+
+def test_a_run_on_a_branch_does_not_make_the_main_index_fresh(
+    ci: Driftline, driftline: Driftline, repository: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    assert ci().code == 0
+    made = int(git(repository, "show", "-s", "--format=%ct"))
+    (repository / "src" / "a.py").write_text("alpha = 3\nbeta = 4\n")
+    commit(repository, date=f"{made + 300} +0000")
+    git(repository, "checkout", "-q", "-b", "feature")
+    command = ("index", ".", "--branch", "feature", "--workspace", tmp_path / "index", "--model", tiny_model)
+    assert driftline(*command).code == 0
+    late = ci("--json", "--max-staleness", 200)
+    assert (late.code, late.json["error"]) == (3, "stale_index")
+    workspace = Workspace.open(str(tmp_path / "index"))
+    runs = newest_runs(workspace, 10)
+    assert [value for _, value in History(runs[::-1]).growth("lines_total").points] == [3.0]
+    with pytest.raises(UsageError, match="No run"):
+        RunHistory(workspace.objects, ENTITY.tenant).revision(runs[0].run_id, ENTITY)
 
 
 def test_a_source_that_was_never_indexed_fails_the_gate(

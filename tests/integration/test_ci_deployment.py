@@ -103,6 +103,27 @@ def test_one_commit_makes_one_run_of_each_deployment(
     assert all(f"commit:{COMMIT}" in found["tags"] for found in both)
 
 
+def test_a_connection_that_drops_while_a_run_is_awaited_is_retried(
+    ci: Driftline, worker: Worker, deployments: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from httpx import ConnectError
+    from prefect.client.orchestration import SyncPrefectClient
+
+    web, _ = deployments
+    dropped: list[object] = []
+    read = SyncPrefectClient.read_flow_run
+
+    def failing(client: SyncPrefectClient, run: Any) -> Any:
+        if not dropped:
+            dropped.append(run)
+            raise ConnectError("connection refused")
+        return read(client, run)
+
+    monkeypatch.setattr(SyncPrefectClient, "read_flow_run", failing)
+    assert ci("--deployment", web).code == 0
+    assert dropped
+
+
 def test_a_failed_run_fails_the_build_and_the_next_build_starts_another(
     ci: Driftline, worker: Worker, deployments: dict[str, str]
 ) -> None:

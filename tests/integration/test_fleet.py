@@ -15,15 +15,16 @@ import pytest
 
 from driftline.flows.runs import branches as branch_runs
 from driftline.flows.runs import fleet as fleet_runs
-from driftline.flows.runs import source_group
+from driftline.flows.runs import plan, source_group
 from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.fleet import has_failed, summary
 from driftline.flows.runs.source_run import SourceRun
 from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.errors import StorageError
+from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.mirror import Mirror
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
-from driftline.storage.workspace.fleet_state import read_fleets, write_fleets
+from driftline.storage.workspace.fleet_state import FleetRecord, read_fleets, write_fleets
 from tests.servers.git_server import Checkout, GitServer, git
 from tests.support.fleets import Fleet, branches, rows, states
 from tests.support.waiting import PATIENCE_SECONDS
@@ -74,6 +75,21 @@ def test_a_list_is_indexed_in_one_run_and_then_costs_no_run(
     assert third["to_index"] == [rows(third)["team/b"]["entity"]]
     assert rows(third)["team/b"]["indexed"] == commit
     assert fleet.documents()["b"] == {"b.md", "more.md"}
+
+
+def test_a_first_sync_reads_the_state_of_the_fleets_once_for_all_repositories(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(objects: ObjectStore) -> dict[str, FleetRecord]:
+        read.append(objects.uri)
+        return read_fleets(objects)
+
+    monkeypatch.setattr(plan, "read_fleets", counted)
+    fleet.tables = listed(git_server, "a", "b", "c")
+    assert states(fleet.sync()) == dict.fromkeys(("team/a", "team/b", "team/c"), "indexed")
+    assert len(read) == 1
 
 
 def test_repositories_are_fetched_ahead_of_their_scans(

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,12 +21,14 @@ import pytest
 from watchfiles import Change
 
 import driftline as dl
+from driftline.flows.commands.index import known_at, watcher_of, watching_sources
 from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs import watch
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.plan import IndexRequest
+from driftline.flows.runs.plan import IndexRequest, SourceRequest
 from driftline.flows.runs.watch import Watcher
 from driftline.storage.errors import DriftlineError, LeaseHeld
+from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask
 
@@ -54,7 +57,6 @@ class Watching:
         until(lambda: bool(self.reports))
 
     def paths(self) -> set[str]:
-        from driftline.storage.workspace.workspace import Workspace
         from driftline.tasks.search.documents import document_page
 
         page = document_page(Workspace.open(self.workspace), limit=1_000)
@@ -258,6 +260,32 @@ def test_only_a_local_folder_is_watched(driftline: Callable[..., object], tmp_pa
         outcome: object = driftline("watch", source, "--workspace", tmp_path / "ws")
         assert getattr(outcome, "code") == 2  # noqa: B009 -- the fixture's type is that of the command line
     assert not (tmp_path / "ws").exists()
+
+
+@contextmanager
+def watched(source: str, workspace: str) -> Iterator[None]:
+    """Watch a source, as ``driftline watch`` does, until the context exits."""
+    stop = threading.Event()
+    watcher = watcher_of(known_at(source, workspace), workspace)
+    thread = threading.Thread(target=watcher.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("command", ["watch", "web"])
+def test_a_source_keeps_its_entity_and_filters(command: str, tree: Path, tmp_path: Path, tiny_model: Path) -> None:
+    workspace, entity = str(tmp_path / "ws"), "org:acme/project:alpha/source:notes"
+    source = SourceRequest(str(tree), entity, exclude=("sub/**",))
+    index_sources(IndexRequest((source,), workspace, model=str(tiny_model), executor="inline"))
+    save(tree / "c.md", "a zebra crosses\n")
+    with watching_sources(Workspace.open(workspace)) if command == "web" else watched(str(tree), workspace):
+        until(lambda: bool(dl.search(workspace, "zebra", mode="text").results))
+    assert [str(known) for known, _ in Workspace.open(workspace).sources()] == [entity]
+    assert {each.path for each in dl.open(workspace).documents() if each.reason is None} == {"b.md", "c.md"}
 
 
 @pytest.mark.parametrize("command", ["watch", "web"])

@@ -21,7 +21,7 @@ from driftline.flows.config.driftline_toml import HookSettings, load_config, loc
 from driftline.flows.runs.plan import SourceRequest, requests_of
 from driftline.flows.web.api import Reader
 from driftline.flows.web.server import web_server
-from driftline.storage.errors import StorageError, UsageError
+from driftline.storage.errors import DriftlineError, ExecutorError, LeaseHeld, StorageError, UsageError
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.git_server import Checkout, GitServer, git
 from tests.support.fleets import Fleet, rows
@@ -215,18 +215,53 @@ def test_a_run_that_failed_because_of_the_host_is_retried(tmp_path: Path) -> Non
         until(lambda: 'driftline_hook_runs_total{outcome="done"} 1.0' in ask(address, "/metrics").body)
 
 
-def test_prefect_runs_the_deployment_once_for_each_commit(
+@pytest.mark.parametrize("error", [LeaseHeld("Another run holds the lease", "app"), ExecutorError("No worker", "tcp")])
+def test_a_run_that_meets_another_one_is_retried(tmp_path: Path, error: DriftlineError) -> None:
+    attempts: list[Work] = []
+
+    def run(work: Work) -> None:
+        attempts.append(work)
+        if len(attempts) < 3:
+            raise error
+
+    with counting(tmp_path, run, retry_seconds=0.0) as (address, _):
+        deliver(address, "github", *push("github", "https://code.example/team/app.git"))
+        until(lambda: 'driftline_hook_runs_total{outcome="done"} 1.0' in ask(address, "/metrics").body)
+    assert len(attempts) == 3
+
+
+def test_a_source_that_stays_busy_is_given_up_and_can_be_redelivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "BUSY_SECONDS", 0.0)
+    ran: list[Work] = []
+
+    def run(work: Work) -> None:
+        ran.append(work)
+        raise LeaseHeld("Another run holds the lease", "app")
+
+    name, body = push("github", "https://code.example/team/app.git")
+    with counting(tmp_path, run) as (address, _):
+        assert deliver(address, "github", name, body, delivery="one").status == 202
+        until(lambda: 'driftline_hook_runs_total{outcome="lease_held"} 1.0' in ask(address, "/metrics").body)
+        assert deliver(address, "github", name, body, delivery="one").status == 202
+        until(lambda: len(ran) == 2)
+
+
+def test_prefect_runs_the_deployment_once_for_each_delivery(
     git_server: GitServer, project: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requested: list[dict[str, Any]] = []
+    requested: dict[str, dict[str, Any]] = {}
+    completed = SimpleNamespace(is_final=lambda: True, is_completed=lambda: True)
 
     class Client:
         def read_deployment_by_name(self, name: str) -> Any:
             return SimpleNamespace(id=name)
 
         def create_flow_run_from_deployment(self, deployment: str, **given: Any) -> Any:
-            requested.append({"deployment": deployment, **given})
-            return SimpleNamespace(state=None)
+            """Like Prefect, return the run that a key already has."""
+            requested.setdefault(given["idempotency_key"], {"deployment": deployment, **given})
+            return SimpleNamespace(state=completed)
 
     @contextmanager
     def connected() -> Iterator[Client]:
@@ -240,12 +275,15 @@ def test_prefect_runs_the_deployment_once_for_each_commit(
     (source,) = hooks_sources(file)
     runs = Runs(load_config(file), by_prefect=True)
     commit = git(project.folder, "rev-parse", "HEAD")
-    runs(Work(source))
-    runs(Work(source, "release/1", "refs/heads/main"))
-    main, branch = requested
-    assert (main["deployment"], main["idempotency_key"]) == ("driftline-index/app", f"{commit}:driftline-index/app")
-    assert main["parameters"] is None
-    assert branch["idempotency_key"] == f"{commit}:driftline-index/app@release/1"
+    runs(Work(source, delivery="1"))
+    runs(Work(source, delivery="1"))
+    runs(Work(source, delivery="2"))  # a push back to the same commit, after another one
+    runs(Work(source, "release/1", "refs/heads/main", delivery="3"))
+    main, again, branch = requested.values()
+    assert {each["deployment"] for each in requested.values()} == {"driftline-index/app"}
+    assert (main["idempotency_key"], main["parameters"]) == (f"{commit}:driftline-index/app:1", None)
+    assert again["idempotency_key"] == f"{commit}:driftline-index/app:2"
+    assert branch["idempotency_key"] == f"{commit}:driftline-index/app@release/1:3"
     assert branch["parameters"] == {"sources": [f"{url}@refs/heads/main"], "branch": "release/1"}
 
 
@@ -306,11 +344,11 @@ def test_a_push_to_a_repository_of_a_fleet_is_found(
         assert site.send("github", push("github", site.url.replace("app", "other"))) == 200
         until(lambda: site.finds("gamma"))
     assert rows(fleet.sync())["team/app"]["indexed"] == commit, "the next sync finds it done"
-    started: list[tuple[str, str]] = []
-    monkeypatch.setattr(deployment_runs, "start_fleet_run", lambda name, of: started.append((name, of)))
+    started: list[tuple[str, ...]] = []
+    monkeypatch.setattr(deployment_runs, "start_fleet_run", lambda *of: started.append(of))
     (source,) = hooks.of_fleets()
-    Runs(configuration, by_prefect=True)(Work(source))
-    assert started == [("team", commit)]
+    Runs(configuration, by_prefect=True)(Work(source, delivery="1"))
+    assert started == [("team", commit, "1")]
     (tmp_path / "index" / "_fleet.json").write_text("{")
     with taking(configuration.workspace, hooks) as address:
         assert deliver(address, "github", *push("github", site.url)).status == 503

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
+from prefect.client.orchestration import SyncPrefectClient
 
 from driftline.flows.config.driftline_toml import Configuration, fleets_of, load_config
 from driftline.flows.config.toml_schema import FleetTable
-from driftline.flows.scheduling.deployments import deployment_name, deployments_of
+from driftline.flows.scheduling.deployments import Deployments, _pause_others, deployment_name, deployments_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 
@@ -25,6 +27,21 @@ def configuration(folder: Path, text: str) -> Configuration:
 
 def by_name(folder: Path, text: str, **options: Any) -> dict[str, dict[str, Any]]:
     return {spec["name"]: spec for spec in deployments_of(configuration(folder, text), **options).deployments}
+
+
+def test_a_deployment_beyond_the_first_page_of_the_server_is_paused() -> None:
+    paused: list[int] = []
+    flows = [SimpleNamespace(id=number, name=f"flow-{number}") for number in range(500)]
+    parameters = {"workspace": "/srv/index"}
+    ours = [SimpleNamespace(id=n, flow_id=n, name="web", parameters=parameters, paused=False) for n in range(500)]
+    client = SimpleNamespace(
+        read_flows=lambda offset: flows[offset : offset + 200],
+        read_deployments=lambda offset, deployment_filter: ours[offset : offset + 200],
+        pause_deployment=paused.append,
+    )
+    known = Deployments(({"parameters": parameters},), ())
+    assert len(_pause_others(cast(SyncPrefectClient, client), known, {"flow-450/web"})) == 499
+    assert sorted({*range(500)} - {*paused}) == [450]
 
 
 def test_each_source_has_a_deployment_with_its_own_schedule(tmp_path: Path) -> None:
