@@ -274,7 +274,12 @@ def test_a_file_has_all_exact_terms_and_a_line_any(tmp_path: Path) -> None:
     (tmp_path / "tree/both.txt").write_text("one\ntwo\nthree\n")
     (tmp_path / "tree/one.txt").write_text("one\n")
     driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
-    for query, exact in (("", {"fixed": ["one", "two"]}), ('"one"', {"regex": ["two"]}), ('"one" /two/', {})):
+    cases: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("", {"fixed": ["one", "two"]}),
+        ('"one"', {"regex": ["two"]}),
+        ('"one" /two/', {}),
+    )
+    for query, exact in cases:
         found = driftline.search(str(tmp_path / "ws"), query, n_lines=0, **exact)
         assert [(hit.path, hit.line) for hit in found] == [("both.txt", 1), ("both.txt", 2)]
 
