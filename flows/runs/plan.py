@@ -167,7 +167,8 @@ class SourcePlan:
 
     Files covered by ``claims`` are left to other sources. ``joined`` is set if the source was not requested, but owns
     files of a requested source. ``branch_cut`` is the reason why the run takes a new branch snapshot or keeps the old
-    one; ``superseded`` is the branch's previous record. ``before`` is the record of the last run of a source
+    one; ``superseded`` is the branch's previous record, ``own_commit`` its unmerged commit in git.
+    ``before`` is the record of the last run of a source
     that was given by its URI only.
     """
 
@@ -179,6 +180,7 @@ class SourcePlan:
     joined: bool = False
     branch_cut: str = ""
     superseded: BranchRecord | None = None
+    own_commit: str | None = None
     before: SourceRecord | None = None
 
     @property

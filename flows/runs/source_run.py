@@ -232,7 +232,7 @@ class SourceRun:
         if self._work_tree is not None and refused is None and self._is_complete(self._work.scans):
             at = self._reached(token, batch, record.reached)
             workspace.bind_source(entity, replace(record, commit=at, reached=at or record.reached))
-        workspace.note_build(entity, self._plan.request.build)
+        workspace.note_branch(entity, self._plan.request.build, self._source.own_commit)
         with self._timed("totals"):
             was_empty = self._only is None and not any(scan.known for scan in self._work.scans)
             self._count_totals(changes.rows if changes is not None and was_empty else None)
