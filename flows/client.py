@@ -458,4 +458,10 @@ def search_parameters(request: SearchRequest) -> dict[str, Any]:
     only_here += ["within"] if request.within is not None else []
     if only_here:
         raise UsageError("Servers do not support this option", only_here[0], "Omit it, or search a workspace.")
+    for name, value in given.items():
+        low, high = served[name].served or (value, value)
+        if not low <= value <= high:
+            raise UsageError(
+                f"A server accepts `{name}` from {low:g} to {high:g}", str(value), "Or search a workspace."
+            )
     return {"q": request.query} | {served[name].parameter: value for name, value in given.items()}

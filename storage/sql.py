@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
+from driftline.storage.documents import INSIDE, NAMED_LIKE_ARCHIVE, SkipReason
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
 from driftline.storage.lance.failures import is_lance_failure, read_failed
@@ -360,6 +361,7 @@ _SOURCE_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
     ("committed", _TIME),
 )
 _MANIFEST = pa.schema([("entity", pa.string()), *((name, MANIFEST.field(name).type) for name in MANIFEST.names)])
+_SKIPPED = pa.schema([_MANIFEST.field(name) for name in ("entity", "path", "size_bytes", "mtime_ns", "reason")])
 _MODIFIED = "CASE WHEN mtime_ns > 0 THEN make_timestamp_ns(mtime_ns)::TIMESTAMP END AS modified"
 _EXTENSION = "lower(regexp_extract(path, '[^/]\\.([^./]+)$', 1)) AS ext"
 _MEMORY = pa.schema(
@@ -380,9 +382,7 @@ def views(workspace: Workspace, within: Boundary | None = None, searches: pa.Tab
             f"entity, path, {_EXTENSION}, size_bytes, lines, {_MODIFIED}, hash, etag",
             "reason IS NULL",
         ),
-        "skipped": View(
-            _MANIFEST, there.manifests, f"entity, path, size_bytes, {_MODIFIED}, reason", "reason IS NOT NULL"
-        ),
+        "skipped": View(_SKIPPED, there.skipped, f"entity, path, size_bytes, {_MODIFIED}, reason"),
         "lines": View(
             _LINES,
             there.lines,
@@ -443,6 +443,27 @@ class _Contents:
                 rows = self.workspace.manifest(entity).read(columns=columns)
                 named = pa.DictionaryArray.from_arrays(pa.array([0] * len(rows), pa.int32()), [str(entity)])
                 yield from _filtered(rows.append_column("entity", named.cast(pa.string())), names, where)
+
+    def skipped(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
+        """Yield the files that are not indexed: those that were read, in the manifest, and those of recorded scans."""
+        for tenant in self._tenants():
+            scanned = _skipped_by_scans(self._history(tenant))
+            for entity in self._entities(tenant):
+                record, branch = self.workspace.readable_source(entity), self.workspace.branch_of(entity)
+                known = self.workspace.manifest(entity).read(columns=_SKIPPED.names[1:])
+                read = known.filter(pc.is_valid(known["reason"]))
+                if record is not None and record.archives:  # opened, and its members are documents
+                    named = pc.match_substring_regex(read["path"], NAMED_LIKE_ARCHIVE)
+                    named = pc.and_not(named, pc.match_substring(read["path"], INSIDE))
+                    read = read.filter(pc.invert(pc.and_(named, pc.equal(read["reason"], SkipReason.ARCHIVE.value))))
+                found = scanned.get((str(entity), branch.name if branch else None), {})
+                unread = pa.table(
+                    {"path": pa.array(list(found), pa.string()), "reason": pa.array(list(found.values()), pa.string())}
+                )
+                unread = unread.filter(pc.invert(pc.is_in(unread["path"], known["path"])))
+                rows = pa.concat_tables([read, unread], promote_options="default")
+                rows = rows.append_column("entity", pa.array([str(entity)] * len(rows), pa.string()))
+                yield from _filtered(rows.select(_SKIPPED.names), names, where)
 
     def lines(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the line tables, excluding commit markers."""
@@ -566,6 +587,25 @@ class _Contents:
             owners = [str(Entity.of_directory(directory)) for directory in rows["entity"].to_pylist()]
             rows = rows.set_column(1, "entity", pa.array(owners, pa.string())).cast(_MEMORY)
             yield from _filtered(rows, names, where)
+
+
+def _skipped_by_scans(runs: Iterable[RunRecord]) -> dict[tuple[str, str | None], dict[str, str]]:
+    """Return the reasons of skipped files by path, keyed by source and branch, from ``runs``, newest first.
+
+    Of each source, the last run that listed all files counts, and later ones that listed only some.
+    """
+    found: dict[tuple[str, str | None], dict[str, str]] = {}
+    complete = set[tuple[str, str | None]]()
+    for run in runs:
+        for source in run.report.get("sources", ()) if run.kind == "index" else ():
+            key = source["entity"], source.get("branch")
+            if key in complete or "scan" not in source.get("phases", ()):
+                continue
+            skipped = {each["path"]: each["reason"] for each in source["skipped"]}
+            found[key] = skipped | found.get(key, {})
+            if source.get("base") is None and not source.get("partial"):
+                complete.add(key)
+    return found
 
 
 def _started(run: RunRecord) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
@@ -113,11 +114,62 @@ def _with_output_options(params: Sequence[Any] | None) -> list[Any]:
     return [*(params or ()), *output_options()]
 
 
+_NEGATED_FIELD = re.compile(r"-[a-z]{2,}:")
+"""The start of an excluding query term, such as -file:test, which the parser would take as options."""
+
+
 class _Command(TyperCommand):
     context_class = _Context
 
     def __init__(self, *args: Any, params: list[Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, params=_with_output_options(params), **kwargs)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse ``args``. An option is never another option's value, and -file:test is a word of a query.
+
+        A leading space keeps the parser from reading such a word as options.
+        """
+        options = {name: each for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        takes_words = any(each.name == "words" for each in self.params)
+        read, rest, previous = [], iter(args), None
+        for argument in rest:
+            if previous is not None:
+                _refuse_option_as_value(previous, argument, options)
+            elif argument == "--":
+                read.append(argument)
+                break
+            is_term = takes_words and previous is None and _NEGATED_FIELD.match(argument)
+            if not is_term:
+                _refuse_joined_flags(argument, options)
+            read.append(f" {argument}" if is_term else argument)
+            takes_value = previous is None and argument in options and _takes_value(options[argument])
+            previous = argument if takes_value else None
+        return super().parse_args(ctx, [*read, *rest])
+
+
+def _takes_value(option: Any) -> bool:
+    return option.param_type_name == "option" and not option.is_flag and not option.count
+
+
+def _refuse_option_as_value(name: str, value: str, options: Mapping[str, Any]) -> None:
+    """Raise a usage error for ``-F -i``: the option -F would take the option -i as its text."""
+    if value in options and options[value].param_type_name == "option":
+        long = max(options[name].opts, key=len)
+        raise typer.BadParameter(
+            f"the value is missing before {value}; for the text {value}, write {long}={value}", param_hint=name
+        )
+
+
+def _refuse_joined_flags(argument: str, options: Mapping[str, Any]) -> None:
+    """Raise a usage error for ``-Fi``, which would be -F with the text ``i``, if -i is a flag as well."""
+    letters = [f"-{letter}" for letter in argument[1:]] if re.fullmatch(r"-\w{2,}", argument) else []
+    known = [*takewhile(options.__contains__, letters)]
+    takes = next((at for at, name in enumerate(known) if _takes_value(options[name])), None)
+    if takes is None or len(known) < len(letters) or not known[takes + 1 :]:
+        return
+    if not any(_takes_value(options[name]) for name in known[takes + 1 :]):
+        fix = f"write {' '.join(known[takes + 1 :])} before {known[takes]}, and the value after it"
+        raise typer.BadParameter(fix, param_hint=argument)
 
 
 class _Group(TyperGroup):

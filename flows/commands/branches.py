@@ -14,7 +14,6 @@ import typer
 
 from driftline.flows.commands.app import (
     DONE,
-    NOTHING_FOUND,
     Commands,
     JsonOption,
     QueryArgument,
@@ -22,6 +21,7 @@ from driftline.flows.commands.app import (
     app,
     parameters,
     show,
+    show_search,
 )
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.output.plain_text import say, say_done, warn
@@ -137,8 +137,7 @@ def diff(
     from driftline.tasks.search.branch_diff import new_lines
 
     report = new_lines(on_branch(opened, branch), SearchRequest.of(query, given))
-    show(report.to_dict(), as_json, lambda result: print_search(result, None))
-    return DONE if report.results else NOTHING_FOUND
+    return show_search(report.to_dict(), as_json, lambda result: print_search(result, None))
 
 
 def _of_build() -> str:

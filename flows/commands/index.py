@@ -98,7 +98,7 @@ def index(
         result = index_sources(request, progress).to_dict()
     prices = configuration.prices if configuration else {}
     show(result, as_json, partial(print_index, dry_run=request.dry_run, prices=prices))
-    _warn_of_empty(result["sources"], filtered=is_filtered)
+    _warn_of_empty(result["sources"])
     _warn_of_joined(result["sources"], None if workspace or configuration or request.dry_run else target)
     return FAILED if result["failed"] else DONE
 
@@ -111,18 +111,14 @@ def _reporting_what_was_committed() -> Iterator[None]:
         raise Interrupted("; ".join(getattr(error, "__notes__", ()))) from None
 
 
-def _warn_of_empty(sources: Sequence[Mapping[str, Any]], *, filtered: bool) -> None:
-    """Warn about each source that has no documents, and why, such as a filter that matches nothing."""
-    from driftline.storage.documents import SkipReason
-
+def _warn_of_empty(sources: Sequence[Mapping[str, Any]]) -> None:
+    """Warn about each source that has no documents, and why."""
     for source in sources:
         documents = source["documents_total"] or source["new"] + source["changed"]
         if documents:
             continue
         reasons = Counter(str(skip["reason"]) for skip in source["skipped"])
         why = "it has no files" if not reasons else "none of its files can be indexed"
-        if filtered and set(reasons) <= {str(SkipReason.EXCLUDED)}:
-            why = "the filters (--include, --exclude) exclude every file"
         counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
         gone = f"; {source['deleted']:,} documents were deleted" if source["deleted"] else ""
         warn(f"No document of {source['uri']} is indexed: {why}{f' ({counts})' if counts else ''}{gone}.")
@@ -157,7 +153,11 @@ def _configuration(
             raise UsageError("--all takes the sources and their filters from driftline.toml", fix=fix)
         from driftline.flows.config.driftline_toml import open_config
 
-        return open_config(config)
+        found = open_config(config)
+        if found.fleets and not found.sources:
+            fix = "Run: driftline fleet sync"
+            raise UsageError("The driftline.toml has fleets, but no sources for --all", str(found.path), fix)
+        return found
     if config or not sources:
         fix = "Specify a folder or a bucket, or use --all for the sources of a driftline.toml."
         raise UsageError("--config requires --all" if config else "No SOURCE was given", fix=fix)

@@ -96,6 +96,8 @@ COMMANDS = {
     "trust": "token",
 }
 """The commands, and the modules in this folder that add them to ``app``."""
+_READERS = frozenset(("search", "grep", "sql", "status", "sources", "diff", "runs"))
+"""Commands that only read, so there is nothing to continue after Ctrl-C."""
 _MEANT = {"help": "--help", "version": "--version", "-h": "--help", "-V": "--version"}
 """Maps commands of other programs to the options that replace them here."""
 _HINTS = {("grep", "FILE"): "Specify files or folders, such as '.', or - for standard input. "}
@@ -243,8 +245,9 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         return _fail(FAILED, "unexpected", f"unexpected {type(error).__name__}: {error}", as_json)
     if code == _INTERRUPTED:
         fix = f"{kept or 'Committed work is kept'}: run the same command again to continue."
+        fix = "" if command in _READERS else fix
         _STOPPED.set()
-        return _fail(FAILED, "interrupted", f"interrupted. {fix}", as_json, fix=fix)
+        return _fail(FAILED, "interrupted", f"interrupted. {fix}".rstrip(), as_json, fix=fix)
     return code
 
 

@@ -100,9 +100,10 @@ def search(
 
     Defaults come from [search] in driftline.toml.
     """
-    query, given = " ".join(words or ()), without_empty(given)
-    if not words and not given.get("fixed") and not given.get("regex"):
-        raise UsageError("The argument QUERY is missing", fix="Pass words, or exact text with -F or -E.")
+    query, given = " ".join(word.strip() for word in words or ()), without_empty(given)
+    if not query and not given.get("fixed") and not given.get("regex"):
+        missing = "The query is empty" if words else "The argument QUERY is missing"
+        raise UsageError(missing, fix="Pass words, or exact text with -F or -E.")
     if rerank_windows is not None and given["rerank"] is not False:
         given["rerank"] = rerank_windows
     if (remote := named_server(server, workspace)) is not None:

@@ -71,8 +71,12 @@ class IndexOptions:
         unset="derived from its name",
         metavar="PATH",
     )
-    include: Sequence[str] = option((), "Index only files that match one of these patterns.", metavar="GLOB")
-    exclude: Sequence[str] = option((), "Skip files that match one of these patterns.", metavar="GLOB")
+    include: Sequence[str] = option(
+        (), "Index only files that match one of these patterns, now and in later runs; '*' resets.", metavar="GLOB"
+    )
+    exclude: Sequence[str] = option(
+        (), "Skip files that match one of these patterns, now and in later runs.", metavar="GLOB"
+    )
     model: str | None = option(
         None,
         "A model2vec directory or name.",

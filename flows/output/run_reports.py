@@ -40,9 +40,10 @@ class SourceReport:
     run redacted, by rule. ``revision`` is the ``rev`` of the run's last commit; the manifest at that ``rev`` is the
     run's final state. ``commit`` is the commit that git had checked out. If ``base`` is set, the run scanned only the
     differences from ``base`` to ``commit``; if it fell back to a full scan, ``full_scan_reason`` explains why.
-    ``lines_reused`` counts lines copied from other branches or from the main index. ``branch_cut`` explains why this
-    run took a new snapshot for its ``branch`` or kept the old one. ``phases`` are wall-clock seconds of the
-    coordinator; ``worker_phases`` are task seconds during the ``batches`` phase, summed over workers.
+    ``partial`` is set if it scanned only these differences or named files. ``lines_reused`` counts lines copied from
+    other branches or from the main index. ``branch_cut`` explains why this run took a new snapshot for its ``branch``
+    or kept the old one. ``phases`` are wall-clock seconds of the coordinator; ``worker_phases`` are task seconds during
+    the ``batches`` phase, summed over workers.
     ``documents_committed`` and ``lines_committed`` count what this run embedded and committed.
     """
 
@@ -66,6 +67,7 @@ class SourceReport:
     worker_phases: dict[str, float] = field(default_factory=dict)
     commit: str | None = None
     base: str | None = None
+    partial: bool = False
     full_scan_reason: str = ""
     branch: str | None = None
     branch_cut: str = ""
@@ -101,6 +103,7 @@ class SourceReport:
             "deltas": self.deltas,
             "commit": self.commit,
             "base": self.base,
+            "partial": self.partial,
             "full_scan_reason": self.full_scan_reason,
             "branch": self.branch,
             "branch_cut": self.branch_cut,

@@ -366,7 +366,8 @@ def _about(row: RepositoryReport) -> str:
     if row.missed_since:
         parts.append(f"not listed since {row.missed_since:{_MINUTES}}")
     if row.retry_at:
-        parts.append(f"failed {row.failures:,} times, next attempt after {row.retry_at:{_MINUTES}}")
+        times = "once" if row.failures == 1 else f"{row.failures:,} times"
+        parts.append(f"failed {times}, next attempt after {row.retry_at:{_MINUTES}}")
     if row.lag_seconds >= 1:
         parts.append(f"behind for {row.lag_seconds:,.0f} s")
     return "; ".join(parts)

@@ -55,10 +55,11 @@ from driftline.tasks.task_context import TaskContext
 class BranchReport:
     """A source's branch.
 
-    ``base`` is the main index's commit at the time of the snapshot, and ``commit`` the commit indexed in the branch;
-    None for sources that are not in git. ``documents`` is the number of documents that differ from the current main
-    index, ``lines`` their number of lines, and ``deleted`` the number of documents missing from the branch.
-    ``size_bytes`` is the size of data not shared with the main index; ``age_seconds`` is the time since its last run.
+    ``base`` is the main index's commit at the time of the snapshot, if known, and ``commit`` the commit indexed in the
+    branch, or that git had checked out; None for sources that are not in git. ``documents`` is the number of documents
+    that differ from the current main index, ``lines`` their number of lines, and ``deleted`` the number of documents
+    missing from the branch. ``size_bytes`` is the size of data not shared with the main index; ``age_seconds`` is the
+    time since its last run.
     """
 
     name: str
@@ -111,7 +112,7 @@ def _report(workspace: Workspace, entity: Entity, record: BranchRecord, now: dat
         name=record.name,
         entity=str(entity),
         base=record.base,
-        commit=record.source.commit.id if record.source.commit else None,
+        commit=record.source.commit.id if record.source.commit else record.own_commit,
         documents=len(added),
         deleted=len(missing),
         lines=pc.sum(added["lines"], min_count=0).as_py(),
@@ -207,13 +208,11 @@ def _why_pruned(record: BranchRecord, uri: str, on_remote: frozenset[str] | None
     age = datetime.now(UTC) - record.updated
     if age > limit:
         return f"not indexed for {age.days:,} days"
-    commit = record.source.commit
-    branch = branch_named(record.name)
-    if on_remote is not None and record.base is not None and branch is not None and branch not in on_remote:
+    commits = {record.own_commit, record.source.commit.id if record.source.commit else None} - {None, record.base}
+    branch, in_git = branch_named(record.name), record.base is not None or record.own_commit is not None
+    if on_remote is not None and in_git and branch is not None and branch not in on_remote:
         return "deleted on the remote"
-    if commit is not None and commit.id != record.base and is_merged(uri, commit.id):
-        return "merged"
-    return None
+    return "merged" if any(is_merged(uri, commit) for commit in commits if commit) else None
 
 
 MAINTENANCE_WAIT_SECONDS = 120.0
@@ -245,13 +244,21 @@ def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
                 raise
             failures.append((part.source.uri, error))
             continue
-        parts.append(entered)
+        parts.append(replace(entered, own_commit=_own_commit(part, name)))
         if record is not None:
             branches.append(branch_at(part.entity, record))
         progress.message(f"{part.entity}, branch {name}: {entered.branch_cut}")
     if not parts:
         raise failures[0][1]
     return replace(plan, sources=tuple(parts), workspace=plan.workspace.on(branches), failures=tuple(failures))
+
+
+def _own_commit(part: SourcePlan, name: str) -> str | None:
+    """Return the commit that is checked out in a working tree that has the branch, unless it is merged already."""
+    uri, commit = part.source.uri, part.commit
+    if commit is None or branch_named(name) not in local_branches(uri) or is_merged(uri, commit):
+        return None
+    return commit
 
 
 def leave_branch(plan: IndexPlan) -> None:

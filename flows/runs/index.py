@@ -271,6 +271,8 @@ def index_sources(
     with request_counter() as requests, ExitStack() as stack:
         with watch.phase("start"), phase("start"):
             plan = replace(make_plan(request), instead_of=tuple(instead_of))
+            for about in filter(None, (part.about_filters() for part in plan.sources)):
+                (progress or NullProgress()).message(about)
             plan = share_files(plan, alone=alone or request.branch is not None)
             plan = replace(plan, new_workspace=plan.workspace.config.fingerprint is None)
             executor = open_executor(request.executor, request.workers)

@@ -6,12 +6,15 @@ import hashlib
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from driftline.flows.config.driftline_toml import ConfiguredSource
 from driftline.flows.config.index_request import SETTINGS, IndexRequest, SourceRequest
+from driftline.storage.deltas.manifest import SCHEMA
+from driftline.storage.documents import SkipReason
 from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
@@ -28,7 +31,7 @@ from driftline.tasks.embedding.models import dimension, fingerprint, is_earlier_
 from driftline.tasks.git.work_tree import git_origin
 from driftline.tasks.scanning.overlap import Claim
 from driftline.tasks.scanning.path_patterns import Rules
-from driftline.tasks.scanning.scan import rules_of
+from driftline.tasks.scanning.scan import ScanSpec, rules_of, scan
 from driftline.tasks.task_context import ModelRef
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,9 @@ RECORDED = tuple(each.name for each in fields(SourceRecord) if each.name in SETT
 """Options that a source keeps until a run changes them."""
 PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
 """Names of sources that contain only some files of a folder: the paths passed to an action."""
+
+_EVERYTHING = frozenset(("*", "**"))
+"""Patterns that include every file, as no pattern does."""
 
 
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:
@@ -57,7 +63,8 @@ class SourcePlan:
 
     Files covered by ``claims`` are left to other sources. ``joined`` is set if the source was not requested, but owns
     files of a requested source. ``branch_cut`` is the reason why the run takes a new branch snapshot or keeps the old
-    one; ``superseded`` is the branch's previous record.
+    one; ``superseded`` is the branch's previous record, ``own_commit`` its unmerged commit in git.
+    ``before`` is the record of the last run of a source that was given by its URI only.
     """
 
     source: Source
@@ -68,10 +75,28 @@ class SourcePlan:
     joined: bool = False
     branch_cut: str = ""
     superseded: BranchRecord | None = None
+    own_commit: str | None = None
+    before: SourceRecord | None = None
 
     @property
     def rules(self) -> Rules:
         return rules_of(self.record)
+
+    @property
+    def has_new_filters(self) -> bool:
+        """Return whether its filters differ from those of the last run."""
+        before = (self.before.include, self.before.exclude) if self.before is not None else ((), ())
+        return (self.record.include, self.record.exclude) != before
+
+    def about_filters(self) -> str:
+        """Return a sentence about filters that the run changes or takes from the record; "" if there are none."""
+        if self.before is None:
+            return ""
+        now, before = _flags(self.record), _flags(self.before)
+        if self.has_new_filters:
+            return f"From now on, the filters of {self.entity} are {now or 'none'}, instead of {before or 'none'}."
+        reset = "Other filters replace them; --include '*' removes them."
+        return f"{self.entity} keeps the filters of its last run, {now}. {reset}" if now else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +124,20 @@ class IndexPlan:
     instead_of: tuple[str, ...] = ()
     new_workspace: bool = False
     deep: DeepModel | None = None
+
+
+def _flags(record: SourceRecord) -> str:
+    """Return a source's filters as on the command line."""
+    given = [("--include", each) for each in record.include] + [("--exclude", each) for each in record.exclude]
+    return " ".join(f"{option} {shlex.quote(each)}" for option, each in given)
+
+
+def _refuse_filters_without_files(plan: SourcePlan) -> None:
+    """Raise UsageError if a source has files, and its filters exclude all of them."""
+    found = scan(ScanSpec.of(plan.source, plan.record, "", ()), lambda _: SCHEMA.empty_table(), now_ns=0)
+    if not found.listed and {*found.skipped["reason"].to_pylist()} == {SkipReason.EXCLUDED}:
+        where = f"{_flags(plan.record)} in {plan.source.uri}"
+        raise UsageError("The filters match no file", where, "Correct the globs; --include '*' matches all files.")
 
 
 def make_plan(request: IndexRequest) -> IndexPlan:
@@ -142,6 +181,8 @@ def make_plan(request: IndexRequest) -> IndexPlan:
             if plan.source.is_local:
                 for root in (plan.source.uri, os.path.abspath(given if isinstance(given, str) else given.uri)):
                     plan.rules.check(root)
+            if isinstance(given, str) and plan.has_new_filters:
+                _refuse_filters_without_files(plan)
             if plan.source.uri in uris:
                 raise UsageError("A source was given twice", plan.source.uri, "Name it once.")
         except DriftlineError as error:
@@ -201,7 +242,7 @@ def plan_source(
         uri=source.uri,
         origin=origin.url if origin else source.origin,
         subpath=origin.subpath if origin else "",
-        include=named.include,
+        include=named.include if not {*named.include} <= _EVERYTHING else (),
         exclude=named.exclude,
     )
     if named.entity:
@@ -232,7 +273,7 @@ def plan_source(
     settings = {"entity": str(entity), "link": link or None} | before | asked
     record = replace(record, **settings)
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
-    return SourcePlan(source, entity, record, commit)
+    return SourcePlan(source, entity, record, commit, before=known if isinstance(given, str) else None)
 
 
 def followed_repositories(workspace: Workspace) -> Callable[[], Mapping[str, Followed]]:

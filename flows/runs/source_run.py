@@ -206,6 +206,7 @@ class Survey:
         job = self.job
         source, now_ns = job.source, time.time_ns()
         job.progress.phase(f"scanning {source.source.uri}")
+        job.tally.report.partial = scope.paths is not None
         parallel = job.executor.remote or not source.source.is_local
         with job.timed("scan"):
             slots = job.executor.slots if parallel and scope.paths is None else 1
@@ -473,7 +474,7 @@ class LeasedRun:
         if self.work.scope.at is not None and refused is None and self._is_complete():
             at = self._reached(self.work.scope.at)
             workspace.bind_source(entity, replace(self.record, commit=at, reached=at or self.record.reached))
-        workspace.note_build(entity, self.job.plan.request.build)
+        workspace.note_branch(entity, self.job.plan.request.build, self.job.source.own_commit)
         with self.job.timed("totals"):
             is_known = changes is not None and self.work.was_empty
             documents = changes.rows if changes is not None and is_known else self.job.manifest.read(columns=[*TOTALS])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,7 +16,6 @@ from operator import call
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
-import pyarrow.compute as pc
 from cachetools import TTLCache
 from fastapi import Query
 from pydantic import Field, WithJsonSchema
@@ -31,7 +29,7 @@ from driftline.flows.runs.search import find
 from driftline.flows.web.authentication import granted
 from driftline.flows.web.problems import JsonAnswer
 from driftline.storage.entities import Boundary, Entity, is_allowed
-from driftline.storage.errors import NotIndexed
+from driftline.storage.errors import NotIndexed, UsageError
 from driftline.storage.json_records import MAX_CURSOR_CHARACTERS, decode_cursor, encode_cursor
 from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.shared_cache import SharedCache
@@ -144,15 +142,14 @@ def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) ->
 
 
 def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
-    counts, paths = Counter[str](), defaultdict[str, list[str]](list)
-    for entity, _ in workspace.readable_sources(within):  # one at a time: a manifest may have a million rows
-        rows = workspace.manifest(entity).read(columns=["path", "reason"])
-        rows = rows.filter(pc.is_valid(rows["reason"]))
-        for each in pc.value_counts(rows["reason"]).to_pylist():
-            reason, missing = each["values"], MAX_SKIPPED_PATHS - len(paths[each["values"]])
-            counts[reason] += each["counts"]
-            paths[reason] += rows.filter(pc.equal(rows["reason"], reason))["path"].slice(0, missing).to_pylist()
-    return [Skipped(reason, count, tuple(paths[reason])) for reason, count in counts.most_common()]
+    from driftline.storage.sql import views
+
+    found: dict[str, list[str]] = {}
+    for rows in views(workspace, within)["skipped"].read(["path", "reason"], None):
+        for path, reason in zip(*(rows[name].to_pylist() for name in ("path", "reason")), strict=True):
+            found.setdefault(reason, []).append(path)
+    listed = (Skipped(reason, len(paths), tuple(paths[:MAX_SKIPPED_PATHS])) for reason, paths in found.items())
+    return sorted(listed, key=lambda each: -each.count)
 
 
 def _branch_names(workspace: Workspace, *, within: Boundary | None) -> tuple[str, ...]:
@@ -431,13 +428,17 @@ class Api:
     reader: Reader
 
     @spread("given", parameters(options_in("http")))
-    def search(self, request: Request, q: SearchText, *, given: dict[str, Any], cursor: PageCursor = None) -> Response:
+    def search(
+        self, request: Request, q: SearchText = "", *, given: dict[str, Any], cursor: PageCursor = None
+    ) -> Response:
         """Find the lines that match a query best, as in ``driftline search --json``.
 
         The response's 'next' link points to the next page.
         """
         begin = parse_cursor(tuple[int], cursor)[0] if cursor is not None else 0
         search = SearchRequest.of(q, given_by(given))
+        if search.is_empty:
+            raise UsageError("The parameter q is missing", fix="Pass words in q, or exact text in fixed or regex.")
         end = min(begin + search.top_k, MAX_RANK)
         if not 0 <= begin < end:
             raise no_such_page()

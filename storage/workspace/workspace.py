@@ -404,12 +404,13 @@ class Workspace:
         if changed != known:
             self.objects.replace(branch.record_path, to_json(changed), version)
 
-    def note_build(self, entity: Entity, build: int | None) -> None:
-        """Record that a run updated a source's branch, and the number of its build, if any."""
+    def note_branch(self, entity: Entity, build: int | None, own_commit: str | None) -> None:
+        """Record that a run updated a source's branch, the number of its build, and its commit, if any."""
         branch = self.branch_of(entity)
         if branch is not None:
-            noted = {"updated": datetime.now(UTC)} | ({"build": build} if build is not None else {})
-            self._change_branch(branch, noted)
+            noted = {"build": build, "own_commit": own_commit}
+            noted = {name: value for name, value in noted.items() if value is not None}
+            self._change_branch(branch, {"updated": datetime.now(UTC), **noted})
 
     def unbind_source(self, entity: Entity) -> None:
         """Delete a source's record. The caller holds its lease and has removed its documents."""

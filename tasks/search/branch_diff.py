@@ -43,6 +43,8 @@ def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
     Lines that only moved within their document are not new. Raises the same errors as ``search``.
     """
     changed = {branch.entity: changed_paths(workspace, branch) for branch in workspace.branches.values()}
+    if not any(changed.values()):
+        return SearchReport(request.query, (), notes=("The branch has the same documents as the main index.",))
     where = LineFilter(
         any_of=tuple(LineFilter(entities=(entity,), paths=tuple(paths)) for entity, paths in changed.items())
     )
@@ -52,7 +54,8 @@ def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
         new = [*_new(workspace, report.results)]
         if len(new) >= request.top_k or len(report.results) < count or count >= MAX_FETCHED:
             best = tuple(new[: request.top_k])
-            return SearchReport(request.query, best, report.explanation, notes_on(best))
+            known = ("Every line that matches is in the main index as well.",) if report.results else report.notes
+            return SearchReport(request.query, best, report.explanation, notes_on(best) if best else known)
         count = min(4 * count, MAX_FETCHED)
 
 

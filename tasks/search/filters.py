@@ -259,9 +259,7 @@ def conditions(search_filter: SearchFilter) -> Iterator[tuple[str, str, SearchFi
             yield *_note_on(name, value), SearchFilter(**alone | {name: (value,)})
     for where in further_conditions(search_filter):
         for name, value, each_of in _values(where):
-            _, note = (
-                _note_on(name, value) if name else ("", "The given files and folders contain no indexed documents.")
-            )
+            note = _note_on(name, value)[1] if name else value
             yield "", note, SearchFilter(also=(each_of,), **alone)
 
 
@@ -286,16 +284,20 @@ def _note_on(name: str, value: str | tuple[str, str]) -> tuple[str, str]:
 def _values(where: LineFilter) -> Iterator[tuple[str, str, LineFilter]]:
     """Yield a filter's values one by one, with their field names.
 
-    If there are none or too many, yield the whole filter.
+    If there are none or too many, yield the whole filter with a message; a language's extensions are one value.
     """
     rest = where
     for name in ("entities", "paths", "dirs", "globs", "exts"):
         values = getattr(where, name)
-        if values and len(values) <= MAX_REPORTED:
+        if values and len(values) <= MAX_REPORTED and (name != "exts" or len(values) == 1):
             rest = replace(rest, **{name: None})
             yield from ((name, str(value), LineFilter(**{name: (value,)})) for value in values)
-    if rest != LineFilter():
-        yield "", "", rest
+    if rest == LineFilter():
+        return
+    shown = [f".{ext}" for ext in rest.exts or ()]
+    shown += [glob for each in rest.any_of or () for glob in each.globs or ()]
+    note = f"No indexed document matches {' or '.join(shown)}." if 0 < len(shown) <= MAX_REPORTED else ""
+    yield "", note or "The given files and folders contain no indexed documents.", rest
 
 
 def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 _NAME = re.compile(r"[^\W\d][\w$]*(?:(?:::|->|[.\\#/])[\w$]+)*")
 _SPELT_AS_NAME = re.compile(
-    r"(?=\w*(?:[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}|[^\W_]_[^\W_])|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern
+    r"(?=\w*(?:[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}|[^\W_]_[^\W_])|_+[^\W_]|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern
 )
 _FILE = r"[\w.@~+/\\-]*[\w-]\.[A-Za-z]\w{0,9}"
 _PLACE = re.compile(rf"(?<![\w.@~+/\\-])({_FILE})(?:\"?, line |:(?:line )?|\()(\d{{1,9}})(?!\d)")

@@ -37,6 +37,12 @@ FIELDS = {
 }
 """The fields of the query language."""
 _NEGATED = frozenset(("lang", "file", "repo"))
+_ALIASES = {"path": "file", "language": "lang", "repository": "repo", "symbol": "def"}
+"""Names of these fields in GitHub's and Sourcegraph's code search."""
+_EXTENSIONS = ("ext", "extension")
+"""``ext:py`` is ``file:*.py``."""
+_UNSUPPORTED = {"type": "Use the option `kinds`.", "content": "Put exact text in quotes."}
+"""Fields of other code searches, and what replaces them here."""
 CASES = {"yes": False, "no": True, "auto": None}
 _FIELD = re.compile(r"(?P<not>-?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)")
 _PHRASE = re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
@@ -122,6 +128,11 @@ def _answered(workspace: Workspace, request: SearchRequest) -> SearchReport:
         raise UsageError(
             "Only exact matches can be counted", question.text, "Add an exact string or a regular expression."
         )
+    if not question.terms.patterns:
+        options = {"whole_words": True, "multiline": True, "ignore_case": False}
+        for name in (name for name, value in options.items() if getattr(request, name) is value):
+            fix = "Pass the text as an exact string or a regular expression."
+            raise UsageError(f"`{name}` applies only to exact text", question.text, fix)
     if question.is_plain:
         return answer(workspace, request)
     also = (*request.also, *question.conditions(workspace, request.boundary))
@@ -240,17 +251,22 @@ class _Parser:
 
     def _is_field(self, start: int, found: re.Match[str]) -> bool:
         name = found["name"]
-        if name in FIELDS:
+        if name in FIELDS or name in _ALIASES or name in _EXTENSIONS:
             return True
+        if name in _UNSUPPORTED and found["value"]:
+            fix = f'{_UNSUPPORTED[name]} For the text itself, write "{found[0]}".'
+            self._fail(start, f"There is no field {name!r}", fix)
         near = get_close_matches(name, FIELDS, 1, _LIKE)
         if near and found["value"]:
             self._fail(start, f"There is no field {name!r}", f"Did you mean {near[0]}:?")
         return False
 
     def _field(self, start: int, found: re.Match[str]) -> None:
-        name, value = found["name"], found["value"]
+        name, value = _ALIASES.get(found["name"], found["name"]), found["value"]
         if value.startswith('"'):
             value = _ESCAPED.sub(r"\1", value[1:-1])
+        if name in _EXTENSIONS:
+            name, value = "file", value and f"*.{value.lstrip('*').lstrip('.')}"
         if not value.strip():
             fix = f"{FIELDS[name]} Write it right after the colon."
             self._fail(start, f"The field {name}: is empty", fix)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.lines.outline import Definition
+from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.tokenizer import name_parts, terms, terms_of
 from driftline.tasks.search.query_form import QueryForm
 
@@ -381,7 +381,7 @@ class Window:
     this hit's; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is a hit's
     relevance, at most ``max_score``, or the cosine if hits are sorted by cosine (``max_score`` is then 0). ``penalty``
     is the deduction from the score for better windows in the same place; it does not reduce the likelihood. ``copies``
-    lists other documents of its source with the same name and content. If the query ``named`` the definition, the
+    lists other documents with the same name and content. If the query ``named`` the definition, the
     window stays inside it.
     """
 
@@ -521,11 +521,16 @@ def _complete_definitions(windows: Sequence[Window], max_gap: int) -> None:
 
 
 def arranged(
-    windows: Sequence[Window], words: Sequence[str], form: QueryForm = "phrase", weights: Weights = WEIGHTS
+    windows: Sequence[Window],
+    words: Sequence[str],
+    form: QueryForm = "phrase",
+    weights: Weights = WEIGHTS,
+    name: str = "",
 ) -> list[Window]:
     """Sort ``windows`` by score and file: other hits in the file, and its name.
 
-    ``words`` holds the query's distinct terms, ``form`` its form. Each window is assigned the score that it is ranked
+    ``words`` holds the query's distinct terms, ``form`` its form; of a query that is a ``name``, its definition is
+    first. Each window is assigned the score that it is ranked
     by.
     """
     windows = _without_copies(windows)
@@ -553,19 +558,47 @@ def arranged(
         window.penalty = -best * fading * weights.again * of_place[place]
         window.score -= window.penalty
         of_place[place] += 1
+    if form == "name":
+        _lift_definitions(windows, name)
     return by_score(windows)
 
 
+def _lift_definitions(windows: Sequence[Window], name: str) -> None:
+    """Raise the scores of definitions of ``name``, if there are any, or of ``_name``, so that the best is first."""
+    found = [(fit, window) for window in windows if (fit := _fit_of_name(window, name))]
+    best = max((fit for fit, _ in found), default=0)
+    fitting = [window for fit, window in found if fit == best]
+    if fitting:
+        lacking = max(each.score for each in windows) - max(each.score for each in fitting)
+        for window in fitting:
+            window.score += lacking * 1.001
+
+
+def _fit_of_name(window: Window, name: str) -> int:
+    """Return 2 for the start of a definition of ``name`` in code, 1 if leading underscores differ, otherwise 0."""
+    definition = window.definition
+    if definition is None or not definition.is_code or not window.first <= definition.line <= window.last:
+        return 0
+    parts, own = parts_of_name(name), parts_of_name(definition.name)
+    if own[-len(parts) :] == parts:
+        return 2
+    return int([each.strip("_") for each in own[-len(parts) :]] == [each.strip("_") for each in parts])
+
+
 def _without_copies(windows: Sequence[Window]) -> list[Window]:
-    """Drop windows of documents with the same name and content as an earlier window, which then lists their paths."""
-    shown: dict[tuple[str, str, str], Window] = {}
+    """Drop windows of documents with the same name and content as an earlier window, which then lists their paths.
+
+    The path of a document in another source starts with its entity.
+    """
+    shown: dict[tuple[str, str], Window] = {}
     kept: list[Window] = []
     for window in windows:
-        first = shown.setdefault((window.entity, window.hash, window.path.rpartition("/")[2]), window)
+        first = shown.setdefault((window.hash, window.path.rpartition("/")[2]), window)
+        path = window.path if window.entity == first.entity else f"{window.entity}/{window.path}"
         if first.file == window.file:
             kept.append(window)
-        elif window.path not in first.copies:
-            first.copies += (window.path,)
+        elif path not in first.copies:
+            first.copies += (path,)
     return kept
 
 

@@ -333,18 +333,19 @@ class SearchRequest(SearchFilter):
     )
     fixed: Sequence[str] | None = option(
         None,
-        "Only lines that contain these exact strings; the query's words rank them.",
+        "Only lines with this exact text; of several exact terms, a file must contain all, and a line any.",
         aliases=("-F",),
         metavar="TEXT",
     )
     regex: Sequence[str] | None = option(
-        None, "Only lines that match these regular expressions (RE2).", aliases=("-E",), metavar="REGEX"
+        None, "Like --fixed, for a regular expression (RE2).", aliases=("-E",), metavar="REGEX"
     )
     whole_words: bool = option(False, "Exact terms match whole words only.", aliases=("-w",))
     ignore_case: bool | None = option(
         None,
         "Ignore case in exact terms; default: in terms without a capital.",
         flag="--ignore-case/--case-sensitive",
+        aliases=("-i",),
     )
     multiline: bool = option(False, "Exact terms may match over several lines.", aliases=("-U",))
     count: bool = option(False, "Only count the lines that match exact terms.")
@@ -363,6 +364,11 @@ class SearchRequest(SearchFilter):
             raise UsageError("The query is not UTF-8", repr(self.query)[:100], "Check the terminal's encoding.")
         SearchFilter.__post_init__(self)
         _check_options(self, {name: row for name, row in OPTIONS.items() if name not in FILTERS})
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether it has neither a query nor exact terms."""
+        return not (self.query.strip() or self.fixed or self.regex)
 
     @classmethod
     def of(cls, query: str, given: Mapping[str, Any], **more: Any) -> Self:

@@ -554,7 +554,7 @@ class _Finder:
                     rows = (row for row in rows if row.distance <= farthest)
                 across = GROWTH if form == "sentence" else GROWTH_ACROSS
                 merged = merge_windows(self._kept(rows), max_gap, max(n_windows, JUDGED_WINDOWS), across)
-                windows = arranged(merged, lines.words, form)[:n_windows]
+                windows = arranged(merged, lines.words, form, name=self.query.strip())[:n_windows]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import driftline
+from driftline.flows.commands import main as cli
 from driftline.flows.output.run_reports import SourceReport
-from driftline.flows.runs.branches import delete_named, prune_branches
+from driftline.flows.runs.branches import delete_named, list_branches, prune_branches
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.index import remove_source
@@ -381,13 +382,22 @@ def compact(workspace: str) -> None:
     assert not report.foreign, report.foreign
 
 
-def test_prune_takes_what_is_merged_gone_or_old(repository: Path, tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize("by_commit", [True, False])
+def test_prune_takes_what_is_merged_gone_or_old(
+    repository: Path, tmp_path: Path, tiny_model: Path, by_commit: bool
+) -> None:
     workspace = str(tmp_path / "index")
 
     def index(branch: str | None) -> None:
-        driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch=branch, by_commit=True)
+        driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch=branch, by_commit=by_commit)
 
     index(None)
+    others = {"open"}
+    if not by_commit:
+        index("label")  # not a branch in git
+        git(repository, "checkout", "-q", "-b", "fresh")
+        index("fresh")  # no commit of its own
+        others |= {"label", "fresh"}
     for name in ("merged", "gone", "open"):
         git(repository, "checkout", "-q", "-b", name, "main")
         commit(repository, {f"{name}.py": "word7\n"})
@@ -402,12 +412,13 @@ def test_prune_takes_what_is_merged_gone_or_old(repository: Path, tmp_path: Path
     git(repository, "fetch", "-q", "--prune", "origin")
     git(repository, "remote", "set-head", "origin", "main")
     opened = Workspace.open(workspace)
+    assert all(branch.commit for branch in list_branches(opened) if branch.name in ("merged", "gone", "open"))
     assert {(branch.name, branch.why) for branch in prune_branches(opened, dry_run=True)} == {
         ("merged", "merged"),
         ("gone", "deleted on the remote"),
     }
     assert len(prune_branches(opened)) == 2
-    assert [branch.name for branch in prune_branches(opened, older_than_days=0.0)] == ["open"]
+    assert {branch.name for branch in prune_branches(opened, older_than_days=0.0)} == others
     assert prune_branches(opened) == []
 
 
@@ -525,3 +536,20 @@ def test_a_damaged_branch_is_found_and_deleted_by_a_repair(repository: Path, tmp
     driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch="topic")
     holds(workspace, "topic", files(repository))
     assert verify_workspace(VerifyRequest(workspace)).findings == []
+
+
+def test_a_diff_without_results_says_why(
+    repository: Path, tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace = str(tmp_path / "index")
+
+    def why(query: str) -> str:
+        assert cli.main(["diff", "main", "topic", query, "--workspace", workspace]) == 1
+        return capsys.readouterr().err
+
+    driftline.index(str(repository), workspace=workspace, model=str(tiny_model))
+    driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch="topic")
+    assert "same documents as the main index" in why("word7")
+    (repository / "src/0.py").write_text((repository / "src/0.py").read_text() + "zebra\n")
+    driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch="topic")
+    assert cli.main(["diff", "main", "topic", "zebra", "--workspace", workspace]) == 0

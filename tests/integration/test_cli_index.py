@@ -303,11 +303,35 @@ def test_filters_are_recorded_and_used_again_until_others_are_given(tree: Path, 
     reasons = {skip["path"]: skip["reason"] for skip in first.json["sources"][0]["skipped"]}
     assert reasons["empty.txt"] == "excluded"
     write(tree, {"src/deep/late.py": "print('late')\n", "late.md": "late\n"})
-    assert states(driftline("index", tree, "--json")) == {"unchanged": 1, "lines_total": 2}
-    other = states(driftline("index", tree, "--include", "*.md", "--json"))
+    assert "instead of" not in first.err + first.out
+    kept = driftline("index", tree, "--json")
+    assert states(kept) == {"unchanged": 1, "lines_total": 2}
+    assert "keeps the filters of its last run, --include src/ --exclude deep/" in kept.err
+    replaced = driftline("index", tree, "--include", "*.md", "--json")
+    assert "are --include '*.md', instead of --include src/ --exclude deep/" in replaced.err
+    other = states(replaced)
     assert other == {"new": 2, "deleted": 1, "lines_embedded": 3, "lines_total": 3}
     assert states(driftline("index", tree, "--json")) == {"unchanged": 2, "lines_total": 3}
     assert driftline("index", tree, "--include", "!*.md").code == 2
+    removed = driftline("index", tree, "--include", "*", "--json")
+    assert "are none, instead of --include '*.md'" in removed.err
+    assert states(removed)["unchanged"] == 2 < states(removed)["new"]
+    assert "filters" not in driftline("index", tree).err
+
+
+@pytest.mark.parametrize(
+    "filters", [("--include", "*.mdd"), ("--exclude", "*"), ("--include", "*.md", "--exclude", "*.md")]
+)
+def test_filters_that_match_no_file_are_refused_before_anything_is_written(
+    tree: Path, driftline: Driftline, filters: tuple[str, ...]
+) -> None:
+    outcome = driftline("index", tree, *filters)
+    assert (outcome.code, "The filters match no file" in outcome.err) == (2, True)
+    assert not (tree / ".driftline").exists()
+    before = states(driftline("index", tree, "--json"))["lines_total"]
+    assert driftline("index", tree, *filters).code == driftline("index", tree, "--dry-run", *filters).code == 2
+    again = driftline("index", tree, "--json")
+    assert (states(again)["lines_total"], "filters" in again.err) == (before, False)
 
 
 def test_skipped_files_are_in_the_run_history_with_their_reason(tree: Path, driftline: Driftline) -> None:

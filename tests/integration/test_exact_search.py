@@ -256,6 +256,43 @@ def test_filters_alone_end_when_the_time_is_up(workspace: Workspace, *, count_on
     assert sum(report.facets.counts["tests"].values()) == 3
 
 
+def test_fields_of_other_code_searches_are_understood(workspace: Workspace) -> None:
+    pairs = {
+        "path:src -path:*.py": "file:src -file:*.py",
+        "language:python": "lang:python",
+        "ext:py -ext:.js csrf": "file:*.py -file:*.js csrf",
+        "symbol:csrf_token": "def:csrf_token",
+    }
+    for theirs, ours in pairs.items():
+        found_paths = [hit.path for hit in find(workspace, theirs).results]
+        assert found_paths == [hit.path for hit in find(workspace, ours).results] != [], theirs
+    assert parse("type: x std::type type::x").is_plain
+
+
+def test_a_file_has_all_exact_terms_and_a_line_any(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/both.txt").write_text("one\ntwo\nthree\n")
+    (tmp_path / "tree/one.txt").write_text("one\n")
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    cases: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("", {"fixed": ["one", "two"]}),
+        ('"one"', {"regex": ["two"]}),
+        ('"one" /two/', {}),
+    )
+    for query, exact in cases:
+        found = driftline.search(str(tmp_path / "ws"), query, n_lines=0, **exact)
+        assert [(hit.path, hit.line) for hit in found] == [("both.txt", 1), ("both.txt", 2)]
+
+
+def test_options_of_exact_text_need_some(workspace: Workspace) -> None:
+    options: tuple[dict[str, Any], ...] = ({"whole_words": True}, {"multiline": True}, {"ignore_case": False})
+    for option in options:
+        for query in ("csrf token", "def:csrf_token", "lang:python"):
+            with pytest.raises(UsageError, match=f"`{next(iter(option))}` applies only to exact text"):
+                find(workspace, query, **option)
+        assert find(workspace, '"csrf_token"', **option).results
+
+
 def test_the_field_case_is_no_word(workspace: Workspace) -> None:
     assert not parse("case:yes csrf token").is_plain
     with_field, without = (find(workspace, query).results for query in ("case:yes csrf token", "csrf token"))
@@ -452,6 +489,9 @@ def test_facets_say_when_not_all_files_are_counted(workspace: Workspace, monkeyp
         ("case:maybe x", "character 1"),
         ('x -"y"', "character 3"),
         ("-def:x", "character 1"),
+        ("-symbol:x", "character 1"),
+        ("lease type:function", "kinds"),
+        ("ext: x", "character 1"),
     ],
 )
 def test_unreadable_values_are_reported_with_their_location(workspace: Workspace, query: str, location: str) -> None:

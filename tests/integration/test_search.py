@@ -257,7 +257,6 @@ def test_exit_codes_distinguish_matches_no_matches_and_usage_errors(
         ("parser", "--max-distance", 0, "--path", "plain.py"),
         ("parser", "--dir", "nowhere"),
         ("parser", "--ext", "zip"),
-        ("",),
     ):
         outcome = driftline("search", *nothing, *at, "--json")
         assert (outcome.code, outcome.json["results"]) == (1, []), nothing

@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import driftline as dl
+from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.errors import CorruptFile, OutOfMemory, UsageError
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.sql import query
@@ -102,6 +104,39 @@ def test_each_view_shows_the_data_of_the_workspace(
     workspace: Workspace, text: str, expected: list[tuple[Any, ...]]
 ) -> None:
     assert rows(workspace, text) == expected
+
+
+def test_the_skipped_files_are_those_of_the_reports(tmp_path: Path, tiny_model: Path) -> None:
+    tree, ws = tmp_path / "tree", str(tmp_path / "ws")
+    for name in ("key.pem", "a.txt", "large.txt", "ignored/b.txt", "ignored/.driftlineignore"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("*\n" * 100 if name == "large.txt" else "*\n")
+    (tree / "picture.bin").write_bytes(bytes(100))
+    (tree / "link").symlink_to("/etc")
+    with zipfile.ZipFile(tree / "old.zip", "w") as archive:
+        archive.writestr("member.txt", "member\n")
+        archive.writestr("member.bin", bytes(100))
+    (tree / "damaged.zip").write_bytes(b"PK\3\4")
+
+    def index(**options: Any) -> list[tuple[str, str]]:
+        (source,) = dl.index(str(tree), workspace=ws, model=str(tiny_model), max_file_bytes=150, **options).sources
+        return sorted((path, str(reason)) for path, reason in source.skipped)
+
+    def view() -> list[tuple[Any, ...]]:
+        return rows(dl.open(ws).storage, "SELECT path, reason FROM skipped ORDER BY path")
+
+    first = index()
+    assert {reason for _, reason in first} > {"binary", "excluded", "secret", "too large", "archive"}
+    assert view() == first == index() == view()
+    opened = index(archives=True)
+    assert ("old.zip", "archive") not in opened
+    assert {"old.zip!/member.bin", "damaged.zip"} < {path for path, _ in opened}
+    assert view() == opened == index() == view()
+    (tree / "large.txt").write_text("small\n")
+    (tree / "new.bin").write_bytes(bytes(10))
+    index_sources(IndexRequest((str(tree),), ws, paths=("large.txt", "new.bin")))
+    partly = view()
+    assert (len(partly), partly == index() == view()) == (len(opened), True)
 
 
 def test_a_join_uses_a_view_twice(workspace: Workspace) -> None:

@@ -17,6 +17,7 @@ from driftline.flows.client import Connection
 from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import Authentication, KnownTokens
 from driftline.flows.web.server import Exposure, web_server
+from driftline.storage.errors import UsageError
 from driftline.storage.workspace.tokens import create_token, read_tokens
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.web import serving
@@ -73,6 +74,25 @@ def test_a_server_prints_what_the_workspace_prints(
         assert "renew" in here.out or "many lines 12" in here.out or "--top-k" in options
 
 
+@pytest.mark.parametrize(
+    "options", [("-F", "lease"), ("-E", "re.ew"), ("-F", "lease", "--files"), ("-F", "lease", "--count")]
+)
+def test_a_server_finds_exact_text_without_words(
+    workspace: Workspace, url: str, driftline: Callable[..., Any], options: tuple[object, ...]
+) -> None:
+    options = (*options, "--top-k", 20, "-n", 0)
+    here = driftline("search", "--workspace", workspace.objects.uri, *options)
+    there = driftline("search", "--server", url, *options)
+    assert (there.code, there.out) == (here.code, here.out)
+    assert here.code == 0
+
+
+def test_a_request_without_query_and_exact_text_is_refused(url: str) -> None:
+    for parameters in ({}, {"q": " "}, {"files": True}):
+        with pytest.raises(UsageError, match="The parameter q is missing"):
+            Connection.to(url).get("search", parameters)
+
+
 def test_the_environment_names_the_server_unless_a_workspace_is_named(
     workspace: Workspace, url: str, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +118,7 @@ def test_wrong_use_is_reported_before_any_request(url: str, driftline: Callable[
         assert (outcome.code, "hunter2" in outcome.err) == (2, False), wrong
     outcome = driftline("search", "x", "--server", url, "--top-k", 51, "--json")
     assert (outcome.code, outcome.json["error"]) == (2, "usage")
+    assert "A server accepts --top-k from 1 to 50: 51" in outcome.json["message"]
     outcome = driftline("search", "x", "--server", url, "--lang", "klingon", "--json")
     assert (outcome.code, "Unknown language" in outcome.json["message"]) == (2, True)
 

@@ -19,6 +19,7 @@ from driftline.flows.commands import status
 from driftline.flows.commands.app import app
 from driftline.flows.output import plain_text
 from driftline.storage.errors import DeletionRefused, StorageError, UnknownScheme, UsageError
+from driftline.tasks.search.request import SearchRequest
 
 HEAVY = ("prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "sqlalchemy", "pydantic")
 
@@ -48,6 +49,12 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         (["index", ".", "--workers", "0"], "--workers"),
         (["index", "s3://bucket/code"], "--workspace"),
         (["search"], "QUERY"),
+        (["search", ""], "The query is empty"),
+        (["search", "-F", "-i", "Lease"], "--fixed=-i"),
+        (["search", "-E", "--files"], "--regex=--files"),
+        (["search", "-Fi", "Lease"], "-i before -F"),
+        (["search", "-iFw", "Lease"], "-w before -F"),
+        (["index", "--include", "--full"], "--include=--full"),
         (["search", "x", "--top-k", "-1"], "--top-k"),
         (["search", "x", "--top-k", "many"], "--top-k"),
         (["search", "x", "-n", "-1"], "--n-lines"),
@@ -80,6 +87,31 @@ def test_with_json_an_error_is_one_object_on_standard_output(
     out, err = capsys.readouterr()
     assert err == ""
     assert json.loads(out)["error"] in {"usage", "workspace_not_found"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "query"),
+    [
+        (["lease", "-file:test"], "lease -file:test"),
+        (["-file:test", "lease", "--top-k", "3"], "-file:test lease"),
+        (["-lang:markdown lease", "holder"], "-lang:markdown lease holder"),
+        (["-F", "-file:test"], ""),
+        (["-F", "x", "--", "-file:test", "-i"], "-file:test -i"),
+        (["--fixed=-i", "-i", "x"], "x"),
+    ],
+)
+def test_an_excluding_term_is_a_word_of_the_query(
+    arguments: list[str], query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def note(_: str, request: SearchRequest, *__: Any, **___: Any) -> int:
+        asked.append(request.query)
+        return 0
+
+    monkeypatch.setattr("driftline.flows.commands.search.search_on", note)
+    assert cli.main(["search", "--server", "http://host", *arguments]) == 0
+    assert asked == [query]
 
 
 def test_json_after_a_double_dash_is_not_an_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,12 +179,12 @@ def test_a_newline_in_an_error_stays_on_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_an_interrupt_exits_with_3_and_says_how_to_resume(
+def test_an_interrupted_search_exits_with_3_and_has_nothing_to_resume(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_with(monkeypatch, KeyboardInterrupt())
     assert cli.main(["status"]) == 3
-    assert "again" in capsys.readouterr().err
+    assert capsys.readouterr().err == "driftline: interrupted.\n"  # it only reads
 
 
 def test_an_unexpected_exception_keeps_its_traceback_and_exits_with_3(
@@ -192,7 +224,7 @@ def test_an_interrupt_before_a_command_begins_shows_no_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "load", interrupted)
-    assert cli.main(["status"]) == 3
+    assert cli.main(["compact"]) == 3
     assert "run the same command again" in capsys.readouterr().err
 
 

@@ -192,6 +192,27 @@ def test_the_best_file_comes_first_and_others_before_its_second_window() -> None
     assert [(each.path, each.first) for each in found[:4]] == [("b.py", 1), ("a.py", 1), ("c.py", 1), ("b.py", 50)]
 
 
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [("LeaseLost", "class LeaseLost"), ("_entry", "_entry"), ("acquireLock", "_acquireLock"), ("release", "lost")],
+)
+def test_the_definition_of_the_queried_name_is_first(query: str, first: str) -> None:
+    names = ("lost", "entry", "leaseLost", "class LeaseLost", "_entry", "_acquireLock", "Lock")
+    windows = [window(f"{at}.py", 3, 20.0 - at) for at, name in enumerate(names)]
+    for each, name in zip(windows, names, strict=True):
+        each.definition = Definition("class", name.removeprefix("class "), 3, 3, 9)
+    found = arranged(windows, ["leas", "lost"], "name", name=query)
+    assert found[0].path == f"{names.index(first)}.py"
+    assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
+
+
+def test_copies_in_other_sources_are_merged() -> None:
+    windows = [window("a/x.py", 1, 9, "same"), window("b/x.py", 1, 8, "same"), window("b/y.py", 1, 7, "same")]
+    windows[1].entity = "source:b"
+    first, other = arranged(windows, ["lease"])
+    assert (first.path, first.copies, other.path) == ("a/x.py", ("source:b/b/x.py",), "b/y.py")
+
+
 def test_a_file_named_like_the_query_ranks_first() -> None:
     found = arranged(
         [window("a.py", 1, 10), window("net/lease_token.py", 1, 9.5), window("b.py", 1, 1)], ["leas", "token"]
