@@ -42,7 +42,7 @@ class Connection:
     def __post_init__(self) -> None:
         parts = self._parts
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise UsageError("Not a valid server URL", self.url, "Write https://driftline.example.com.")
+            raise UsageError("Not a valid server URL", self.url, "Use https://driftline.example.com.")
         if parts.username or parts.password:
             raise UsageError("A server URL must not contain a secret", self.url, f"Set {TOKEN_VARIABLE} to the token.")
 
@@ -108,7 +108,7 @@ class Connection:
                 connection.close()
         except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as error:
             raise StorageError(
-                f"The server cannot be reached ({error})", self.url, "Is 'driftline web' running?"
+                f"Cannot reach the server ({error})", self.url, "Is 'driftline web' running?"
             ) from error
 
     def _error(self, status: int, content: Any) -> DriftlineError:

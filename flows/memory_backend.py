@@ -350,7 +350,7 @@ class HierarchicalLTMBackend:
         for item in list[Any](items):
             if not isinstance(item, Mapping) or not {"key", "value"} <= set(item) <= _ITEM:
                 shown = _shown(list(item) if isinstance(item, Mapping) else item)
-                raise BadEntry("An item needs a key and a value; entity, metadata and expires_at are optional", shown)
+                raise BadEntry("An item must have a key and a value; entity, metadata and expires_at are optional", shown)
             given = {name: _read(name, value) for name, value in item.items() if value is not None or name == "key"}
             owner = given.get("entity", self.core.names.root)
             draft = MemoryItem(given["key"], item["value"], owner, given.get("metadata"), given.get("expires_at"))

@@ -117,5 +117,5 @@ def _top_of(within: Boundary, scope: str | None) -> Entity:
             return top
     known = ", ".join(map(str, tops))
     raise UsageError(
-        "Memory can only be searched in one entity at a time", scope or "", f"Name one at or below: {known}."
+        "Memory can only be searched in one entity at a time", scope or "", f"Specify an entity at or below: {known}."
     )

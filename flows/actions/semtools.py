@@ -83,7 +83,7 @@ def run(program: Program, arguments: Sequence[str], timeout_seconds: float) -> s
     except subprocess.TimeoutExpired as error:
         raise ActionError("timeout", f"{PROGRAM} timed out (after {timeout_seconds:g} s)") from error
     except (OSError, ValueError) as error:
-        raise ActionError("cli_error", f"{PROGRAM} cannot be run: {error}", stderr="") from error
+        raise ActionError("cli_error", f"Cannot run {PROGRAM}: {error}", stderr="") from error
     if code:
         said = err.strip() or "nothing on standard error"
         raise ActionError("cli_error", f"{PROGRAM} failed with code {code}: {said}", stderr=err)
@@ -220,7 +220,7 @@ def _parsed_match(result: dict[str, Any]) -> Match:
 
 
 def _not_understood(error: Exception) -> ActionError:
-    return ActionError("parse_error", f"The output of semtools cannot be parsed ({type(error).__name__}: {error})")
+    return ActionError("parse_error", f"Cannot parse the output of semtools ({type(error).__name__}: {error})")
 
 
 TIMEOUT_SECONDS = 60.0

@@ -164,7 +164,7 @@ class Build:
         """Return the commit. Raises UsageError if neither the CI system nor git reports one."""
         if self.commit is None:
             fix = "Run it in a git working tree with a commit, or set CI=true and CI_COMMIT_SHA."
-            raise UsageError("The commit of this build is unknown", fix=fix)
+            raise UsageError("This build's commit is unknown", fix=fix)
         return self.commit
 
     def _why_not_checked_out(self, folder: str) -> str:

@@ -249,7 +249,7 @@ def _check(request: CiRequest, report: CiReport, limit: float) -> None:
     build = request.build
     commit = build.required_commit()
     if build.committed is None:
-        raise UsageError("The time of the commit is unknown", commit, "Check it out, or set CI_COMMIT_TIMESTAMP.")
+        raise UsageError("The commit's time is unknown", commit, "Check it out, or set CI_COMMIT_TIMESTAMP.")
     workspace = Workspace.open(request.workspace, request.storage_options)
     uris = [source.uri if isinstance(source, SourceRequest) else source for source in request.sources]
     report.ages = ages(workspace, uris, commit, build.committed)
@@ -268,7 +268,7 @@ def sources_here(configuration: Configuration, folder: str) -> tuple[SourceReque
         raise UsageError("Not a git working tree", folder, "Run the command in one, or pass SOURCE.")
     here = [source for source in configuration.sources if _is_within(source.uri, tree.top)]
     if not here:
-        raise UsageError(f"No source of {configuration.path} is in this working tree", tree.top, "Name the SOURCE.")
+        raise UsageError(f"No source of {configuration.path} is in this working tree", tree.top, "Specify SOURCE.")
     return requests_of(here)
 
 

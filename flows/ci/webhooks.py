@@ -446,9 +446,9 @@ class Hooks:
         try:
             sources = [source for source in chain(self.sources, self.of_fleets()) if _key(source) in named]
         except DriftlineError as error:
-            log.warning("The state of the fleets cannot be read for a webhook: %s", error)
+            log.warning("Cannot read the fleets' state for a webhook: %s", error)
             self._forget(ids)
-            return BUSY, "the state of the fleets cannot be read"
+            return BUSY, "cannot read the fleets' state"
         if not sources:
             return IGNORED, "no source matches this repository"
         works, reason = list[Work](), "nothing to index"

@@ -52,7 +52,7 @@ SHORT_KEYS: Mapping[str, tuple[str, str]] = {
 """Short forms of keys in the ``performance`` section."""
 
 _REFERENCE = re.compile(r"(\$+)(\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\})")
-_UNSET = "Set it, or write ${VAR:-default}, or $${VAR} for the text ${VAR}."
+_UNSET = "Set it, or use ${VAR:-default}, or $${VAR} for the text ${VAR}."
 
 
 class _Section(BaseModel):
@@ -205,7 +205,7 @@ def load_memory_configuration(
     try:
         return MemoryConfiguration.model_validate(_with_whole_root(found))
     except ValidationError as error:
-        raise UsageError("The configuration of the memory store is invalid", where, _first_mistake(error)) from None
+        raise UsageError("Invalid configuration of the memory store", where, _first_mistake(error)) from None
 
 
 def open_memory(

@@ -397,11 +397,11 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
         return UsageError(f"{key!r} is not a list of tables", where, f"Start each table with [[{key}]].")
     if table is File and key == "notify" and kind == "string_pattern_mismatch":
         return UsageError(
-            "A name in 'notify' is not a block name", where, "Write TYPE/NAME, as listed by 'prefect block ls'."
+            "Not a block name in 'notify'", where, "Use TYPE/NAME, as listed by 'prefect block ls'."
         )
     if table is FleetTable and key == "token":
         return UsageError(
-            "A token must be a reference", where, "Write ${NAME}, where NAME is the variable with the token."
+            "A token must be a reference", where, "Use ${NAME}, where NAME is the variable with the token."
         )
     text = message.removeprefix("Value error, ")
     return UsageError(f"{key!r} cannot be used", where, f"{text[0].upper()}{text[1:]}.")

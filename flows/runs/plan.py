@@ -214,7 +214,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
     sources = [source if isinstance(source, SourceRequest) else SourceRequest(source) for source in request.sources]
     if not all(source.uri for source in sources):
         raise UsageError(
-            "A source is an empty string", fix="Specify a folder or a bucket; a dot is the current folder."
+            "Empty source", fix="Specify a folder or a bucket; a dot is the current folder."
         )
     if request.entity and len(request.sources) > 1:
         raise UsageError("--entity applies to a single source, but several were given", fix="Run once per source.")
@@ -252,7 +252,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
                 for root in (plan.source.uri, os.path.abspath(given if isinstance(given, str) else given.uri)):
                     plan.rules.check(root)
             if plan.source.uri in uris:
-                raise UsageError("A source was given twice", plan.source.uri, "Name it once.")
+                raise UsageError("Duplicate source", plan.source.uri, "Specify it once.")
         except DriftlineError as error:
             if not request.keep_going:
                 raise
@@ -412,4 +412,4 @@ def _default_entity(
         known = _known_source(workspace, entity, uri)
         if entity not in taken and (known is None or known.same_location(record)):
             return (entity, known) if known is not None else _around(workspace, uri, entity, taken)
-    raise SourceConflict("Another source already has this default entity", uri, "Name one with --entity.")
+    raise SourceConflict("Another source already has this default entity", uri, "Specify one with --entity.")

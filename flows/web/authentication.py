@@ -88,13 +88,13 @@ class Known(Generic[_Record]):
                     self._known = self.read()
                     self._read_at = time.monotonic()
                 except DriftlineError as error:
-                    log.warning("The %s of the workspace cannot be read: %s", self.what, error)
+                    log.warning("Cannot read the workspace's %s: %s", self.what, error)
             if time.monotonic() - self._read_at > STALE_SECONDS:
                 self._give_up()
 
     def _give_up(self) -> None:
         """Raise StorageError, which rejects the request."""
-        raise StorageError(f"The {self.what} of the workspace cannot be read", "", "Try again in a minute.")
+        raise StorageError(f"Cannot read the workspace's {self.what}", "", "Try again in a minute.")
 
 
 class KnownTokens(Known[TokenRecord]):

@@ -350,7 +350,7 @@ class DeltaIndex:
             except ObjectNotFound as error:
                 vanished = error
         raise StorageError(
-            f"Files disappeared during each of {READ_ATTEMPTS} attempts to read an index", vanished.where, "Try again."
+            f"Files disappeared on all {READ_ATTEMPTS} attempts to read an index", vanished.where, "Try again."
         )
 
     def _path(self, name: str) -> str:

@@ -258,7 +258,7 @@ def _marker(table: LineTable, entity: Entity) -> CommitMarker:
     try:
         return table.commit_marker(entity)
     except (ValueError, OSError) as error:
-        raise CorruptFile(f"A table cannot be read ({str(error)[:300]})", table.uri, "Run: driftline verify") from error
+        raise CorruptFile(f"Cannot read a table ({str(error)[:300]})", table.uri, "Run: driftline verify") from error
 
 
 def _fingerprints(workspace: Workspace, tenant: Entity, directories: set[str]) -> set[Any]:

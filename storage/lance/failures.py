@@ -178,7 +178,7 @@ def reading(title: str, where: str) -> Iterator[None]:
     except BaseException as error:
         if not is_lance_failure(error):
             raise
-        raise read_failed(f"The {title} table cannot be read", where, error) from error
+        raise read_failed(f"Cannot read the {title} table", where, error) from error
 
 
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
@@ -214,7 +214,7 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
         if not is_lance_failure(error):
             raise
         if not is_damage(error):
-            raise read_failed(f"The {title} table cannot be read", dataset.uri, error) from error
+            raise read_failed(f"Cannot read the {title} table", dataset.uri, error) from error
         reason = first_line(error)
     with reading(title, dataset.uri):
         result = with_retries(lambda: read(False))

@@ -111,7 +111,7 @@ class LanceTable:
                 raise
             if not self.exists():
                 raise StorageError(f"The {self.TITLE} table does not exist", self.uri, self.REPAIR) from error
-            raise read_failed(f"The {self.TITLE} table cannot be read", self.uri, error, self.REPAIR) from error
+            raise read_failed(f"Cannot read the {self.TITLE} table", self.uri, error, self.REPAIR) from error
         missing = set(self.COLUMNS).difference(dataset.schema.names)
         if missing:
             raise UsageError(
@@ -201,7 +201,7 @@ class LanceTable:
         except BaseException as error:
             if not is_lance_failure(error):
                 raise
-            raise read_failed("A version of the table cannot be read", self.uri, error, "Restore it.") from error
+            raise read_failed("Cannot read a version of the table", self.uri, error, "Restore it.") from error
         return frozenset(files)
 
     def index_files(self) -> frozenset[str]:
@@ -216,7 +216,7 @@ class LanceTable:
         """
         from lance.fragment import write_fragments
 
-        with writing(f"{self.TITLE[0].upper()}{self.TITLE[1:]} cannot be written", self.uri):
+        with writing(f"Cannot write the {self.TITLE} table", self.uri):
             return with_retries(
                 lambda: list(
                     write_fragments(
@@ -297,7 +297,7 @@ def quote(text: str) -> str:
     """Quote ``text`` as a string literal for a Lance filter. Raises UsageError if no row can contain this text."""
     if not is_unicode(text):
         raise UsageError(
-            "A name is not UTF-8, but all indexed names are", repr(text), "Check its spelling and encoding."
+            "The name is not UTF-8, but all indexed names are", repr(text), "Check its spelling and encoding."
         )
     return "'" + text.replace("'", "''") + "'"
 

@@ -71,7 +71,7 @@ def take_inventory(table: LineTable) -> Inventory:
     except BaseException as error:
         if not is_lance_failure(error):
             raise
-        raise read_failed("The lines table cannot be read", table.uri, error, table.REPAIR) from error
+        raise read_failed("Cannot read the lines table", table.uri, error, table.REPAIR) from error
 
 
 def _counted(dataset: LanceDataset) -> tuple[pa.Table, dict[str, int]]:

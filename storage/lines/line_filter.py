@@ -77,7 +77,7 @@ def normalise(path: str) -> str:
     """Normalise a relative path: ``a/b`` for ``a/b/`` and ``./a/b``, "" for the root. Raises UsageError."""
     clean = posixpath.normpath(path.strip("/") or ".")
     if clean == ".." or clean.startswith("../"):
-        raise UsageError("The path points outside its source", repr(path), "Give a path relative to the source.")
+        raise UsageError("The path points outside its source", repr(path), "Use a path relative to the source.")
     return "" if clean == "." else clean
 
 

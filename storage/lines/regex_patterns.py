@@ -85,7 +85,7 @@ class Pattern:
             'a\\\\.b'
         """
         if not text:
-            raise UsageError("The pattern is empty", fix="Give a text or a regular expression.")
+            raise UsageError("Empty pattern", fix="Use literal text or a regular expression.")
         if not is_unicode(text):
             raise UsageError("The pattern is not UTF-8", repr(text)[:100], "Check the encoding of the terminal.")
         if len(text) > MAX_PATTERN_CHARACTERS:
@@ -94,7 +94,7 @@ class Pattern:
         if "\r" in text or ("\n" in text and not multiline):
             raise UsageError("The pattern has a line break", repr(text)[:100], ONE_LINE)
         if multiline and words:
-            fix = "Write \\b around each whole word in the expression."
+            fix = "Put \\b around each whole word in the expression."
             raise UsageError("Whole-word matching does not support multiline patterns", text[:100], fix)
         if not literal:
             _check(text)

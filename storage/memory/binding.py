@@ -157,7 +157,7 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
             record = _record(workspace, catalog, found)
         if record.catalog_id != found.catalog_id:
             raise CatalogMismatch(
-                f"The memory of this workspace is in another catalog ({_location(workspace, record)})",
+                f"This workspace's memory is in another catalog ({_location(workspace, record)})",
                 catalog.where,
                 WAYS_BACK,
             )

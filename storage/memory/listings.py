@@ -170,7 +170,7 @@ class Cursor(tuple[int, str]):
         """Parse the string form of a cursor; None yields None. Raises UsageError."""
         if text is None:
             return None
-        invalid = UsageError("The cursor is invalid", repr(text[:80]), "Use the cursor of the previous page.")
+        invalid = UsageError("Invalid cursor", repr(text[:80]), "Use the cursor of the previous page.")
         try:
             owner, key = json.loads(base64.urlsafe_b64decode(text.encode()))
         except (ValueError, TypeError, binascii.Error):
@@ -230,7 +230,7 @@ def check_range(given: Any) -> KeyRange:
         return None, None
     if not isinstance(given, (list, tuple)) or len(given) != 2 or not all(isinstance(k, str | None) for k in given):
         raise UsageError(
-            "A range needs a first key and an exclusive upper bound", repr(given)[:80], "Write [low, high]."
+            "A range needs a first key and an exclusive upper bound", repr(given)[:80], "Use [low, high]."
         )
     return given[0], given[1]
 

@@ -187,7 +187,7 @@ class BlockCache:
         except FileNotFoundError:  # an eviction removed the empty folder; the next read of this block stores it
             return
         except OSError as error:
-            log.info("Blocks of the bucket cannot be kept in %s for now: %s", self.folder, error)
+            log.info("Cannot cache blocks of the bucket in %s for now: %s", self.folder, error)
             self._paused_until = time.monotonic() + PAUSE_SECONDS
             with contextlib.suppress(OSError):
                 temporary.unlink()

@@ -86,7 +86,7 @@ class Etags:
 
 CODE = "RequestTimeTooSkewed"
 """The error code used by S3 and compatible stores."""
-FIX = "Synchronize the clock of this machine with a time server."
+FIX = "Synchronize this machine's clock with a time server."
 TIMEOUT_SECONDS = 3
 _SERVER_TIME = re.compile(r"<ServerTime>([^<]+)</ServerTime>")
 
@@ -99,10 +99,10 @@ def describe(answer: str, endpoint: str, *, now: datetime | None = None) -> str:
     now = now or datetime.now(UTC)
     theirs = _time_in(answer) or _server_time(endpoint)
     if theirs is None:
-        return "The clock of this machine differs too much from the clock of the store"
+        return "This machine's clock differs too much from the store's clock"
     seconds = round((now - theirs).total_seconds())
     direction = "fast" if seconds > 0 else "slow"
-    return f"The clock of this machine is {timedelta(seconds=abs(seconds))} h {direction}, by the store's clock"
+    return f"This machine's clock is {timedelta(seconds=abs(seconds))} h {direction}, by the store's clock"
 
 
 def _time_in(answer: str) -> datetime | None:
@@ -190,7 +190,7 @@ class BucketErrors:
             code or status or text.partition("\n")[0].rpartition(" - ")[2][:REASON_CHARACTERS]
         )
         if isinstance(error, UnknownConfigurationKeyError) or action == "open":
-            return UsageError("The storage options are invalid", self.uri, reason)
+            return UsageError("Invalid storage options", self.uri, reason)
         if isinstance(error, AlreadyExistsError):
             return AlreadyExists("The object already exists", where)
         if isinstance(error, PreconditionError):
@@ -203,7 +203,7 @@ class BucketErrors:
         if refusal is not None:
             return refusal
         if code == "InvalidBucketName":
-            return UsageError("The bucket name is invalid", self.uri, "Correct the URI.")
+            return UsageError("Invalid bucket name", self.uri, "Correct the URI.")
         if isinstance(error, NotSupportedError) or status == "501":
             return UnsafeStore(f"The store does not {action} objects conditionally", where, USE_ANOTHER)
         match _first(_TRANSPORT, text):

@@ -254,7 +254,7 @@ class LocalDisk:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            raise UnsafeStore("The lock of the workspace is a link", path, "Delete the link.") from None
+            raise UnsafeStore("The workspace's lock is a link", path, "Delete the link.") from None
         try:
             self._wait_for_lock(descriptor, path, deadline)
             try:
@@ -329,7 +329,7 @@ def _open_new(directory: str, path: str, mode: int) -> int:
         except FileNotFoundError:  # a concurrent delete removed the empty directory
             continue
     raise StorageError(
-        f"The directory disappeared during each of {DIRECTORY_ATTEMPTS} attempts to write into it",
+        f"The directory disappeared on all {DIRECTORY_ATTEMPTS} attempts to write into it",
         directory,
         "Look for a process that removes it.",
     )

@@ -114,7 +114,7 @@ class ObjectStore:
             case "file":
                 path = unquote(urlsplit(uri).path) if match else os.path.expanduser(uri)
                 if not path:
-                    raise UsageError("The URI of the workspace has no path", repr(uri))
+                    raise UsageError("The workspace URI has no path", repr(uri))
                 root = os.path.abspath(path)
                 return cls(root, LocalDisk(root), {})
             case "s3" | "gs" | "az" | "abfs" | "abfss":
@@ -130,7 +130,7 @@ class ObjectStore:
                     )
                 prefix = "/".join(part for part in prefix.split("/") if part)
                 if not name:
-                    raise UsageError("The URI has no bucket", uri, f"Write {scheme}://bucket/prefix.")
+                    raise UsageError("The URI has no bucket", uri, f"Use {scheme}://bucket/prefix.")
                 if prefix:
                     _checked(prefix)
                 from driftline.storage.objects.bucket import Bucket  # a local workspace need not load obstore

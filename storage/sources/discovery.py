@@ -233,7 +233,7 @@ def readers_of(
 def _list_folder(host: Host, listing: HostListing) -> None:
     """Add the repositories below a folder: bare repositories, mirrors, and working trees. Follows no links."""
     if not os.path.isdir(host.url):
-        raise SourceNotFound("The folder of the fleet does not exist", host.url, "Correct its url.")
+        raise SourceNotFound("The fleet's folder does not exist", host.url, "Correct its url.")
 
     def walk(folder: str, depth: int) -> None:
         try:
@@ -278,9 +278,9 @@ def _lines_of(file: str) -> Iterator[str]:
         with open(file, encoding="utf-8") as lines:
             text = lines.read(MAX_LIST_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceNotFound("The list of the fleet cannot be read", file, str(error)) from error
+        raise SourceNotFound("Cannot read the fleet's list", file, str(error)) from error
     if len(text) > MAX_LIST_BYTES:
-        raise SourceNotFound(f"The list of the fleet is larger than {MAX_LIST_BYTES:,} bytes", file, "Split it.")
+        raise SourceNotFound(f"The fleet's list is larger than {MAX_LIST_BYTES:,} bytes", file, "Split it.")
     yield from (line for raw in text.splitlines() if (line := raw.partition("#")[0].strip()))
 
 

@@ -106,7 +106,7 @@ class Host:
             return repository.id
         if self.provider == "folder":
             if os.path.isabs(repository.id) or ".." in repository.id.split("/"):
-                raise UsageError("Not a path below the folder of the fleet", repr(repository.id))
+                raise UsageError("Not a path in the fleet's folder", repr(repository.id))
             return f"git+file://{os.path.join(self.url, repository.id)}"
         if not REPOSITORY_PATH.fullmatch(repository.path):
             raise UsageError("Not a valid repository path", repr(repository.path))

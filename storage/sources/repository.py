@@ -262,7 +262,7 @@ def _start(tree: CommitTree, *command: str) -> subprocess.Popen[bytes]:
     try:
         return spawn(variables["GIT_DIR"], command, variables | unconfigured, stdin=subprocess.PIPE)
     except OSError as error:
-        raise StorageError("Git cannot be run", tree.uri, f"Install git ({error.strerror}).") from error
+        raise StorageError("Cannot run git", tree.uri, f"Install git ({error.strerror}).") from error
 
 
 @cache

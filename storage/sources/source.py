@@ -564,7 +564,7 @@ def open_source(
         return _open_local(rest)
     if has_query(text) or ("::" in text and may_hold_secret(text)):
         raise UsageError(
-            "A source URI has a query string or, within a chain, a user, which may be secrets",
+            "The source URI has a query string or, in a chain, a user, which may be secrets",
             text,
             "Pass credentials in the environment or as storage options.",
         )
@@ -580,7 +580,7 @@ def open_source(
     except ObjectNotFound as error:
         raise SourceNotFound("No such bucket or folder", source.uri, "Check the spelling.") from error
     except StorageError as error:
-        raise SourceNotFound("The source cannot be listed", source.uri, str(error.__cause__ or error)) from error
+        raise SourceNotFound("Cannot list the source", source.uri, str(error.__cause__ or error)) from error
     if not folders and not files and not allow_empty:
         if source.is_file():
             raise SourceNotFound("A source must be a folder, not a file", source.uri, "Index its folder.")
@@ -612,9 +612,9 @@ def _open_local(text: str) -> Source:
     except NotADirectoryError as error:
         raise SourceNotFound("A source must be a folder, not a file", path, "Index its folder.") from error
     except PermissionError as error:
-        raise AccessDenied("The folder cannot be read", path, "Check its permissions.") from error
+        raise AccessDenied("Cannot read the folder", path, "Check its permissions.") from error
     except (OSError, ValueError) as error:
-        raise SourceNotFound("The folder cannot be read", repr(path), str(error)) from error
+        raise SourceNotFound("Cannot read the folder", repr(path), str(error)) from error
     remote = bare_repository(path)
     return RepositorySource.at(remote, resolve(remote)) if remote is not None else Source(path, {}, is_local=True)
 
@@ -659,7 +659,7 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         if "::" not in uri:
             count_requests_of(fs, uri.partition("://")[0])
     except Exception as error:
-        raise_translated(error, uri, "The source cannot be opened")
+        raise_translated(error, uri, "Cannot open the source")
     return fs, str(root).rstrip("/") or str(root)[:1]
 
 

@@ -313,7 +313,7 @@ class RunHistory:
 
 def too_many_changes(name: str, where: str) -> CommitConflict:
     """Return the error of a record that other processes have changed before each attempt."""
-    return CommitConflict(f"Other processes changed {name} in each of {CHANGE_ATTEMPTS} attempts", where, "Try again.")
+    return CommitConflict(f"Other processes changed {name} during all {CHANGE_ATTEMPTS} attempts", where, "Try again.")
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -135,7 +135,7 @@ def _change(workspace: Workspace, change: Callable[[tuple[TokenRecord, ...]], tu
     """Replace the tokens with the result of ``change``; retry if another process changed them concurrently."""
     objects = workspace.objects
     if (copied := read_copy_record(objects)) is not None:
-        raise UsageError("A copy cannot be written to", objects.uri, f"Use the original: {copied.origin}.")
+        raise UsageError("Cannot write to a copy", objects.uri, f"Use the original: {copied.origin}.")
     if not objects.is_local:
         objects.probe_conditional_writes()
     for _ in range(CHANGE_ATTEMPTS):

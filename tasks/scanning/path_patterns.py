@@ -241,7 +241,7 @@ def _check(pattern: str, opposite: str, root: str | None) -> None:
     if pattern.startswith("!"):
         raise _invalid(pattern, f"Leave out '!', and --{opposite} {pattern[1:]!r}.")
     if not is_unicode(pattern):
-        raise _invalid(pattern, "It is not UTF-8: write '?' for each byte that cannot be typed.")
+        raise _invalid(pattern, "It is not UTF-8: use '?' for each byte that cannot be typed.")
     if root and (pattern == root or pattern.startswith(f"{root}/")):
         nearest = pattern[len(root) :] or "*"
     elif "://" in pattern or pattern.startswith(("~/", "../")):
@@ -257,11 +257,11 @@ def _check(pattern: str, opposite: str, root: str | None) -> None:
         nearest = pattern.replace("[", "\\[") if nearest == pattern else nearest
         nearest = (pattern.rstrip("/\\") or "*") if nearest == pattern else nearest
     if nearest:
-        raise _invalid(pattern, f"It matches nothing: write {nearest!r}.")
+        raise _invalid(pattern, f"It matches nothing: use {nearest!r}.")
 
 
 def _invalid(pattern: str, fix: str) -> UsageError:
-    return UsageError("The pattern is not valid", repr(pattern), fix)
+    return UsageError("Invalid pattern", repr(pattern), fix)
 
 
 def _is_unmatchable(pattern: str) -> bool:

@@ -271,7 +271,7 @@ def _indexed_excerpt(
         raise NotIndexed("No such document is indexed", path, "Use the path and source from a search result.")
     if len(found) > 1:
         sources = ", ".join(str(entity) for entity, *_ in found)
-        raise UsageError("Several sources contain this document", path, f"Name one of them: {sources}.")
+        raise UsageError("Several sources contain this document", path, f"Specify one of them: {sources}.")
     return found[0]
 
 

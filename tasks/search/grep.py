@@ -278,9 +278,9 @@ def _read(path: str) -> bytes:
     except FileNotFoundError as error:
         raise SourceNotFound("No such file", path, "Check the spelling.") from error
     except PermissionError as error:
-        raise AccessDenied("The file cannot be read", path, "Check its permissions.") from error
+        raise AccessDenied("Cannot read the file", path, "Check its permissions.") from error
     except OSError as error:
-        raise StorageError("The file cannot be read", path, str(error)) from error
+        raise StorageError("Cannot read the file", path, str(error)) from error
 
 
 _COLUMNS = ("path", "size_bytes", "mtime_ns", "hash", "fingerprint", "reason", "racy", "ctime_ns", "inode")

@@ -208,10 +208,10 @@ def test_a_skewed_clock_is_reported_as_such(
     with serving(SkewedProxy(s3_server, seconds=seconds, tells=tells)) as proxy:
         store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
         for operation in (lambda: store.get("a"), lambda: store.create("a", b"1"), lambda: list(store.list())):
-            with pytest.raises(AccessDenied, match=f"clock of this machine is {says}.*time server"):
+            with pytest.raises(AccessDenied, match=f"machine's clock is {says}.*time server"):
                 operation()
         options = {"aws_endpoint": proxy.endpoint, "aws_access_key_id": "a", "aws_secret_access_key": "b"}
-        with pytest.raises(AccessDenied, match="clock of this machine"):
+        with pytest.raises(AccessDenied, match="This machine's clock"):
             open_source(s3_bucket, options)
 
 

@@ -129,7 +129,7 @@ def test_readers_that_cannot_be_read_grant_nothing_and_refuse_nobody_else(caplog
     assert [*readers.readable_by("ann@acme.example")] == [_OWN]
     readers.refresh()
     assert [*readers.readable_by("ann@acme.example")] == []
-    assert "cannot be read" in caplog.text
+    assert "Cannot read" in caplog.text
     tokens = KnownTokens(fail)
     with pytest.raises(StorageError, match="tokens"):
         tokens.refresh()
@@ -533,5 +533,5 @@ def test_the_last_known_tokens_are_trusted_for_a_while(monkeypatch: pytest.Monke
     known.refresh()
     assert known.find("t") == record
     now[0] += authenticating.STALE_SECONDS
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(StorageError, match="Cannot read"):
         known.refresh()

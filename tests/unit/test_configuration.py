@@ -120,7 +120,7 @@ def test_the_default_workspace_is_next_to_the_file(write: Write) -> None:
         ('[[sources]]\nuri = "web"\nschedule = true', "'schedule' cannot be used"),
         ('[[sources]]\nuri = "web"\nentity = "nonsense"', r"nonsense.*\[\[sources\]\] number 1"),
         ('[[sources]]\nuri = "web"\nentity = "org:acme"', "org:acme is not one.*number 1"),
-        ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "./web/"', "listed twice.*number 2"),
+        ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "./web/"', "Duplicate source.*number 2"),
         ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "x/web"', "Two sources have the entity .*source:web.*number 2"),
         ('[workspaces.a]\ndirectories = ["web"]', r"'directories'.*\[workspaces.a\].*dirs"),
         (
