@@ -1,6 +1,6 @@
 """Driftline: a semantic index of every line in your repositories and buckets, kept up to date.
 
-A public name imports its module on first use, so ``driftline --help`` pays for none of them.
+Public names are imported on first use, so ``driftline --help`` does not load them.
 """
 
 from __future__ import annotations

@@ -107,9 +107,7 @@ class Connection:
             finally:
                 connection.close()
         except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as error:
-            raise StorageError(
-                f"Cannot reach the server ({error})", self.url, "Is 'driftline web' running?"
-            ) from error
+            raise StorageError(f"Cannot reach the server ({error})", self.url, "Is 'driftline web' running?") from error
 
     def _error(self, status: int, content: Any) -> DriftlineError:
         problem = content if isinstance(content, dict) else {}
@@ -143,7 +141,7 @@ DOCUMENTS_AT_ONCE = 1_000
 class Client:
     """A client of a web server.
 
-    Every method raises the errors of the corresponding call, AccessDenied for a token with insufficient scope, and
+    Every method propagates errors from the corresponding call: AccessDenied for a token with insufficient scope, and
     StorageError if the server cannot be reached.
 
     Examples:
@@ -204,7 +202,7 @@ class Client:
 
         Args:
             sources: only documents of these sources, projects or organisations.
-            dirs: only documents below these directories.
+            dirs: only documents under these directories.
             exts: only documents with these file extensions.
 
         Yields:

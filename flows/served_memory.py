@@ -34,7 +34,9 @@ class _Shared:
 
 @dataclass(slots=True)
 class MemoryStores:
-    """Opens stores with ``find``: it returns a function that opens a boundary's store; None if there is no memory."""
+    """Opens stores with ``find``, which returns a function that opens a boundary's store, or None if there is no
+    memory.
+    """
 
     find: Callable[[Entity | None], Callable[[], MemoryStore] | None]
     _open: OrderedDict[Entity | None, _Shared] = field(default_factory=OrderedDict)

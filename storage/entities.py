@@ -355,7 +355,7 @@ def is_within(entity: Entity, scope: Entity) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The visible part of the hierarchy: each of ``tops``, and everything below it. ``of`` drops tops that are below
+    """The visible part of the hierarchy: each of ``tops``, and everything under it. ``of`` drops tops that are below
     another.
 
     Examples:
@@ -377,7 +377,7 @@ class Boundary:
 
     @classmethod
     def of(cls, *entities: Entity) -> Boundary:
-        """Return the boundary that allows ``entities`` and everything below them; with none, it allows nothing."""
+        """Return the boundary that allows ``entities`` and everything under them; with none, it allows nothing."""
         distinct = {entity.parts for entity in entities}
         kept = (e for e in distinct if not any(e[:depth] in distinct for depth in range(len(e))))
         return cls(tuple(sorted(map(Entity, kept), key=str)))

@@ -107,7 +107,7 @@ def normal_glob(glob: str) -> str:
 
 
 def fixed_prefix(glob: str) -> str:
-    """Return the common prefix of all paths that a glob from ``normal_glob`` matches, byte by byte; "" if there is
+    """Return the common prefix of all paths that a glob from ``normal_glob`` matches, byte by byte, or "" if there is
     none.
     """
     fixed = _WILDCARD.split(glob, maxsplit=1)[0]
@@ -186,7 +186,7 @@ def _numbers(first: int, last: int) -> list[str]:
 
 
 def _group(pattern: str, start: int, escapes: bool) -> tuple[list[int], int | None]:
-    """Return the comma positions of the brace group at ``start``, and its end; None if it is not closed."""
+    """Return the comma positions of the brace group at ``start``, and its end, or None if it is not closed."""
     depth, commas = 0, list[int]()
     for at in _characters(pattern, escapes, start):
         if pattern[at] == "{":

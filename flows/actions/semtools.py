@@ -98,7 +98,7 @@ def missing(what: str) -> ActionError:
 
 
 def _version_output(path: str) -> str | None:
-    """Return a program's ``--version`` output; None if it does not support that option or cannot be run."""
+    """Return a program's ``--version`` output, or None if it does not support that option or cannot be run."""
     try:
         code, out, _ = _call([path, "--version"], _VERSION_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
@@ -366,7 +366,8 @@ def _bounded(match: Match, query: str) -> Match:
 
 
 def _program(engine: Any, min_version_needed: str | None, *, only_ours: bool) -> Program | None:
-    """Return the program to use; None for Driftline's engine, which is also used if the host passes an engine object.
+    """Return the program to use, or None for Driftline's engine, which is also used if the host passes an engine
+    object.
 
     ``only_ours`` means that only Driftline's engine supports the request.
     """

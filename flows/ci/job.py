@@ -88,7 +88,7 @@ def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed:
 
 
 def _source_of(run: RunRecord, entity: Entity) -> Mapping[str, Any] | None:
-    """Return a source's entry in the report of ``run``; None if it did not update the source's main index."""
+    """Return a source's entry in the report of ``run``, or None if it did not update the source's main index."""
     failed = {failure["uri"] for failure in run.report.get("failed", ())}
     if run.outcome != "done" and not failed:
         return None

@@ -87,7 +87,7 @@ Payload = Mapping[str, Any]
 
 
 def _at(payload: Any, *keys: str | int) -> Any:
-    """Return the value at a path of keys; None if the payload has another shape."""
+    """Return the value at a path of keys, or None if the payload has another shape."""
     for key in keys:
         if isinstance(payload, dict) and isinstance(key, str):
             payload = payload.get(key)
@@ -272,7 +272,7 @@ class Work:
 
 
 def work_of(event: Event, source: SourceRequest, settings: HookSettings, request_ref: str) -> Work | None:
-    """Return the work that an event requires for a source; None if there is none.
+    """Return the work that an event requires for a source, or None if there is none.
 
     Raises UsageError if the default branch is unknown or the ref name is not valid in git.
     """
@@ -335,7 +335,7 @@ class Runs:
             start_index_run(replace(work.source, uri=work.uri), commit, work.branch, work.delivery)
 
     def _fleet_of(self, source: SourceRequest) -> str:
-        """Return the name of the fleet the source belongs to; "" if the source has its own table."""
+        """Return the name of the fleet the source belongs to, or "" if the source has its own table."""
         fleets = sources_of_fleets(self.configuration) if self.configuration.fleets else {}
         return next((name for name, sources in fleets.items() if source in sources), "")
 
@@ -552,7 +552,7 @@ def _key(source: SourceRequest) -> tuple[str, str] | None:
 
 
 def hooks_of(configuration: Configuration) -> Hooks | None:
-    """Return the webhooks that a configuration enables, and their secrets; None if it enables none.
+    """Return the webhooks that a configuration enables, and their secrets, or None if it enables none.
 
     Raises UsageError for a secret with no value, and if no source is a repository URL.
     """

@@ -1,7 +1,4 @@
-"""Define ``driftline branches`` and ``driftline diff``:
-
-list, delete and prune index branches, and compare them with main.
-"""
+"""Define ``driftline branches`` and ``driftline diff``, which list, delete, prune and compare index branches."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _hooks(target: str) -> Hooks | None:
 def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
     """Return the processes that read the index.
 
-    For a bucket, a single process runs several searches at once, because they mostly wait for the network.
+    For a bucket, a single process runs several searches concurrently, because they mostly wait for the network.
     """
     from driftline.flows.web import search_processes as made
 

@@ -236,7 +236,7 @@ def _backup_of(path: Path) -> Path:
 
 
 def _read(path: Path) -> str | None:
-    """Return a file's text with its original line endings; None if there is no file."""
+    """Return a file's text with its original line endings, or None if there is no file."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:

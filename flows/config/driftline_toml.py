@@ -139,7 +139,7 @@ class ConfiguredFleet:
 
 @dataclass(frozen=True, slots=True)
 class WorkspacePart:
-    """The part of a source in a named workspace: everything below ``dir``; "" means the whole source."""
+    """The part of a source in a named workspace: everything under ``dir``; "" means the whole source."""
 
     source: ConfiguredSource
     dir: str = ""
@@ -175,11 +175,12 @@ class AccessSettings:
 class Configuration:
     """A validated configuration file.
 
-    ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` holds
+    ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` contains
     references instead of secrets, so a deployment may store them; ``options()`` resolves them. ``prices`` maps request
-    types to the price of 1,000 requests. ``search`` holds search defaults, ``memory`` the sections of ``settings.ltm``
-    with unresolved references, and ``notify`` the Prefect blocks that report failed runs. ``is_withheld`` is set if the
-    file is not trusted: it then has no storage options, memory or hooks, and its sources and fleets have no tokens.
+    types to the price of 1,000 requests. ``search`` contains search defaults, ``memory`` contains the sections of
+    ``settings.ltm`` with unresolved references, and ``notify`` lists the Prefect blocks that report failed runs.
+    ``is_withheld`` is set if the file is not trusted: it then has no storage options, memory or hooks, and its sources
+    and fleets have no tokens.
     """
 
     path: Path
@@ -443,7 +444,9 @@ def _sources(tables: Sequence[SourceTable], file: Path) -> list[ConfiguredSource
         if source.uri in uris:
             raise UsageError("Duplicate source", where, f"Remove one entry for {table.uri}.")
         if source.entity in entities:
-            raise UsageError(f"Two sources have the entity {source.entity}", where, "Use another entity for one of them.")
+            raise UsageError(
+                f"Two sources have the entity {source.entity}", where, "Use another entity for one of them."
+            )
         uris.add(source.uri)
         entities.add(source.entity)
         sources.append(source)

@@ -279,7 +279,7 @@ def hierarchy_of(configuration: MemoryConfiguration) -> Hierarchy:
 def find_memory(
     configuration: MemoryConfiguration, workspace: Workspace, within: EntityName | None = None
 ) -> Callable[[], MemoryStore] | None:
-    """Return a function that opens the store for semantic search, bound to ``within``; None if there is no memory.
+    """Return a function that opens the store for semantic search, bound to ``within``, or None if there is no memory.
 
     The store is at the configured location, or in ``workspace`` if that has memory. If there is no memory, no database
     is contacted and nothing is created. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
@@ -423,7 +423,7 @@ def catalog_to_keep(workspace: Workspace) -> str | None:
 
 
 def compaction_threshold(workspace: Workspace) -> int | None:
-    """Return how many deltas a memory index in ``workspace`` may have before folding; None if there is no memory."""
+    """Return how many deltas a memory index in ``workspace`` may have before folding, or None if there is no memory."""
     if not holds_memory(workspace):
         return None
     return memory_of(workspace.objects.uri).index.compaction_threshold

@@ -54,10 +54,10 @@ DEFAULT_PRUNED_AFTER_DAYS = 14.0
 class BranchReport:
     """A source's branch.
 
-    ``base`` is the main index's commit at the time of the snapshot, and ``commit`` the commit indexed in the branch;
-    None for sources that are not in git. ``documents`` is the number of documents that differ from the current main
-    index, ``lines`` their number of lines, and ``deleted`` the number of documents missing from the branch.
-    ``size_bytes`` is the size of data not shared with the main index; ``age_seconds`` is the time since its last run.
+    ``base`` is the main index's commit at the time of the snapshot, and ``commit`` the commit indexed in the branch, or
+    None for sources that are not in git. ``documents`` counts the documents that differ from the current main index,
+    ``lines`` counts their lines, and ``deleted`` counts the documents missing from the branch. ``size_bytes`` is the
+    size of data not shared with the main index; ``age_seconds`` is the time since its last run.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Run a cleanup: scan, classify, fence, classify again, delete (DESIGN, "Cleanup").
 
 A cleanup deletes an object only if it is an orphan both before and after its writers are fenced off. ``clean_within``
-cleans below one entity: it looks only at memory blobs, and neither counts, reports nor deletes anything outside.
+cleans up within one entity: it looks only at memory blobs, and neither counts, reports nor deletes anything outside.
 """
 
 from __future__ import annotations

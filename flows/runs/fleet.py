@@ -65,7 +65,7 @@ CONCURRENT_LOOKUPS = 8
 
 @dataclass(frozen=True, slots=True)
 class FleetRequest:
-    """The inputs of a sync. ``how`` holds the index run's fields, except its sources and workspace.
+    """The inputs of a sync. ``how`` contains the index run's fields, except its sources and workspace.
 
     ``retry`` retries failing repositories without waiting for their backoff. ``storage_options`` override the
     configuration's. Unless ``has_all_fleets`` is set, the workspace may have fleets that are not in the configuration.

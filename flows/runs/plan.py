@@ -93,9 +93,9 @@ class IndexRequest:
     embeds definitions with a transformer: True selects the workspace's or the default transformer, a name that
     transformer. None keeps the workspace's transformer, if any, and False removes it. ``redact`` selects which
     credentials in the text are redacted; None keeps the source's mode (``known`` for a new source). ``archives``
-    determines whether files inside archives and email are documents, ``notebook_outputs`` whether a notebook's text
-    includes its outputs; None keeps the source's setting (False for a new source). ``link`` is the same as in
-    ``SourceRequest``.
+    determines whether files inside archives and email are documents, and ``notebook_outputs`` determines whether a
+    notebook's text includes its outputs; None keeps the source's setting (False for a new source). ``link`` is the same
+    as in ``SourceRequest``.
     """
 
     sources: tuple[str | SourceRequest, ...]
@@ -213,9 +213,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
         raise UsageError("No source was given", fix="Specify at least one folder or bucket.")
     sources = [source if isinstance(source, SourceRequest) else SourceRequest(source) for source in request.sources]
     if not all(source.uri for source in sources):
-        raise UsageError(
-            "Empty source", fix="Specify a folder or a bucket; a dot is the current folder."
-        )
+        raise UsageError("Empty source", fix="Specify a folder or a bucket; a dot is the current folder.")
     if request.entity and len(request.sources) > 1:
         raise UsageError("--entity applies to a single source, but several were given", fix="Run once per source.")
     if not 0 <= request.max_delete_fraction <= 1:

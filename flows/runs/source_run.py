@@ -81,7 +81,7 @@ _PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The work of a run that holds its lease:
+    """The work of a run that holds its lease.
 
     ``changes`` lists the new and changed documents of ``scans``, in order.
     """
@@ -209,7 +209,7 @@ class SourceRun:
 
     @property
     def committer(self) -> Committer:
-        """From ``begin`` on, the only place that commits to the source."""
+        """After ``begin``, the only place that commits to the source."""
         return self._work.committer
 
     def complete(self) -> None:
@@ -246,7 +246,7 @@ class SourceRun:
         return len(changes) > BATCH_DOCUMENTS // 4 or (pc.sum(changes["size_bytes"]).as_py() or 0) > BATCH_BYTES // 4
 
     def shared_batch(self) -> BatchSpec | None:
-        """Return the changes as a batch to commit with other sources; None if ``complete`` must be called instead."""
+        """Return the changes as a batch to commit with other sources, or None if the caller must call ``complete``."""
         changes = self._work.changes
         deleted = sum(len(scan.diff.deleted) for scan in self._work.scans)
         if not len(changes) or self.is_large() or deleted > GUARDED_DELETIONS or self._plan.replaces is not None:
@@ -531,7 +531,7 @@ class SourceRun:
         return refused
 
     def _vanished(self, scans: list[ScanResult]) -> pa.Table:
-        """Return the documents that are missing from the listing; none if the listing is incomplete."""
+        """Return the documents that are missing from the listing, or none if the listing is incomplete."""
         vanished = pa.concat_tables([scan.diff.deleted for scan in scans])
         if len(vanished) and not all(scan.complete for scan in scans):
             self._progress.message("Parts of the source could not be listed, so this run deletes nothing.")
@@ -558,9 +558,9 @@ class SourceRun:
         )
 
     def _exempt_from_limit(self, vanished: pa.Table) -> pa.Table:
-        """Drop documents that the request excludes or another source claims:
+        """Drop documents that the request excludes or another source claims.
 
-        the deletion limit does not apply to them.
+        The deletion limit does not apply to them.
         """
         paths = vanished["path"].combine_chunks()
         left_out = Matcher(self._source.rules).excluded(paths) | claimed(paths, self._source.claims)

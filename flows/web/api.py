@@ -1,6 +1,6 @@
 """Define the HTTP API: the parameters of requests, their limits, and the responses.
 
-``Reader`` answers as plain data, for pages as well; ``Api`` has the routes of programs. The home page gets the index's
+``Reader`` returns plain data, for pages as well; ``Api`` has the routes for programs. The home page gets the index's
 size and age; the index page gets statistics, growth, runs, and skipped documents with reasons.
 """
 
@@ -383,13 +383,13 @@ class Reader:
         return self._branches.get_or_compute(within, read)
 
     def record_of(self, source: str) -> SourceRecord | None:
-        """Return a source's record; None if it is not visible."""
+        """Return a source's record, or None if it is not visible."""
         within, workspace = granted("search").within, self.newest()
         entity = Entity.parse(source, workspace.config.hierarchy)
         return workspace.readable_source(entity) if is_allowed(entity, within) else None
 
     def folder_of(self, source: str) -> str:
-        """Return the source's folder inside its repository; "" if it is the whole repository.
+        """Return the source's folder inside its repository, or "" if it is the whole repository.
 
         The result is at most FOLDERS_SECONDS old.
         """

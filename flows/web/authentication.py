@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 class Access:
     """Access to everything inside the boundary ``within``, for the given ``scopes``.
 
-    ``token_id`` identifies the token that was used, ``user`` the user reported by a proxy. At most one is set.
+    ``token_id`` identifies the token that was used, and ``user`` is the user reported by a proxy. At most one is set.
     """
 
     within: Boundary | None = None
@@ -106,7 +106,7 @@ class KnownTokens(Known[TokenRecord]):
         super().__init__(lambda: {record.hash: record for record in read()}, "tokens")
 
     def find(self, token: str) -> TokenRecord | None:
-        """Return a token's record; None if it is unknown or invalid."""
+        """Return a token's record, or None if it is unknown or invalid."""
         record = self._known.get(token_hash(token))
         return record if record is not None and record.is_valid(datetime.now(UTC)) else None
 
@@ -167,7 +167,7 @@ class FollowedReaders(Known[Readable]):
         self._known = {}
 
     def readable_by(self, user: str) -> Iterator[Entity]:
-        """Yield the sources that a user of the proxy may read by an answer of the host that is not too old."""
+        """Yield the sources that a user of the proxy may read according to a recent response from the host."""
         now = self._now()
         for name, fleet in self._fleets.items():
             readable, login = self._known.get(name, {}), fleet.login_of(user)
@@ -221,7 +221,7 @@ class Authentication:
         return self.tokens is None and self.proxy is None
 
     def access_of(self, client: str, headers: Headers) -> Access | None:
-        """Return the access of a request from address ``client``; None if it is denied."""
+        """Return the access of a request from address ``client``, or None if it is denied."""
         if self.is_open:
             return Access(self.within)
         user = self.proxy.user_of(client, headers) if self.proxy is not None else ""
@@ -239,7 +239,7 @@ class Authentication:
         return self._narrowed(self.rules.boundary_of(user, headers))
 
     def access_with(self, token: str) -> Access | None:
-        """Return the access of ``token``; None if it is unknown, expired or revoked."""
+        """Return the access of ``token``, or None if it is unknown, expired or revoked."""
         if self.tokens is None or len(token) > MAX_TOKEN_CHARACTERS:
             return None
         record = self.tokens.find(token)

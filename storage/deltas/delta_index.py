@@ -81,7 +81,7 @@ _Result = TypeVar("_Result")
 class Log:
     """The files of a delta index: its sorted delta names, and whether it has a base.
 
-    ``delta_bytes`` holds the sizes of ``deltas`` in the same order; ``base_bytes`` is the size of the base.
+    ``delta_bytes`` contains the sizes of ``deltas`` in the same order; ``base_bytes`` is the size of the base.
     """
 
     deltas: tuple[str, ...]

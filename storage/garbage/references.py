@@ -52,7 +52,7 @@ TABLE_ATTEMPTS = 3
 class ReferenceScan:
     """All objects in a workspace and all references between them.
 
-    ``committed`` holds the paths of staged deltas whose batch is committed but not yet published. ``leases`` were
+    ``committed`` contains the paths of staged deltas whose batch is committed but not yet published. ``leases`` were
     listed after ``listing``, so they include the lease of every listed file's writer.
     """
 

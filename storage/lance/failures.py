@@ -182,7 +182,7 @@ def reading(title: str, where: str) -> Iterator[None]:
 
 
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
-    """Return Lance's statistics for the indexes of ``dataset``, keyed by name; None for an unreadable index."""
+    """Return Lance's statistics for the indexes of ``dataset``, keyed by name, or None for an unreadable index."""
     names = [index.name for index in with_retries(dataset.describe_indices)]
     # Each index takes several reads from a bucket, one after another.
     with ThreadPoolExecutor(max(1, len(names))) as pool:

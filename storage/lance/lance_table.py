@@ -450,8 +450,8 @@ def is_indexable(dataset: LanceDataset) -> bool:
 def vector_options(dim: int) -> dict[str, Any]:
     """Return Lance's options for an index of ``dim``-dimensional vectors, or for a segment of one.
 
-    There is one partition: searches would probe all of them anyway, and assigning vectors to partitions takes most of
-    the build time.
+    There is one partition: searches would probe all partitions in any case, and assigning vectors to partitions takes
+    most of the build time.
     """
     return {
         "index_type": VECTOR_INDEX,

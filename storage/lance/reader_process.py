@@ -84,13 +84,13 @@ class WorkerProcess:
         return answer.result(seconds)
 
     def _failure(self) -> DriftlineError:
-        """Return why the process no longer answers."""
+        """Return why the process no longer responds."""
         if self._is_stopped:
-            return ProcessStopped("The process was stopped before it answered", "", "Try again.")
+            return ProcessStopped("The process was stopped before it responded", "", "Try again.")
         return ProcessDied("A process died while reading: a table of the workspace may be damaged", "", REPAIR)
 
     def end(self) -> None:
-        """End the process at once, even if it is running something; its callers get ProcessStopped."""
+        """End the process immediately, even if it is running a task; its callers get ProcessStopped."""
         self._is_stopped = True
         self._kill()
 
@@ -103,7 +103,7 @@ class WorkerProcess:
         try:
             while True:
                 number, data = _received(self._process.stdout)
-                result, error = pickle.loads(data)  # before the answer is taken out, since it may fail
+                result, error = pickle.loads(data)  # before the response is removed, since loading it may fail
                 with self._lock:
                     answer = self._answers.pop(number)
                 if error is not None:
@@ -112,7 +112,7 @@ class WorkerProcess:
                     answer.set_result(result)
         except (EOFError, OSError):
             pass
-        finally:  # also if an answer cannot be loaded
+        finally:  # even if a response cannot be loaded
             self._kill()
             with self._lock:
                 self._is_lost = True

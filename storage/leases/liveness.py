@@ -54,7 +54,7 @@ _process = _Process()
 
 
 def liveness_file_name() -> str:
-    """Return the name of this process's liveness file, creating it on the first call; "" if it cannot be created."""
+    """Return the name of this process's liveness file, creating it on the first call, or "" if it cannot be created."""
     return _own_liveness_file().name
 
 
@@ -230,7 +230,7 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return the start time in clock ticks since boot; "" for an invisible process, None for one that exited."""
+    """Return the start time in clock ticks since boot, or "" for an invisible process, None for one that exited."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -91,9 +91,9 @@ def groups_to_build(
 ) -> list[tuple[int, ...]]:
     """Group fragments into the segments to build; a group includes every fragment of the segments it replaces.
 
-    ``rows`` holds the row count of each live fragment, ``segments`` the fragments each segment covers. Up to ``few``
-    rows, by default MAX_UNINDEXED_ROWS, may stay unindexed. ``thorough`` covers every row, and also merges small
-    segments that do not outweigh the rest.
+    ``rows`` maps each live fragment to its row count, and ``segments`` maps each segment to the fragments it covers. Up
+    to ``few`` rows, by default MAX_UNINDEXED_ROWS, may stay unindexed. ``thorough`` covers every row, and also merges
+    small segments that do not outweigh the rest.
     """
     few = MAX_UNINDEXED_ROWS if few is None else few
     live = [found for segment in segments if (found := segment & rows.keys())]

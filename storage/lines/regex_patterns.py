@@ -45,7 +45,7 @@ Clause = frozenset[bytes]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A valid pattern. ``text`` is the input, ``expression`` the equivalent for RE2, without flags.
+    """A valid pattern. ``text`` is the input, and ``expression`` is the equivalent for RE2, without flags.
 
     With ``words``, a match has no letter, mark, digit or underscore directly before or after it.
     """
@@ -115,7 +115,7 @@ class Pattern:
         )
 
     def matches(self, texts: pa.StringArray) -> pa.BooleanArray:
-        """Return, as ``(n,)``, whether each line matches or each multi-line text may contain a matching line."""
+        """Return an ``(n,)`` mask of lines that match, or of multi-line texts that may contain a matching line."""
         return pc.match_substring_regex(texts, self._of_line)
 
     def lines_in(self, text: str) -> list[int]:
@@ -261,7 +261,7 @@ def _unbalanced(text: str) -> int:
 
 
 def _end_of_class(text: str, at: int) -> int | None:
-    """Return the position after the character class that starts at ``at``; None if it is unterminated."""
+    """Return the position after the character class that starts at ``at``, or None if it is unterminated."""
     at += 2 if text.startswith("[^", at) else 1
     first = True
     while at < len(text):

@@ -91,7 +91,9 @@ class EntryReader:
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
-        """Return the values of ``rows``, in order; None if a blob no longer exists, for example after a later store."""
+        """Return the values of ``rows``, in order, or None if a blob no longer exists, for example because a later
+        write replaced the entry.
+        """
 
         def value(row: EntryRow) -> Any:
             try:

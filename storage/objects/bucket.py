@@ -149,7 +149,7 @@ _MAY_PASS = {"Timeout", "Request", "Decode", "Interrupted", "Unknown"}
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same request may succeed soon; False if obstore exhausted its own retries."""
+    """Return whether the same request may succeed soon, or False if obstore exhausted its own retries."""
     if not isinstance(error, BaseError) or isinstance(error, (AlreadyExistsError, PreconditionError)):
         return False
     text = str(error)
@@ -246,7 +246,7 @@ _Result = TypeVar("_Result")
 
 
 class Bucket:
-    """The objects below ``scheme://name/prefix``. Versions are etags, or generations on Google Cloud Storage."""
+    """The objects under ``scheme://name/prefix``. Versions are etags, or generations on Google Cloud Storage."""
 
     def __init__(self, scheme: str, name: str, prefix: str, storage_options: Mapping[str, str]) -> None:
         self._scheme = scheme
@@ -289,7 +289,7 @@ class Bucket:
             return with_retries(get, is_transient)
 
     def page(self, prefix: str, after: str) -> tuple[list[tuple[str, int, str, str]], bool]:
-        """Return key, size, etag and time of objects below the full ``prefix``, and whether more may follow."""
+        """Return key, size, etag and time of objects under the full ``prefix``, and whether more may follow."""
 
         def read() -> Sequence[ObjectMeta]:
             return next(
@@ -378,7 +378,7 @@ class Bucket:
         return with_retries(replace, is_transient)
 
     def _refuses_own_etags(self, path: str, version: str, error: BaseError) -> bool:
-        """Return whether ``error`` is about the format of ``version``; if so, use the other format from now on."""
+        """Return whether ``error`` is about the format of ``version``; if so, later requests use the other format."""
         if self._scheme != "s3" or not is_about_a_condition(error):
             return False
         if isinstance(error, PreconditionError):
@@ -400,7 +400,7 @@ class Bucket:
             yield self._info(meta)
 
     def _keys_below(self, prefix: str) -> Iterator[ObjectMeta]:
-        """Yield the objects below ``prefix``; an interrupted listing continues after the last key."""
+        """Yield the objects under ``prefix``; an interrupted listing continues after the last key."""
         last, is_sorted = "", True
         pages, waits = self._pages(prefix, last), delays()
         while True:

@@ -45,7 +45,7 @@ _USE_ANOTHER_STORE = "Keep the workspace in a store that honours If-None-Match a
 
 
 class Backend(Protocol):
-    """Conditional writes, reads and listings below one root; the caller has validated the paths.
+    """Conditional writes, reads and listings under one root; the caller has validated the paths.
 
     Methods raise errors from ``storage/errors.py``. AlreadyExists and PreconditionFailed may stem from our own write if
     its acknowledgement was lost and the client library retried it.
@@ -160,7 +160,7 @@ class ObjectStore:
 
     @property
     def lance_options(self) -> dict[str, str] | None:
-        """Storage options for Lance, including timeouts; None for a local disk. They may contain credentials."""
+        """Storage options for Lance, including timeouts, or None for a local disk. They may contain credentials."""
         options = self._backend.lance_options
         return dict(options) if options is not None else None
 
@@ -235,7 +235,7 @@ class ObjectStore:
             return self._version_if_written(path, data, error)
 
     def list(self, prefix: str = "", *, recursive: bool = True, temporary: bool = False) -> Iterator[ObjectInfo]:
-        """Yield the objects below a directory, unordered, omitting unfinished temporary files.
+        """Yield the objects under a directory, unordered, omitting unfinished temporary files.
 
         A failure during the listing raises, so a listing that finishes is complete. Cleanup also lists ``temporary``
         files.
@@ -245,7 +245,7 @@ class ObjectStore:
                 yield info
 
     def list_dirs(self, prefix: str = "") -> builtins.list[str]:
-        """Return the names of the directories directly below a directory, sorted."""
+        """Return the names of the directories directly in a directory, sorted."""
         return sorted(self._backend.directories(_checked_prefix(prefix)))
 
     def delete(self, paths: Sequence[str]) -> None:

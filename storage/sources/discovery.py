@@ -132,7 +132,7 @@ class HostListing:
     """A host's listing. ``failure`` is the error that ended it early; ``problems`` lists what could not be read or
     disagrees.
 
-    ``at`` is when the listing started, in seconds by the host's clock; None if the host reports no time.
+    ``at`` is when the listing started, in seconds by the host's clock, or None if the host reports no time.
     """
 
     repositories: dict[str, HostedRepository] = field(default_factory=dict)
@@ -169,7 +169,7 @@ def discover(
     """List the repositories of ``host``; a failure is recorded in the listing.
 
     ``pages`` are the previous listing's pages, and ``known`` maps ids to their repositories: the host need not resend
-    unchanged pages. ``limit`` holds the waits of earlier requests; ``notify`` receives messages for waiting users.
+    unchanged pages. ``limit`` contains the waits of earlier requests; ``notify`` receives messages for waiting users.
     Raises UsageError if the token's variable is not set.
     """
     listing = HostListing(limit=limit or HostWaits())
@@ -200,8 +200,8 @@ def open_pulls(
     """Return the commit of each open pull request, keyed by number, and the listing's etag, "" if it has several pages.
 
     A ``known`` pull request that is not listed maps to "" if the host reports it as closed or merged. Returns None if
-    the listing still has ``etag``. ``limit`` holds the waits of earlier requests. Raises AccessDenied, SourceNotFound,
-    StorageError, UsageError.
+    the listing still has ``etag``. ``limit`` contains the waits of earlier requests. Raises AccessDenied,
+    SourceNotFound, StorageError, UsageError.
     """
     listing = HostListing(limit=limit or HostWaits())
     return _HostReader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
@@ -217,10 +217,10 @@ def readers_of(
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
 ) -> tuple[KnownPage, ...]:
-    """Return the pages that list who may read the code of a repository; the ``ids`` of a page are logins.
+    """Return the pages that list who may read a repository's code. The ``ids`` of a page are logins.
 
     Ids that begin with "/" are teams, whose members are on other pages; "-" is somebody without access to the code.
-    ``pages`` are the pages of the last answer. ``limit`` has the waits of earlier requests. Raises AccessDenied,
+    ``pages`` are the pages of the last response. ``limit`` has the waits of earlier requests. Raises AccessDenied,
     SourceNotFound, StorageError if the host does not list everyone, UsageError.
     """
     listing = HostListing(limit=limit or HostWaits())
@@ -231,7 +231,7 @@ def readers_of(
 
 
 def _list_folder(host: Host, listing: HostListing) -> None:
-    """Add the repositories below a folder: bare repositories, mirrors, and working trees. Follows no links."""
+    """Add the repositories under a folder: bare repositories, mirrors, and working trees. Follows no links."""
     if not os.path.isdir(host.url):
         raise SourceNotFound("The fleet's folder does not exist", host.url, "Correct its url.")
 
@@ -383,7 +383,7 @@ class _HostReader:
         return replace(answer, next=following)
 
     def _add(self, item: Any) -> str:
-        """Add an entry, and return its id; "" if it cannot be parsed."""
+        """Add an entry, and return its id, or "" if it cannot be parsed."""
         try:
             # with the types that its record requires
             repository = from_json(HostedRepository, to_json(self._api.parse(item)))
@@ -545,7 +545,7 @@ class _HostReader:
         return b"".join(parts)
 
     def _pause(self, status: int, headers: Mapping[str, str]) -> float | None:
-        """Return the seconds that the host asks to wait before the next attempt; None if it does not."""
+        """Return the seconds that the host asks to wait before the next attempt, or None if it does not."""
         if status not in (_TOO_MANY, _FORBIDDEN, 503):
             return None
         after = headers.get("Retry-After") or ""
@@ -576,12 +576,12 @@ class _HostReader:
 
 
 def _total_of(pages: Sequence[KnownPage]) -> int | None:
-    """Return the total that the host has reported last; None if it reports none."""
+    """Return the total that the host has reported last, or None if it reports none."""
     return next((page.total for page in reversed(pages) if page.total is not None), None)
 
 
 def _time_of(headers: Mapping[str, str]) -> float | None:
-    """Return the host's time from its response headers; None if it is missing."""
+    """Return the host's time from its response headers, or None if it is missing."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -591,7 +591,7 @@ def _time_of(headers: Mapping[str, str]) -> float | None:
 
 
 def parse_timestamp(text: str) -> float | None:
-    """Parse a host's time, in seconds; None if it is invalid.
+    """Parse a host's time, in seconds, or return None if it is invalid.
 
     >>> parse_timestamp("1970-01-01T00:01:00Z")
     60.0

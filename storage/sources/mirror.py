@@ -1,8 +1,8 @@
 """Mirror the objects of a git repository, given by its URL, in a cache folder on this machine.
 
-A mirror holds the newest requested commits, without history or a working tree. Its configuration is Driftline's own, so
-nothing configured by the repository is executed, checked out or followed: no hook, filter, submodule, redirect or other
-protocol. A repository on this disk has no mirror: git reads its objects through an empty one.
+A mirror contains the newest requested commits, without history or a working tree. Its configuration is Driftline's own,
+so nothing configured by the repository is executed, checked out or followed: no hook, filter, submodule, redirect or
+other protocol. A repository on this disk has no mirror: git reads its objects through an empty one.
 
 Processes share mirrors. Only one of them fetches at a time, and it removes the files of killed fetches. A mirror in use
 is neither repacked nor evicted; a mirror that is being fetched is not evicted.
@@ -73,8 +73,8 @@ class Remote:
     """A git repository as identified by its URL.
 
     ``location`` is git's name for it: a path, a URL or ``user@host:path``, without credentials; ``ref`` is a branch, a
-    tag, a commit or a full ref name; "" means the default branch. ``variable`` is the environment variable that holds
-    the token for ``user``.
+    tag, a commit or a full ref name; "" means the default branch. ``variable`` is the environment variable that
+    contains the token for ``user``.
     """
 
     location: str
@@ -101,7 +101,7 @@ class Remote:
 
 
 def parse_remote(text: str) -> Remote | None:
-    """Parse a repository's URI; None for any other kind of URI.
+    """Parse a repository's URI, or return None for any other kind of URI.
 
     Raises UsageError for credentials that are not references, and for URLs that git would interpret differently.
     """
@@ -127,7 +127,7 @@ def parse_remote(text: str) -> Remote | None:
 
 
 def bare_repository(folder: str) -> Remote | None:
-    """Return the repository whose git directory is ``folder``, a bare or mirror clone; None for any other folder."""
+    """Return the repository whose git directory is ``folder``, a bare or mirror clone, or None for any other folder."""
     is_one = os.path.isfile(os.path.join(folder, "HEAD")) and all(
         os.path.isdir(os.path.join(folder, name)) for name in ("objects", "refs")
     )
@@ -192,7 +192,8 @@ def _checked_ref(ref: str, where: str) -> str:
 def resolve(remote: Remote) -> str:
     """Return the id of the commit that ``remote`` currently points to, with one request.
 
-    Raises SourceNotFound if there is none, UsageError if the token's variable is not set, AccessDenied, StorageError.
+    Raises SourceNotFound if there is none, UsageError if the token's variable is not set; also AccessDenied,
+    StorageError.
     """
     commit = current_commit(remote)
     if not commit:
@@ -254,7 +255,7 @@ def _listed(remote: Remote, *names: str) -> tuple[dict[str, str], str]:
 
 
 def _parsed_refs(answer: str) -> dict[str, str]:
-    """Parse ``<id>\\t<ref>`` lines into a mapping from ref to commit; the key ``_SYMBOLIC`` holds the ref that HEAD
+    """Parse ``<id>\\t<ref>`` lines into a mapping from ref to commit; the key ``_SYMBOLIC`` contains the ref that HEAD
     points to.
     """
     lines = [line.split("\t", 1) for line in answer.split("\n") if "\t" in line]  # a name may contain other line breaks
@@ -304,7 +305,7 @@ def _head_in_files(git_dir: str) -> str:
 
 
 def _text_of(path: str) -> str:
-    """Return the text of a small regular file; "" for anything else."""
+    """Return the text of a small regular file, or "" for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

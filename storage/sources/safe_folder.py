@@ -23,7 +23,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class SafeFolder:
-    """The tree below ``root``; a context manager. Paths are relative and POSIX-style; folders are "" or end in a slash.
+    """The tree under ``root``; a context manager. Paths are relative and POSIX-style; folders are "" or end in a slash.
 
     Keeps a descriptor for each folder on the way to the latest path, so neighbours cost one lookup. Not thread-safe.
     All methods raise OSError (ELOOP or ENOTDIR if a component is a link). Raises UsageError in a process that does not
@@ -86,7 +86,7 @@ class SafeFolder:
         return os.stat(path[start:], dir_fd=self.folder(path[:start]), follow_symlinks=False)
 
     def read(self, path: str) -> bytes | None:
-        """Return the bytes of a regular file; None for anything else."""
+        """Return the bytes of a regular file, or None for anything else."""
         start = path.rfind("/") + 1
         return read_regular(path[start:], dir_fd=self.folder(path[:start]))
 
@@ -114,7 +114,7 @@ def check_names_are_utf8() -> None:
 
 
 def read_regular(path: str, *, dir_fd: int | None = None) -> bytes | None:
-    """Return the bytes of a regular file; None for a folder, pipe, socket or device. Follows no link.
+    """Return the bytes of a regular file, or None for a folder, pipe, socket or device. Follows no link.
 
     Raises OSError.
     """
@@ -124,7 +124,7 @@ def read_regular(path: str, *, dir_fd: int | None = None) -> bytes | None:
 
 @contextmanager
 def _open_regular(path: str, dir_fd: int | None) -> Iterator[BinaryIO | None]:
-    """Open a regular file; None for anything else."""
+    """Open a regular file, or return None for anything else."""
     descriptor = os.open(path, _FILE, dir_fd=dir_fd)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -138,7 +138,7 @@ def list_folder(root: str, prefix: str) -> tuple[Sequence[str], Sequence[FileInf
 
 
 def stat_file(tree: SafeFolder, path: str) -> FileInfo | None:
-    """Return the metadata of a regular file; None if there is none. Raises AccessDenied, StorageError."""
+    """Return the metadata of a regular file, or None if there is none. Raises AccessDenied, StorageError."""
     try:
         status = tree.stat(path)
     except OSError as error:
@@ -252,7 +252,7 @@ class Source:
         return self._connection[1]
 
     def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[FileInfo]:
-        """Yield the files below ``prefix`` ("" or a folder with a trailing slash), in no particular order.
+        """Yield the files under ``prefix`` ("" or a folder with a trailing slash), in no particular order.
 
         A remote listing finishes before its first item is yielded; a local one raises where it fails. A missing prefix
         is treated as empty. Paths are exactly as in the store, including odd keys (``a//b``); folder markers (keys that
@@ -549,8 +549,8 @@ def open_source(
     """Open the source at a path or an fsspec URL, and check that it can be listed.
 
     ``allow_empty`` accepts a prefix with no files in an existing bucket. Runs reject it, because the prefix may be
-    misspelled. Raises UsageError if the URI may contain a secret or names are not decoded as UTF-8; SourceNotFound,
-    UnknownScheme, MissingExtra, AccessDenied.
+    misspelled. Raises UsageError if the URI may contain a secret or names are not decoded as UTF-8; also
+    SourceNotFound, UnknownScheme, MissingExtra, AccessDenied.
     """
     text = os.fspath(uri)
     options = dict(storage_options or {})

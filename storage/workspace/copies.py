@@ -189,7 +189,7 @@ def files_of_newest_version(workspace: Workspace, listing: FilesByPath) -> list[
     """Return ``version_metadata_files``, and the files of the current line tables.
 
     Memory, leases, staged deltas, and files of other versions are excluded. Raises ObjectNotFound if files disappeared
-    since the listing, CorruptFile, StorageError.
+    since the listing; also CorruptFile, StorageError.
     """
     files = version_metadata_files(workspace, listing)
     for table, manifest in _tables(workspace, listing):

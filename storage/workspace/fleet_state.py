@@ -1,6 +1,6 @@
 """Store fleet state: the repositories listed by the hosts, their indexed commits, and failures.
 
-``_fleet.json`` holds the state of all fleets; one sync at a time writes it, under a separate lease. Pure functions
+``_fleet.json`` contains the state of all fleets; one sync at a time writes it, under a separate lease. Pure functions
 decide what follows from a listing: an incomplete listing removes nothing, a renamed repository keeps its entity, and a
 missing one is kept for a grace period.
 """
@@ -70,7 +70,7 @@ class KnownRepository:
     one of ``other_uris`` instead. ``branches`` has the other branches that match the ``followed`` globs, keyed by their
     names in the index; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among the
     branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer one.
-    ``readers`` is the last complete answer about who may read it, and ``readers_problem`` says why there is no newer.
+    ``readers`` is the last complete list of who may read it, and ``readers_problem`` says why there is no newer.
     """
 
     listed: HostedRepository
@@ -159,7 +159,7 @@ class KnownRepository:
         """Return whether its host must be asked for its commit; not if the listing shows that nothing was pushed.
 
         ``is_current`` means that the current listing has the repository; if not, another repository may now have its
-        path. ``retry`` ignores its backoff. ``followed`` holds its branch globs.
+        path. ``retry`` ignores its backoff. ``followed`` contains its branch globs.
         """
         if not is_current or self.excluded or (self.is_waiting(now) and not retry):
             return False
@@ -356,7 +356,7 @@ def is_suspicious(retired: int, known: int, max_fraction: float) -> bool:
 
 
 def settled_stamp(host: Host, listing: HostListing, repository: HostedRepository) -> str:
-    """Return a repository's stamp if any later push will change it; "" if one might not.
+    """Return a repository's stamp if any later push will change it, or "" if one might not.
 
     Hosts write the time of the last push in whole seconds, or update it once an hour.
     """

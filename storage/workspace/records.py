@@ -231,7 +231,7 @@ class CopyRecord:
 
 
 def read_copy_record(objects: ObjectStore) -> CopyRecord | None:
-    """Return a copy's record; None for an original. Raises CorruptFile, WorkspaceTooNew."""
+    """Return a copy's record, or None for an original. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(objects, COPY_RECORD, CopyRecord) if objects.is_local else None
 
 

@@ -53,7 +53,7 @@ class TokenRecord:
 
     @property
     def boundary(self) -> Entity | None:
-        """The token's boundary; None for the whole workspace."""
+        """The token's boundary, or None for the whole workspace."""
         return Entity.of_directory(self.within) if self.within else None
 
     def is_valid(self, now: datetime) -> bool:
@@ -118,7 +118,7 @@ def create_token(
 
 
 def revoke_token(workspace: Workspace, identifier: str) -> TokenRecord:
-    """Revoke the token with id ``identifier``. Raises UsageError if there is none, StorageError."""
+    """Revoke the token with id ``identifier``. Raises UsageError if there is none; also StorageError."""
     revoked: list[TokenRecord] = []
 
     def remove(known: tuple[TokenRecord, ...]) -> tuple[TokenRecord, ...]:

@@ -521,7 +521,7 @@ def acquire_source(
 
 
 def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
-    """Return the record of the cut that holds ``branch``. Raises LeaseLost if that cut no longer exists."""
+    """Return the record of the cut that contains ``branch``. Raises LeaseLost if that cut no longer exists."""
     record = read_record(workspace.objects, branch.record_path, BranchRecord)
     if record is None or record.cut != branch.cut:
         where = f"{workspace.objects.uri}/{branch.record_path}"

@@ -402,7 +402,7 @@ def _qualified(found: Sequence[Definition]) -> list[Definition]:
 
 
 def _within(outer: Definition, inner: Definition) -> Definition | None:
-    """Return ``inner`` nested in ``outer``; None if both are the same definition, matched by two query patterns."""
+    """Return ``inner`` nested in ``outer``, or None if both are the same definition, matched by two query patterns."""
     if (inner.line, inner.kind, inner.last) == (outer.line, outer.kind, outer.last):
         return None
     kind = "method" if inner.kind == "function" and outer.kind in _HOLDS_METHODS else inner.kind
@@ -451,7 +451,7 @@ class _Helper:
         self._is_lost = False
 
     def ask(self, documents: list[PathAndText]) -> list[list[tuple[str, str, int, int, int]]] | None:
-        """Return the fields of each document's definitions; None if no process responds."""
+        """Return the fields of each document's definitions, or None if no process responds."""
         with self._lock:
             if self._is_lost:
                 return None

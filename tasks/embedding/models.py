@@ -179,7 +179,7 @@ class ModelParts:
     """The parts of a static model, named like StaticModel's attributes.
 
     ``embedding`` is ``(rows, dim)``: float32, or memory-mapped float16 for the default model, because a search needs
-    few rows. Unless they are None, ``token_mapping`` maps tokens to rows, and ``weights`` holds token weights.
+    few rows. Unless they are None, ``token_mapping`` maps tokens to rows, and ``weights`` contains token weights.
     ``tokenizer`` truncates to ``max_length`` tokens and does not pad.
     """
 

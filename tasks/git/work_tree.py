@@ -143,7 +143,7 @@ class TrackedFiles:
         return self._repository.ignores_case
 
     def output(self) -> bytes | None:
-        """Return git's list of entries, sorted by path; None if git fails."""
+        """Return git's list of entries, sorted by path, or None if git fails."""
         self.start()
         self._finish()
         return self._output
@@ -193,7 +193,7 @@ class NestedRepository:
 
 
 def find_nested(tree: SafeFolder, folder: str) -> NestedRepository | None:
-    """Return the repository whose ``.git`` is in ``folder`` of a source; None if git does not accept it."""
+    """Return the repository whose ``.git`` is in ``folder`` of a source, or None if git does not accept it."""
     entry = f"{tree.root.rstrip('/')}/{folder}.git"
     git_dir = entry
     try:

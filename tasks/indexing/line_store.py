@@ -175,7 +175,7 @@ class LineStore:
             path: its path.
 
         Returns:
-            The metadata; None for an unknown document or one stored without metadata.
+            The metadata, or None for an unknown document or one stored without metadata.
 
         Raises:
             DriftlineError: UsageError, CorruptFile, StorageError.

@@ -88,7 +88,7 @@ def translate(line: bytes, base: str = "") -> PathPattern | None:
 
 
 def _needle(beginning: bytes, after_brackets: bytes) -> bytes:
-    """Return a pattern's longest literal part; "" if it has none."""
+    """Return a pattern's longest literal part, or "" if it has none."""
     parts = (part.strip(b"/") for part in (beginning, *re.split(rb"[*?\[\\]", after_brackets)))
     return max(parts, key=len)
 
@@ -100,7 +100,7 @@ def _without_trailing_spaces(line: bytes) -> bytes:
 
 
 def _wildcards(pattern: bytes) -> str | None:
-    """Translate the part of a pattern after its literal prefix; None if it can match nothing."""
+    """Translate the part of a pattern after its literal prefix, or return None if it can match nothing."""
     parts: list[str] = []
     i = 0
     while i < len(pattern):
@@ -138,7 +138,7 @@ def _wildcards(pattern: bytes) -> str | None:
 
 
 def _bracket(pattern: bytes, start: int) -> tuple[frozenset[int], int] | None:
-    """Return the bytes matched by a bracket expression, and the position after it; None if it is malformed."""
+    """Return the bytes matched by a bracket expression, and the position after it, or None if it is malformed."""
     i = start
     negated = pattern[i : i + 1] in (b"!", b"^")
     i += negated
@@ -282,7 +282,7 @@ class PatternList:
     """Ordered gitignore patterns: the last match wins.
 
     Patterns are relative to ``base`` (a folder: "" or with a trailing slash). By default, a pattern matches a single
-    entry, like in git's walk. If ``descendants`` is set, matching a folder also matches everything below it. ``mark``
+    entry, like in git's walk. If ``descendants`` is set, matching a folder also matches everything under it. ``mark``
     is the verdict for a match.
     """
 
@@ -395,7 +395,7 @@ class Matcher:
 class OwnIgnoreFiles:
     """The ``.driftlineignore`` files of a tree of tracked files, where git's ignore files have no effect.
 
-    ``files`` holds their ``(path, content)`` pairs.
+    ``files`` contains their ``(path, content)`` pairs.
     """
 
     def __init__(self, files: Iterable[tuple[str, bytes]]) -> None:

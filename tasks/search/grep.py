@@ -116,7 +116,7 @@ def grep(
     """Return the windows of ``texts`` nearest to a query, best first, in the format of ``search``; their source is "".
 
     Of the request, only ``top_k``, ``n_lines``, ``max_distance`` and ``min_relevance`` apply. Lines with no letters or
-    digits are never found. Memory holds the texts and 12 bytes per line.
+    digits are never found. Memory contains the texts and 12 bytes per line.
     """
     query = request.query
     asked = lowered(query) if ignore_case else query
@@ -380,7 +380,7 @@ class _Held:
             return False  # the code that reads it next reports the reason
 
     def search(self, request: SearchRequest) -> SearchReport | None:
-        """Return the nearest windows of the documents; None if there are no documents."""
+        """Return the nearest windows of the documents, or None if there are no documents."""
         if not self.filters:
             return None
         within = LineFilter(any_of=tuple(self.filters))

@@ -244,7 +244,7 @@ class SearchFilter:
 
     @property
     def boundary(self) -> "Boundary | None":
-        """The boundary of ``within``; None for the whole workspace."""
+        """The boundary of ``within``, or None for the whole workspace."""
         if self.within is None:
             return None
         from driftline.storage.entities import Boundary
@@ -281,8 +281,8 @@ class SearchRequest(SearchFilter):
     max_distance: float | None = option(None, "Drop results with a cosine distance above this (0 to 2).", bounds=(0, 2))
     min_relevance: float | None = option(
         None,
-        "Drop results with a relevance below this (0 to 1): the fraction of random lines that are farther, not the "
-        "score.",
+        "Drop results with a relevance below this (0 to 1): the fraction of random lines that are more distant, "
+        "not the score.",
         bounds=(0, 1),
     )
     n_lines: int = option(
@@ -494,14 +494,18 @@ def _extensions(given: str) -> Iterator[str]:
         if not name.strip():
             raise UsageError("Empty extension", repr(given), "Specify one, such as 'py'.")
         if not is_unicode(name):
-            raise UsageError("The extension is not UTF-8, but all indexed extensions are", repr(given), "Check its encoding.")
+            raise UsageError(
+                "The extension is not UTF-8, but all indexed extensions are", repr(given), "Check its encoding."
+            )
         if ext.startswith("*") or name != name.strip():
             raise UsageError("An extension must not be a glob", repr(given), f"Use {name.strip()!r}.")
         if "." in name or "/" in name or WILDCARD.search(name):
             fix = f"Use the glob {(name if '/' in name else f'*.{name}')!r}."
             raise UsageError("An extension must not contain a dot, slash or wildcard", repr(given), fix)
         if "," in name and not name.endswith(",v"):
-            raise UsageError("The extension contains a comma", repr(given), f"Use {'{' + name + '}'!r}, or repeat the option.")
+            raise UsageError(
+                "The extension contains a comma", repr(given), f"Use {'{' + name + '}'!r}, or repeat the option."
+            )
         yield ext
 
 
@@ -509,9 +513,10 @@ def _extensions(given: str) -> Iterator[str]:
 class Explanation:
     """The steps and statistics of a search.
 
-    ``lines`` is the number of lines, ``matches`` how many pass its filter, ``examined`` the number of compared vectors.
-    ``index`` is the type of the vector index, None for an exhaustive comparison. ``blocks_without_definitions`` is the
-    number of blocks whose definitions were not determined. ``seconds`` is keyed by phase.
+    ``lines`` counts all lines, ``matches`` counts the lines that pass the filter, and ``examined`` counts the compared
+    vectors. ``index`` is the type of the vector index, None for an exhaustive comparison.
+    ``blocks_without_definitions`` is the number of blocks whose definitions were not determined. ``seconds`` is keyed
+    by phase.
     """
 
     mode: str

@@ -54,7 +54,7 @@ def separate_file(url: URL) -> URL:
 
 
 def catalog_file(url: URL) -> URL:
-    """Return the SQLite file that holds the catalog for ``url``: the separate file if it exists, otherwise ``url``
+    """Return the SQLite file that contains the catalog for ``url``: the separate file if it exists, otherwise ``url``
     itself.
     """
     separate = separate_file(url)
@@ -182,7 +182,7 @@ class Catalog:
         return found
 
     def identity(self) -> CatalogIdentity | None:
-        """Return the ids of this catalog and of the workspace that owns it; None if there is no catalog yet.
+        """Return the ids of this catalog and of the workspace that owns it, or None if there is no catalog yet.
 
         Creates nothing. Raises CatalogMismatch if the catalog has an unsupported format.
         """
@@ -262,7 +262,7 @@ class Catalog:
         return True
 
     def _create(self, connection: Connection) -> None:
-        if not self.is_sqlite:  # SQLite has one writer at a time anyway
+        if not self.is_sqlite:  # SQLite allows one writer at a time in any case
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
         if self._exists(connection):
             return
@@ -286,7 +286,7 @@ def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlit
 def bulk_insert(
     connection: Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]], same: Mapping[str, Any]
 ) -> None:
-    """Insert rows: ``columns`` have equal length, and ``same`` holds the values shared by all rows.
+    """Insert rows: ``columns`` have equal length, and ``same`` contains the values shared by all rows.
 
     Large inserts bypass SQLAlchemy, which would take several times as long. JSON values are passed as text.
     """
