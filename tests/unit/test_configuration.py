@@ -134,7 +134,7 @@ def test_the_default_workspace_is_next_to_the_file(write: Write) -> None:
         ('[access]\nusers = {ann = "org:acme"}', r"'users' cannot be used.*\[access\]"),
         ('[access]\ngroups = {a = ["org:acme"]}', r"Groups need a header.*\[access\]"),
         ("[storage_options]\nx = [1]", r"'x' cannot be used.*\[storage_options\]"),
-        ('[memory]\ncatalog = "sqlite://"', r"catalog is not a table.*\[memory\].*below \[memory.catalog\]"),
+        ('[memory]\ncatalog = "sqlite://"', r"catalog is not a table.*\[memory\].*in \[memory.catalog\]"),
         ("[memory]\nindex = [1]", "index is not a table"),
         ('model = "~nobody-of-this-name/model"', "No home folder is known.*, model"),
         ('workspace = "~nobody-of-this-name/ws"', "No home folder is known.*, workspace"),

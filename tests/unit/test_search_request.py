@@ -84,7 +84,7 @@ def test_a_request_is_a_value() -> None:
         ({"languages": ["pyton"]}, "Did you mean 'python'"),
         ({"paths": [" "]}, "Empty path"),
         ({"paths": ["/home/x/../a.py"]}, "'/home/a.py'"),
-        ({"dirs": ["src/.."]}, r"must not contain '\.\.': 'src/\.\.'\. Write '\.'"),
+        ({"dirs": ["src/.."]}, r"must not contain '\.\.': 'src/\.\.'\. Use '\.'"),
         ({"dirs": [".."]}, r"points outside its source: '\.\.'\. "),
         ({"paths": ["a\0"]}, "contains NUL"),
         ({"exts": ["*.py"]}, "An extension must not be a glob"),
