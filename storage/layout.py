@@ -91,7 +91,7 @@ def table_path(tenant: Entity, kind: str, fingerprint: str) -> str:
 
 
 def branches_directory(entity: Entity) -> str:
-    """Return the directory that contains a source's branches."""
+    """Return the directory of a source's branches."""
     return f"{entity.directory}/{BRANCHES}"
 
 

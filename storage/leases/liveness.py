@@ -165,8 +165,8 @@ _DEAD_STATES = ("Z", "X")
 class ProcessIdentity:
     """A process, identified uniquely across hosts and boots.
 
-    ``start_time`` is "" if the system does not report it, ``liveness_file`` is "" if the process could not lock one.
-    ``boot_id`` includes the namespace of ``pid``.
+    ``start_time`` is "" if the system does not report it, and ``liveness_file`` is "" if the process could not lock a
+    file. ``boot_id`` includes the namespace of ``pid``.
     """
 
     host: str

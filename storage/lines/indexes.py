@@ -67,8 +67,8 @@ SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
 MAX_SMALL_SEGMENTS = 8
 """Maximum number of small segments that a run leaves unmerged."""
 OUTWEIGHS = 2
-"""A small segment is merged with all smaller ones and new rows unless it is this many times their total size. This way,
-each row is reindexed only a few times, and a small segment is a fraction of the next larger one.
+"""A small segment is merged with all smaller segments and new rows unless it is this many times their total size. This
+way, each row is reindexed only a few times, and a small segment is a fraction of the next larger one.
 """
 MAX_UNINDEXED_ROWS = 20_000
 MAX_UNINDEXED_TEXT_ROWS = 1_000

@@ -1,4 +1,4 @@
-"""Read source files without following symbolic links below a folder.
+"""Read source files without following symbolic links inside a folder.
 
 A path may change between listing and reading. A lookup by path would follow a folder replaced by a link; a lookup from
 descriptor to descriptor cannot.

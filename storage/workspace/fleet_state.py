@@ -69,8 +69,9 @@ class KnownRepository:
     says why it does not belong to the fleet. ``uri`` is the source's URI; after an interrupted run, the source may have
     one of ``other_uris`` instead. ``branches`` has the other branches that match the ``followed`` globs, keyed by their
     names in the index; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among the
-    branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer one.
-    ``readers`` is the last complete list of who may read it, and ``readers_problem`` says why there is no newer.
+    branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer
+    listing. ``readers`` is the last complete list of who may read it, and ``readers_problem`` says why there is no
+    newer.
     """
 
     listed: HostedRepository
@@ -223,7 +224,7 @@ class KnownRepository:
         return replace(self, readers=self.readers if is_kept else None, readers_problem=str(answer))
 
     def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
-        """Return the repository after a run indexed the commit of its branch ``name``."""
+        """Return the repository after a run indexed the commit of its branch called ``name``."""
         known = self.branches[name]
         done = replace(known, indexed=known.commit, uri=uri, settings=settings)
         return replace(self, branches=self.branches | {name: done})

@@ -121,7 +121,7 @@ class _ExtractorProcess:
     """A subprocess that extracts documents.
 
     It exits when its input is closed, so it never outlives its parent. ``has_answered`` is set after its first
-    response; ``is_lost`` if it exited or was killed while within its limits.
+    response, and ``is_lost`` if it exited or was killed while within its limits.
     """
 
     def __init__(self) -> None:

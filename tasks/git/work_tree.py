@@ -103,7 +103,7 @@ def find_work_tree(root: str) -> WorkTree | None:
 
 
 class TrackedFiles:
-    """The files that git tracks below a folder of a working tree; a context manager. Paths are relative to the folder.
+    """The files that git tracks in a folder of a working tree; a context manager. Paths are relative to the folder.
 
     ``prefixes`` limits them as in ``clean_blobs``. ``start``, or else the first other call, starts the listing.
     """

@@ -215,7 +215,7 @@ def _enclosing_names(positions: Iterable[tuple[int, int]], definitions: Sequence
 
 
 def parent_dirs(path: str) -> list[str]:
-    """Return the ancestor directories of ``path`` below the source, outermost first, each with a trailing slash."""
+    """Return the ancestor directories of ``path`` inside the source, outermost first, each with a trailing slash."""
     return [path[: i + 1] for i, character in enumerate(path) if character == "/"]
 
 

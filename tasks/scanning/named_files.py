@@ -29,7 +29,7 @@ _BLANK = re.compile(r"(\s)")  # gitignore strips whitespace at the end of a patt
 
 @dataclass(frozen=True, slots=True)
 class NamedFiles:
-    """Files below ``folder`` (as given, with ``~`` expanded): ``file``, or all files that pass ``rules``."""
+    """Files in ``folder`` (as given, with ``~`` expanded): ``file``, or all files that pass ``rules``."""
 
     folder: str
     file: str | None = None

@@ -23,7 +23,7 @@ from driftline.tasks.scanning.path_patterns import Matcher, Rules
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Files below ``prefix`` ("" or a folder with a trailing slash) that pass ``rules`` belong to another source."""
+    """Files under ``prefix`` ("" or a folder with a trailing slash) that pass ``rules`` belong to another source."""
 
     prefix: str
     rules: Rules

@@ -216,8 +216,8 @@ def test_a_skewed_clock_is_reported_as_such(
 
 
 def test_a_store_without_times_still_reports_a_skewed_clock() -> None:
-    assert bucket.describe("<Code>RequestTimeTooSkewed</Code>", "http://127.0.0.1:1").endswith("of the store")
-    assert bucket.describe("<ServerTime>soon</ServerTime>", "").endswith("of the store")
+    assert bucket.describe("<Code>RequestTimeTooSkewed</Code>", "http://127.0.0.1:1").endswith("from the store's clock")
+    assert bucket.describe("<ServerTime>soon</ServerTime>", "").endswith("from the store's clock")
     with contextlib.suppress(ValueError):
         now = datetime(2026, 1, 2, tzinfo=UTC)
         assert "1:00:00 h fast" in bucket.describe("<ServerTime>2026-01-01T23:00:00Z</ServerTime>", "", now=now)

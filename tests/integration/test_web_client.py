@@ -185,5 +185,5 @@ def test_an_empty_answer_says_why(url: str) -> None:
     found = client.search("renew the lease", globs=["*.zz"])
     assert (found.results, found.unmatched) == ((), ("glob '*.zz'",))
     assert client.search("lease", mode="vector", max_distance=0.0001).nearest is not None
-    with pytest.raises(dl.UsageError, match="not closed"):
+    with pytest.raises(dl.UsageError, match="Unclosed"):
         client.search("lease", globs=["["])
