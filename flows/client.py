@@ -57,7 +57,7 @@ class Connection:
     def __post_init__(self) -> None:
         parts = self._parts
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise UsageError("Not a valid server URL", self.url, "Write https://driftline.example.com.")
+            raise UsageError("Not a valid server URL", self.url, "Use https://driftline.example.com.")
         if parts.username or parts.password:
             raise UsageError("A server URL must not contain a secret", self.url, f"Set {TOKEN_VARIABLE} to the token.")
         if self.verify is not None and isinstance(self.verify, str | os.PathLike):
@@ -142,9 +142,7 @@ class Connection:
                     self._idle.append(connection)
                     return response, body
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise StorageError(
-                f"The server cannot be reached ({error})", self.url, "Is 'driftline web' running?"
-            ) from error
+            raise StorageError(f"Cannot reach the server ({error})", self.url, "Is 'driftline web' running?") from error
 
     def _take(self) -> tuple[http.client.HTTPConnection, bool]:
         """Return an idle or a new connection, and whether it is new."""
@@ -312,7 +310,7 @@ class ReadOnlyWorkspace(ABC):
 
         Args:
             sources: only documents of these sources, projects or organisations.
-            dirs: only documents below these directories.
+            dirs: only documents under these directories.
             exts: only documents with these file extensions.
 
         Yields:

@@ -226,7 +226,7 @@ def refusal_of(
     max_body_bytes: int = MAX_BODY_BYTES,
     any_origin: bool = False,
 ) -> Refusal | None:
-    """Return why a request to one of ``addresses`` (host:port) is rejected; None if it is allowed.
+    """Return why a request to one of ``addresses`` (host:port) is rejected, or None if it is allowed.
 
     Browsers may send requests from pages at ``addresses`` and ``origins``, or from any page if ``any_origin`` is set.
     """

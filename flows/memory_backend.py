@@ -350,7 +350,9 @@ class HierarchicalLTMBackend:
         for item in list[Any](items):
             if not isinstance(item, Mapping) or not {"key", "value"} <= set(item) <= _ITEM:
                 shown = _shown(list(item) if isinstance(item, Mapping) else item)
-                raise BadEntry("An item needs a key and a value; entity, metadata and expires_at are optional", shown)
+                raise BadEntry(
+                    "An item must have a key and a value; entity, metadata and expires_at are optional", shown
+                )
             given = {name: _read(name, value) for name, value in item.items() if value is not None or name == "key"}
             owner = given.get("entity", self.core.names.root)
             draft = MemoryItem(given["key"], item["value"], owner, given.get("metadata"), given.get("expires_at"))
@@ -363,7 +365,7 @@ class HierarchicalLTMBackend:
 
         Args:
             key: its key.
-            entity: search only this entity and everything below it; default: the root, then everything.
+            entity: search only this entity and everything under it; default: the root, then everything.
 
         Returns:
             ``{success, found, entry, value}``; ``value`` is also None if nothing was found.
@@ -382,7 +384,7 @@ class HierarchicalLTMBackend:
 
         Args:
             keys: their keys.
-            entity: search only this entity and everything below it; default: the root, then everything.
+            entity: search only this entity and everything under it; default: the root, then everything.
 
         Returns:
             ``{success, entries: {key: entry}, missing}``.
@@ -440,7 +442,7 @@ class HierarchicalLTMBackend:
 
         Args:
             key: its key.
-            entity: look only in this entity and everything below it; default: the root, then everything.
+            entity: look only in this entity and everything under it; default: the root, then everything.
 
         Returns:
             ``{success, deleted}``: whether the entry existed.
@@ -465,7 +467,7 @@ class HierarchicalLTMBackend:
         Args:
             query: words that the key must contain.
             metadata_filter: fields that must match.
-            entity: search only this entity and everything below it; default: the root, then everything.
+            entity: search only this entity and everything under it; default: the root, then everything.
             allowed_ancestors: only entries at or below one of these entities.
             limit: maximum number of entries.
 
@@ -497,7 +499,7 @@ class HierarchicalLTMBackend:
             query: the query.
             top_k: maximum number of results.
             filter: metadata fields; ``entity`` may be an entity path.
-            entity: search only this entity and everything below it; default: the root, then everything.
+            entity: search only this entity and everything under it; default: the root, then everything.
             allowed_ancestors: only entries at or below one of these entities.
             max_distance: drop more distant results (1 - cosine, 0 to 2).
             mode: ``hybrid``, ``vector`` or ``text``.
@@ -530,7 +532,7 @@ class HierarchicalLTMBackend:
         Args:
             range: the first key and an exclusive upper bound.
             group_by: return totals per entity of this level instead of entries.
-            entity: query only this entity and everything below it; default: the root, then everything.
+            entity: query only this entity and everything under it; default: the root, then everything.
             rev: read the index as of this revision.
             limit: maximum number of entries.
 
@@ -605,7 +607,7 @@ class HierarchicalLTMBackend:
         """List entities, sorted by path.
 
         Args:
-            within: only entities below this one.
+            within: only entities under this one.
             entity_type: only entities of this level.
             limit: maximum number of entities.
 
@@ -621,7 +623,7 @@ class HierarchicalLTMBackend:
 
     @_as_result
     def move_entity(self, entity: EntityName, parent: EntityName) -> Result:
-        """Move an entity below another parent.
+        """Move an entity under another parent.
 
         Args:
             entity: the entity.

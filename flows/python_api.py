@@ -236,7 +236,7 @@ def open(
     Args:
         uri: a path, a URI or ``@name``.
         storage_options: the bucket's keys and endpoints.
-        sources: URIs below which remote sources may be read.
+        sources: URIs under which remote sources may be read.
         cache: whether to read a bucket through a local copy.
 
     Returns:
@@ -310,9 +310,9 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
         workspace: the result of ``driftline.open``, or a path, a URI or ``@name``.
         request: the fields as keyword arguments. ``max_distance`` (1 - cosine, 0 to 2) drops more distant lines.
             ``min_relevance`` (0 to 1) drops less relevant lines: relevance is the fraction of random line pairs that
-            are farther apart, so it is comparable across models. ``n_lines`` is the context on each side. ``mode``
+            are more distant, so it is comparable across models. ``n_lines`` is the context on each side. ``mode``
             is ``hybrid`` (text and vector ranking), ``vector`` (embedding similarity) or ``text`` (words). Filters are
-            combined with AND; ``where`` is a ``LineFilter``, ``workspace_name`` a view in ``driftline.toml``.
+            combined with AND; ``where`` is a ``LineFilter``, and ``workspace_name`` is a view in ``driftline.toml``.
             ``strategy`` selects when filters apply. ``rerank`` reranks the best 10 windows, or the given number, with a
             transformer. With ``branch``, sources that have this branch are searched as of the branch. With ``explain``,
             the report describes the search. ``fixed`` strings and ``regex`` patterns restrict the search to matching
@@ -441,7 +441,7 @@ def grep(
         model: a model2vec directory or name (default: the model installed with Driftline).
         top_k: the maximum number of results.
         max_distance: drop more distant lines (1 - cosine, 0 to 2).
-        min_relevance: drop less relevant lines (0 to 1, the fraction of random line pairs that are farther apart).
+        min_relevance: drop less relevant lines (0 to 1, the fraction of random line pairs that are more distant).
         n_lines: lines of context on each side.
         ignore_case: ignore case.
         redact: which credentials in the text to redact.

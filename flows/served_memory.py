@@ -35,7 +35,9 @@ class _Shared:
 
 @dataclass(slots=True)
 class MemoryStores:
-    """Opens stores with ``find``: it returns a function that opens a boundary's store; None if there is no memory."""
+    """Opens stores with ``find``, which returns a function that opens a boundary's store, or None if there is no
+    memory.
+    """
 
     find: Callable[[Entity | None], Callable[[], MemoryStore] | None]
     _open: OrderedDict[Entity | None, _Shared] = field(default_factory=OrderedDict)
@@ -127,5 +129,5 @@ def _top_of(within: Boundary, scope: str | None) -> Entity:
             return top
     known = ", ".join(map(str, tops))
     raise UsageError(
-        "Memory can only be searched in one entity at a time", scope or "", f"Name one at or below: {known}."
+        "Memory can only be searched in one entity at a time", scope or "", f"Specify an entity at or below: {known}."
     )

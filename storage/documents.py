@@ -65,7 +65,7 @@ NAMED_LIKE_ARCHIVE = (
 
 
 def container_of(path: str) -> str:
-    """Return the path of the file on disk that holds a document: the outermost archive or email, or the document
+    """Return the path of the file on disk that contains a document: the outermost archive or email, or the document
     itself.
 
     >>> container_of("old/a.zip!/b/c.txt"), container_of("c.txt")

@@ -33,15 +33,15 @@ def encode_id(text: str) -> str:
     Raises BadEntity for an empty, overlong or undecodable id, and for ``.`` and ``..``.
     """
     if not text or text in (".", ".."):
-        raise BadEntity("An id must not be empty, '.' or '..'", repr(text), "Give it a name.")
+        raise BadEntity("An id must not be empty, '.' or '..'", repr(text), "Use a name.")
     if len(text) > MAX_ID_CHARACTERS:
-        raise BadEntity(f"An id has more than {MAX_ID_CHARACTERS} characters", repr(text[:40] + "…"), "Shorten it.")
+        raise BadEntity(f"The id has more than {MAX_ID_CHARACTERS} characters", repr(text[:40] + "…"), "Shorten it.")
     if any(ord(c) < 32 for c in text):
         raise BadEntity("An id must not contain control characters", repr(text), "Remove them.")
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
-        raise BadEntity("An id is not valid Unicode", repr(text), "Use another name.") from error
+        raise BadEntity("The id is not valid Unicode", repr(text), "Use another name.") from error
     return "".join(chr(byte) if byte in _PLAIN else f"~{byte:02X}" for byte in raw)
 
 
@@ -95,7 +95,7 @@ class Entity:
         depths = [levels.index(kind) for kind, _ in pairs]
         if len(ids) != len(pairs) or depths != sorted(depths):
             raise BadEntity(
-                "The levels of an entity are repeated or out of order", repr(text), f"For example: {_example(levels)}."
+                "The entity's levels are repeated or out of order", repr(text), f"For example: {_example(levels)}."
             )
         deepest = depths[-1]
         parts = []
@@ -181,10 +181,10 @@ class Hierarchy:
     def __post_init__(self) -> None:
         names = ", ".join(self.levels)
         if not 1 <= len(self.levels) <= MAX_LEVELS or len(set(self.levels)) != len(self.levels):
-            raise UsageError(f"A hierarchy needs 1 to {MAX_LEVELS} distinct levels", names)
+            raise UsageError(f"A hierarchy must have 1 to {MAX_LEVELS} distinct levels", names)
         for level in self.levels:
             if not _LEVEL.fullmatch(level) or level == INDEX_LEVELS[-1]:
-                raise UsageError("The name of a level is invalid", repr(level), "Use a-z, 0-9, _, and not 'source'.")
+                raise UsageError("Invalid level name", repr(level), "Use a-z, 0-9, _, and not 'source'.")
         for level, name in self.defaults.items():
             if level not in self.levels:
                 raise UsageError(f"A default is set for a level that is not one of {names}", repr(level))
@@ -355,7 +355,7 @@ def is_within(entity: Entity, scope: Entity) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The visible part of the hierarchy: each of ``tops``, and everything below it. ``of`` drops tops that are below
+    """The visible part of the hierarchy: each of ``tops``, and everything under it. ``of`` drops tops that are below
     another.
 
     Examples:
@@ -377,7 +377,7 @@ class Boundary:
 
     @classmethod
     def of(cls, *entities: Entity) -> Boundary:
-        """Return the boundary that allows ``entities`` and everything below them; with none, it allows nothing."""
+        """Return the boundary that allows ``entities`` and everything under them; with none, it allows nothing."""
         distinct = {entity.parts for entity in entities}
         kept = (e for e in distinct if not any(e[:depth] in distinct for depth in range(len(e))))
         return cls(tuple(sorted(map(Entity, kept), key=str)))
@@ -440,10 +440,10 @@ def _encodes(text: str, segment: str) -> bool:
 def _check_length(entity: Entity) -> None:
     names = [f"{kind}:{encode_id(name)}" for kind, name in entity.parts]
     if max(map(len, names)) > MAX_NAME_BYTES:
-        raise BadEntity(f"An id takes more than {MAX_NAME_BYTES} bytes when encoded", repr(max(names, key=len)[:80]))
+        raise BadEntity(f"The id takes more than {MAX_NAME_BYTES} bytes when encoded", repr(max(names, key=len)[:80]))
     if len("/".join(names)) > MAX_DIRECTORY_BYTES:
         raise BadEntity(
-            f"The path of an entity takes more than {MAX_DIRECTORY_BYTES} bytes",
+            f"The entity's path takes more than {MAX_DIRECTORY_BYTES} bytes",
             repr("/".join(names)[:80]),
             "Shorten its ids.",
         )

@@ -149,7 +149,7 @@ def _installed_from(origin: Mapping[str, Any], extras: str) -> tuple[str | None,
 
 
 def _installer() -> str:
-    """Return the start of the install command for this environment, for the tool that created it."""
+    """Return the install command's prefix for whichever tool (pip, uv, ...) created this environment."""
     if os.path.isfile(os.path.join(sys.prefix, "uv-receipt.toml")):
         return "uv tool install --force"
     if os.path.isfile(os.path.join(sys.prefix, "pipx_metadata.json")):

@@ -39,11 +39,11 @@ def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
     Raises UsageError if a group is not closed or has spaces around its commas, or if there are too many alternatives.
     """
     if pattern.count("{") > MAX_BRACES:
-        raise UsageError(f"A pattern has more than {MAX_BRACES} braces", _shown(pattern), "Write several patterns.")
+        raise UsageError(f"The pattern has more than {MAX_BRACES} braces", _shown(pattern), "Use several patterns.")
     found = tuple(dict.fromkeys(itertools.islice(_expanded(pattern, escapes), MAX_ALTERNATIVES + 1)))
     if len(found) > MAX_ALTERNATIVES:
         what = f"A pattern expands to more than {MAX_ALTERNATIVES:,} alternatives"
-        raise UsageError(what, _shown(pattern), "Write several.")
+        raise UsageError(what, _shown(pattern), "Use several.")
     return found
 
 
@@ -65,24 +65,24 @@ def literal_glob(path: str) -> str:
 def check_glob(glob: str) -> tuple[str, ...]:
     """Return the alternatives of a glob, with braces expanded. Raises UsageError if a glob can never match."""
     if not glob.strip():
-        raise UsageError("A glob is empty", fix="Omit it, or use '**' for all documents.")
+        raise UsageError("Empty glob", fix="Omit it, or use '**' for all documents.")
     if not is_unicode(glob):
-        raise UsageError("A glob is not UTF-8", _shown(glob), "Use '?' or '*' for characters that you cannot type.")
+        raise UsageError("The glob is not UTF-8", _shown(glob), "Use '?' or '*' for characters that you cannot type.")
     if glob.startswith("!"):
         fix = f"Leave out '!' to keep what {glob.lstrip('!')!r} matches."
         raise UsageError("A glob cannot exclude paths", _shown(glob), fix)
     if (either := _EITHER.search(glob)) is not None:
         nearest = _EITHER.sub(lambda found: "{" + found[1].replace("|", ",") + "}", glob)
         raise UsageError(
-            f"Glob alternatives are written in braces, not as {either[0]!r}", _shown(glob), f"Write {nearest!r}."
+            f"Glob alternatives are written in braces, not as {either[0]!r}", _shown(glob), f"Use {nearest!r}."
         )
     found = alternatives(glob)
     for each in found:
         if not each.strip():
-            raise UsageError("A glob has an empty alternative, which matches nothing", _shown(glob), "Leave it out.")
+            raise UsageError("The glob has an empty alternative, which matches nothing", _shown(glob), "Leave it out.")
         _check_brackets(each, glob)
         if ".." in each.split("/") and "://" not in each:
-            raise UsageError("A glob points outside its source", _shown(glob), "Give a glob relative to the source.")
+            raise UsageError("The glob points outside its source", _shown(glob), "Use a glob relative to the source.")
     return found
 
 
@@ -107,7 +107,7 @@ def normal_glob(glob: str) -> str:
 
 
 def fixed_prefix(glob: str) -> str:
-    """Return the common prefix of all paths that a glob from ``normal_glob`` matches, byte by byte; "" if there is
+    """Return the common prefix of all paths that a glob from ``normal_glob`` matches, byte by byte, or "" if there is
     none.
     """
     fixed = _WILDCARD.split(glob, maxsplit=1)[0]
@@ -160,7 +160,7 @@ def _expanded(pattern: str, escapes: bool) -> Iterator[str]:
         commas, end = _group(pattern, start, escapes)
         if end is None:
             if commas:
-                raise UsageError("A brace is not closed", _shown(pattern), f"Write {pattern + '}'!r}.")
+                raise UsageError("Unclosed brace", _shown(pattern), f"Use {pattern + '}'!r}.")
             continue
         inside = pattern[start + 1 : end]
         cuts = [start, *commas, end]
@@ -171,7 +171,7 @@ def _expanded(pattern: str, escapes: bool) -> Iterator[str]:
             options = _numbers(int(numbers[1]), int(numbers[2]))
         elif any(option != option.strip() for option in options):
             nearest = pattern[: start + 1] + ",".join(map(str.strip, options)) + pattern[end:]
-            raise UsageError("A brace group has spaces around its commas", _shown(pattern), f"Write {nearest!r}.")
+            raise UsageError("The brace group has spaces around its commas", _shown(pattern), f"Use {nearest!r}.")
         for option in options:
             for middle in _expanded(option, escapes):
                 for rest in _expanded(pattern[end + 1 :], escapes):
@@ -186,7 +186,7 @@ def _numbers(first: int, last: int) -> list[str]:
 
 
 def _group(pattern: str, start: int, escapes: bool) -> tuple[list[int], int | None]:
-    """Return the comma positions of the brace group at ``start``, and its end; None if it is not closed."""
+    """Return the comma positions of the brace group at ``start``, and its end, or None if it is not closed."""
     depth, commas = 0, list[int]()
     for at in _characters(pattern, escapes, start):
         if pattern[at] == "{":
@@ -220,16 +220,16 @@ def _characters(pattern: str, escapes: bool, start: int = 0) -> Iterator[int]:
 def _check_brackets(glob: str, given: str) -> None:
     for token in _TOKEN.findall(glob):
         if token == "[":
-            raise UsageError("A bracket is not closed", _shown(given), f"Write {given.replace('[', '[[]')!r}.")
+            raise UsageError("Unclosed bracket", _shown(given), f"Use {given.replace('[', '[[]')!r}.")
         if token[0] != "[":
             continue
         name = re.match(r"\[[!^]?\[:(\w+):?\]", token)
         if name is not None:
             nearest = f"[{_CLASSES.get(name[1], 'a-z')}]"
-            raise UsageError("A glob does not support character classes", _shown(given), f"Write {nearest!r}.")
+            raise UsageError("Globs do not support character classes", _shown(given), f"Use {nearest!r}.")
         if _set(token[1:-1]) == _NOTHING:
             nearest = f"[{token[-2]}-{token[1]}]" if re.fullmatch(r"\[.-.\]", token) else "'/' outside the brackets"
-            raise UsageError("A bracket matches no character", _shown(given), f"Write {nearest}.")
+            raise UsageError("The bracket matches no character", _shown(given), f"Use {nearest}.")
 
 
 def _translated(token: str) -> str:

@@ -91,7 +91,7 @@ def table_path(tenant: Entity, kind: str, fingerprint: str) -> str:
 
 
 def branches_directory(entity: Entity) -> str:
-    """Return the directory that holds a source's branches."""
+    """Return the directory of a source's branches."""
     return f"{entity.directory}/{BRANCHES}"
 
 
@@ -107,7 +107,7 @@ def is_cut(name: str) -> bool:
 
 
 def lance_branch(cut: str) -> str:
-    """Return Lance's name for the table branch that holds ``cut``."""
+    """Return Lance's name for the table branch that contains ``cut``."""
     return f"cut-{cut}"
 
 
@@ -145,7 +145,7 @@ def lease_path(entity: Entity, purpose: str = "source") -> str:
 
 
 def cut_at(path: str) -> str | None:
-    """Return the cut that a branch file at ``path`` belongs to; None for a branch record."""
+    """Return the cut that a branch file at ``path`` belongs to, or None for a branch record."""
     match = _CUT_AT.search(path)
     return match[1] if match else None
 

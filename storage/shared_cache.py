@@ -1,6 +1,6 @@
 """A cache in memory that the threads of a process share.
 
-The caches of ``cachetools`` are not thread-safe: two threads that evict at once leave one that fails at every access.
+The caches of ``cachetools`` are not thread-safe: if two threads evict concurrently, later accesses fail.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class _Limits:
             fix = "Select fewer columns, aggregate, or add a LIMIT."
             return OutOfMemory(f"The query needs more memory than {self.max_bytes / 1e9:.1f} GB", fix=fix)
         what = text.partition("\n\nLINE")[0].rstrip(".! \n")
-        return UsageError("The query cannot be run", what, "DESCRIBE a view to see its columns.")
+        return UsageError("Cannot run the query", what, "DESCRIBE a view to see its columns.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ def _check(connection: DuckDBPyConnection, text: str) -> None:
     found = connection.extract_statements(text)
     if len(found) != 1 or found[0].type != duckdb.StatementType.SELECT:
         what = "Only a SELECT can be run" if found else "The query is empty"
-        fix = "Write one statement that starts with SELECT, WITH, FROM, DESCRIBE or SHOW TABLES."
+        fix = "Use one statement that starts with SELECT, WITH, FROM, DESCRIBE or SHOW TABLES."
         raise UsageError(what if len(found) < 2 else "Only one statement can be run", fix=fix)
 
 
@@ -286,7 +286,7 @@ class _Scanned(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
         except BaseException as error:  # Lance panics with one, and DuckDB would report each as its own error
             if not isinstance(error, DriftlineError) and not is_lance_failure(error):
                 raise
-            failure = error if isinstance(error, DriftlineError) else read_failed("A table cannot be read", "", error)
+            failure = error if isinstance(error, DriftlineError) else read_failed("Cannot read a table", "", error)
             self._failures.append(failure)
             raise
 

@@ -1,4 +1,4 @@
-"""Find the folders of the user that hold data, caches and state, and the limits of caches in the environment."""
+"""Find the folders of the user that contain data, caches and state, and the limits of caches in the environment."""
 
 from __future__ import annotations
 

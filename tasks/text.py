@@ -208,7 +208,7 @@ class Ends:
 
 
 def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
-    r"""Return the lines of a file that fit into its first and last ``most / 2`` bytes; None if there are none.
+    r"""Return the lines of a file that fit into its first and last ``most / 2`` bytes, or None if there are none.
 
     Lines must end with ``\n`` and be text in an encoding that extends ASCII. Uses ``most`` bytes of memory, plus one
     chunk, plus one byte per omitted line.

@@ -26,7 +26,7 @@ def register_actions(
 
     ``registry`` is a mutable mapping, or has ``register(name, function)`` and ``in`` or ``get``. The actions share open
     handles, which close with ``engine`` (registry.CLOSE_HOOKS). ``home`` is the folder with named workspaces.
-    ``settings`` holds the agent's settings (default: the engine's); its ``ltm`` section configures the memory. The
+    ``settings`` contains the agent's settings (default: the engine's); its ``ltm`` section configures the memory. The
     actions see only memory at or below ``within``. ``only`` lists actions, or the groups ``search`` and ``memory``.
     Unless ``replace`` is set, existing names are kept, including names that the engine resolves to its own actions.
     Raises UsageError.

@@ -279,7 +279,7 @@ def moment(value: object) -> datetime:
 
 
 def fields(value: object) -> Mapping[str, Any]:
-    """Return a mapping, parsed if it is a JSON object as text. Raises InvalidArgument."""
+    """Return a mapping; a string is parsed as a JSON object. Raises InvalidArgument."""
     found = _parsed(value, dict)
     if not isinstance(found, Mapping):
         raise InvalidArgument("must be a mapping, or a JSON object as text")

@@ -63,8 +63,8 @@ class MemoryHandle:
 
         with self._lock:
             if self._closed:
-                fix = "Register the actions with a new one."
-                raise StoreClosed("The engine of this action was closed", fix=fix)
+                fix = "Register the actions with a new engine."
+                raise StoreClosed("This action's engine has been closed", fix=fix)
             if self._backend is None:
                 self._backend = create_ltm_backend(settings=self._settings(), within=self._within)
             return self._backend

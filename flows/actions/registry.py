@@ -188,7 +188,7 @@ class Handles:
 
     def _check(self) -> None:
         if self._closed:
-            raise UsageError("The engine of this action was closed", fix="Register the actions with a new one.")
+            raise UsageError("This action's engine has been closed", fix="Register the actions with a new engine.")
 
 
 def close_with(engine: Any, close: Callable[[], None]) -> None:

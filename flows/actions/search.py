@@ -2,7 +2,7 @@
 
 ``arguments`` defines how their arguments are parsed. ``search.workspace_remove`` removes documents from the index only.
 It removes each source that equals a given path or lies below it. If a source contains the path, the documents there are
-removed, and the source's filters exclude them from now on.
+removed, and the source's filters exclude them in later runs.
 """
 
 from __future__ import annotations

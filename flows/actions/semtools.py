@@ -83,7 +83,7 @@ def run(program: Program, arguments: Sequence[str], timeout_seconds: float) -> s
     except subprocess.TimeoutExpired as error:
         raise ActionError("timeout", f"{PROGRAM} timed out (after {timeout_seconds:g} s)") from error
     except (OSError, ValueError) as error:
-        raise ActionError("cli_error", f"{PROGRAM} cannot be run: {error}", stderr="") from error
+        raise ActionError("cli_error", f"Cannot run {PROGRAM}: {error}", stderr="") from error
     if code:
         said = err.strip() or "nothing on standard error"
         raise ActionError("cli_error", f"{PROGRAM} failed with code {code}: {said}", stderr=err)
@@ -98,7 +98,7 @@ def missing(what: str) -> ActionError:
 
 
 def _version_output(path: str) -> str | None:
-    """Return a program's ``--version`` output; None if it does not support that option or cannot be run."""
+    """Return a program's ``--version`` output, or None if it does not support that option or cannot be run."""
     try:
         code, out, _ = _call([path, "--version"], _VERSION_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
@@ -220,7 +220,7 @@ def _parsed_match(result: dict[str, Any]) -> Match:
 
 
 def _not_understood(error: Exception) -> ActionError:
-    return ActionError("parse_error", f"The output of semtools cannot be parsed ({type(error).__name__}: {error})")
+    return ActionError("parse_error", f"Cannot parse the output of semtools ({type(error).__name__}: {error})")
 
 
 TIMEOUT_SECONDS = 60.0
@@ -366,7 +366,8 @@ def _bounded(match: Match, query: str) -> Match:
 
 
 def _program(engine: Any, min_version_needed: str | None, *, only_ours: bool) -> Program | None:
-    """Return the program to use; None for Driftline's engine, which is also used if the host passes an engine object.
+    """Return the program to use, or None for Driftline's engine, which is also used if the host passes an engine
+    object.
 
     ``only_ours`` means that only Driftline's engine supports the request.
     """

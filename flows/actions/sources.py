@@ -126,7 +126,7 @@ def _globs_of(extension: str) -> Iterator[str]:
     """Yield the globs that ``extension`` means, in either case. Raises UsageError for one that would match nothing."""
     for name in (each.removeprefix(".") for each in alternatives(extension)):
         if not _EXTENSION.fullmatch(name):
-            raise UsageError("Not an extension", repr(extension), "Write it as 'py' or '{ts,tsx}'.")
+            raise UsageError("Not an extension", repr(extension), "Use 'py' or '{ts,tsx}'.")
         yield from dict.fromkeys(f"*.{form}" for form in (name, name.lower(), name.upper()))
 
 

@@ -34,10 +34,10 @@ Variables = Mapping[str, str]
 class _System:
     """The variables of one CI system. Of several alternatives, the first that is set is used.
 
-    Any of ``markers`` identifies the system. ``default`` holds the repository's default branch, and ``tag`` the build's
-    tag. Any variable that starts with one of ``signs`` indicates a pull request build: ``request`` is its number,
-    ``source`` its branch, and ``target`` the branch to merge it into. ``is_own`` tells whether its branch belongs to
-    the same repository. ``number`` increases with every build.
+    Any of ``markers`` identifies the system. ``default`` contains the repository's default branch, and ``tag`` the
+    build's tag. Any variable that starts with one of ``signs`` indicates a pull request build: ``request`` is its
+    number, ``source`` its branch, and ``target`` the branch to merge it into. ``is_own`` tells whether its branch
+    belongs to the same repository. ``number`` increases with every build.
     """
 
     name: str
@@ -57,7 +57,7 @@ class _System:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One build. ``commit`` is the full id, ``committed`` its time; ``system`` is "" outside CI.
+    """One build. ``commit`` is the full id, and ``committed`` is its time; ``system`` is "" outside CI.
 
     ``number`` is higher than the number of each earlier build. ``branch`` is the pushed branch or, if ``is_request``,
     the branch of pull request ``pull_request``, to be merged into ``target``. ``is_own`` is set if the branch is known
@@ -164,11 +164,11 @@ class Build:
         """Return the commit. Raises UsageError if neither the CI system nor git reports one."""
         if self.commit is None:
             fix = "Run it in a git working tree with a commit, or set CI=true and CI_COMMIT_SHA."
-            raise UsageError("The commit of this build is unknown", fix=fix)
+            raise UsageError("This build's commit is unknown", fix=fix)
         return self.commit
 
     def _why_not_checked_out(self, folder: str) -> str:
-        """Return why the working tree may not be at this build's branch; "" if it is."""
+        """Return why the working tree may not be at this build's branch, or "" if it is."""
         if self.checked_out is None:
             return ""
         subject = "the pull request" if self.is_request else self.branch

@@ -84,7 +84,7 @@ def _age(workspace: Workspace, entity: Entity, uri: str, commit: str, committed:
 
 
 def _source_of(run: RunRecord, entity: Entity) -> Mapping[str, Any] | None:
-    """Return a source's entry in the report of ``run``; None if it did not update the source's main index."""
+    """Return a source's entry in the report of ``run``, or None if it did not update the source's main index."""
     failed = {failure["uri"] for failure in run.report.get("failed", ())}
     if run.outcome != "done" and not failed:
         return None
@@ -221,7 +221,7 @@ def _check(request: CiRequest, report: CiReport, limit: float) -> None:
     build = request.build
     commit = build.required_commit()
     if build.committed is None:
-        raise UsageError("The time of the commit is unknown", commit, "Check it out, or set CI_COMMIT_TIMESTAMP.")
+        raise UsageError("The commit's time is unknown", commit, "Check it out, or set CI_COMMIT_TIMESTAMP.")
     workspace = Workspace.open(request.run.workspace, request.run.storage_options)
     uris = [source.uri if isinstance(source, SourceRequest) else source for source in request.run.given]
     report.ages = ages(workspace, uris, commit, build.committed)
@@ -240,7 +240,7 @@ def sources_here(configuration: Configuration, folder: str) -> tuple[SourceReque
         raise UsageError("Not a git working tree", folder, "Run the command in one, or pass SOURCE.")
     here = [source for source in configuration.sources if _is_within(source.uri, tree.top)]
     if not here:
-        raise UsageError(f"No source of {configuration.path} is in this working tree", tree.top, "Name the SOURCE.")
+        raise UsageError(f"No source of {configuration.path} is in this working tree", tree.top, "Specify SOURCE.")
     return requests_of(here)
 
 

@@ -88,7 +88,7 @@ Payload = Mapping[str, Any]
 
 
 def _at(payload: Any, *keys: str | int) -> Any:
-    """Return the value at a path of keys; None if the payload has another shape."""
+    """Return the value at a path of keys, or None if the payload has another shape."""
     for key in keys:
         if isinstance(payload, dict) and isinstance(key, str):
             payload = payload.get(key)
@@ -273,7 +273,7 @@ class Work:
 
 
 def work_of(event: Event, source: SourceRequest, settings: HookSettings, request_ref: str) -> Work | None:
-    """Return the work that an event requires for a source; None if there is none.
+    """Return the work that an event requires for a source, or None if there is none.
 
     Raises UsageError if the default branch is unknown or the ref name is not valid in git.
     """
@@ -336,7 +336,7 @@ class Runs:
             start_index_run(replace(work.source, uri=work.uri), commit, work.branch, work.delivery)
 
     def _fleet_of(self, source: SourceRequest) -> str:
-        """Return the name of the fleet the source belongs to; "" if the source has its own table."""
+        """Return the name of the fleet the source belongs to, or "" if the source has its own table."""
         fleets = sources_of_fleets(self.configuration) if self.configuration.fleets else {}
         return next((name for name, sources in fleets.items() if source in sources), "")
 
@@ -448,9 +448,9 @@ class Hooks:
         try:
             sources = [source for source in chain(self.sources, self.of_fleets()) if _key(source) in named]
         except DriftlineError as error:
-            log.warning("The state of the fleets cannot be read for a webhook: %s", error)
+            log.warning("Cannot read the fleets' state for a webhook: %s", error)
             self._forget(ids)
-            return BUSY, "the state of the fleets cannot be read"
+            return BUSY, "cannot read the fleets' state"
         if not sources:
             return IGNORED, "no source matches this repository"
         works, reason = list[Work](), "nothing to index"
@@ -556,7 +556,7 @@ def _key(source: SourceRequest) -> tuple[str, str] | None:
 
 
 def hooks_of(configuration: Configuration) -> Hooks | None:
-    """Return the webhooks that a configuration enables, and their secrets; None if it enables none.
+    """Return the webhooks that a configuration enables, and their secrets, or None if it enables none.
 
     Raises UsageError for a secret with no value, and if no source is a repository URL.
     """

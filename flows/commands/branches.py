@@ -1,7 +1,4 @@
-"""Define ``driftline branches`` and ``driftline diff``:
-
-list, delete and prune index branches, and compare them with main.
-"""
+"""Define ``driftline branches`` and ``driftline diff``, which list, delete, prune and compare index branches."""
 
 from __future__ import annotations
 
@@ -85,7 +82,7 @@ def delete(
 ) -> int:
     """Delete a branch from every source that has it. Keeps the main index and the source files."""
     if (name is None) != of_build:
-        raise UsageError("Name one branch", fix="Write: driftline branches delete NAME, or --of-build in CI")
+        raise UsageError("Specify one branch", fix="Use: driftline branches delete NAME, or --of-build in CI")
     name = name or _of_build()
     opened, within = _opened(workspace, entity)
     from driftline.flows.runs.branches import delete_named
@@ -147,7 +144,7 @@ def _of_build() -> str:
     build = Build.detect(os.environ, ".")
     branch = build.index_branch() if build.is_request else None
     if branch is None:
-        raise UsageError("This build is not for a pull request", build.system, "Name the branch.")
+        raise UsageError("This build is not for a pull request", build.system, "Specify the branch.")
     return branch
 
 

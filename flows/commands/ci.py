@@ -50,9 +50,7 @@ TimeoutOption = Annotated[
 ]
 MaxStalenessOption = Annotated[
     float | None,
-    typer.Option(
-        min=0.0, metavar="SECONDS", help="Only check: fail if the index is behind the commit by more than this."
-    ),
+    typer.Option(min=0.0, metavar="SECONDS", help="Do not index; fail if the index lags the commit by more than this."),
 ]
 BranchOption = Annotated[
     str | None,

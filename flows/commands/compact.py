@@ -128,7 +128,7 @@ def verify(
 
 @contextmanager
 def _audit_shown() -> Iterator[None]:
-    """Print each deletion to standard error; the other log formats include these records anyway."""
+    """Print each deletion to standard error; the other log formats always include these records."""
     import logging
 
     if writes_json() or appearance().quiet or appearance().verbose:

@@ -1,7 +1,4 @@
-"""Define ``driftline memory``:
-
-JSON values under keys, owned by entities, with lookup by key and entity and semantic search.
-"""
+"""Define ``driftline memory``, which stores JSON values under keys and finds them by key, owner or semantic search."""
 
 from __future__ import annotations
 
@@ -48,7 +45,8 @@ ScopeOption = Annotated[
     typer.Option(
         "--in",
         metavar="ENTITY",
-        help="Limit to this entity and its descendants, such as org:acme. Default: the root, then everywhere.",
+        help="Limit to this entity and its descendants, such as org:acme. "
+        "Default: the configured root, or everything if there is none.",
     ),
 ]
 FieldsOption = Annotated[
@@ -193,7 +191,7 @@ def delete(
 @memory.command()
 def move(
     entity: Annotated[
-        str, typer.Argument(metavar="ENTITY", help="The entity to move, along with everything below it.")
+        str, typer.Argument(metavar="ENTITY", help="The entity to move, along with everything under it.")
     ],
     parent: Annotated[str, typer.Argument(metavar="PARENT", help="Its new parent, in the same tenant.")],
     within: WithinOption = None,

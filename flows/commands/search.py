@@ -157,7 +157,7 @@ def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
 
 
 def open_workspace(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
-    """Open the given workspace, or the nearest one, with the storage options in its ``driftline.toml``, if any."""
+    """Open the given workspace, or else the nearest, with the storage options in its ``driftline.toml``, if any."""
     from driftline.flows.config.locate import options_for, source_access
     from driftline.storage.workspace.workspace import Workspace
 

@@ -98,7 +98,7 @@ def _expiry(given: str) -> datetime | None:
         return None
     match = _DURATION.fullmatch(given)
     if match is None:
-        raise UsageError("Not a duration", repr(given), f"Write 12h, 90d, 8w, or {NEVER}.")
+        raise UsageError("Not a duration", repr(given), f"Use 12h, 90d, 8w, or {NEVER}.")
     return datetime.now(UTC) + duration("--expires", int(match[1]) * _HOURS[match[2]] * 3_600)
 
 

@@ -230,7 +230,7 @@ def _access_rules(
             warn(f"without [access] rules, users of the proxy see everything within {within}")
         return None
     if proxy is None:
-        fix = "Name --trusted-proxy-header and --trusted-proxy, or remove the rules and use tokens."
+        fix = "Use --trusted-proxy-header and --trusted-proxy, or remove the rules and use tokens."
         what = "[access]" if config.access is not None else "A fleet with readers"
         raise UsageError(f"{what} requires a proxy that authenticates users", str(config.path), fix)
     bounded = partial(_boundary_of, workspace)
@@ -335,7 +335,7 @@ def _proxy(header: str | None, addresses: list[str] | None) -> TrustedProxy | No
     try:
         networks = tuple(ip_network(address) for address in addresses)
     except ValueError as error:
-        raise UsageError("Not a valid proxy address", str(error), "Write 10.0.0.7 or 10.0.0.0/24.") from error
+        raise UsageError("Not a valid proxy address", str(error), "Use 10.0.0.7 or 10.0.0.0/24.") from error
     return TrustedProxy(header, networks)
 
 

@@ -236,7 +236,7 @@ def _backup_of(path: Path) -> Path:
 
 
 def _read(path: Path) -> str | None:
-    """Return a file's text with its original line endings; None if there is no file."""
+    """Return a file's text with its original line endings, or None if there is no file."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -342,7 +342,7 @@ class _Entry:
             is_right = False
         if not is_right or _comparable(found, self.key) != _comparable(before, self.key):
             raise UsageError(
-                "The file cannot be edited without changing other entries",
+                "Cannot edit the file without changing other entries",
                 str(path),
                 f"{'Delete' if entry is None else 'Write'} the entry {self.key}.{NAME} by hand"
                 f"{'' if entry is None else f': {json.dumps(entry)}'}.",

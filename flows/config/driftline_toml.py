@@ -140,7 +140,7 @@ class ConfiguredFleet:
 
 @dataclass(frozen=True, slots=True)
 class WorkspacePart:
-    """The part of a source in a named workspace: everything below ``dir``; "" means the whole source."""
+    """The part of a source in a named workspace: everything under ``dir``; "" means the whole source."""
 
     source: ConfiguredSource
     dir: str = ""
@@ -176,7 +176,7 @@ class AccessSettings:
 class Configuration:
     """A validated configuration file.
 
-    ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` holds
+    ``workspace`` is an absolute path or a URI, by default ``.driftline`` next to the file. ``storage_options`` contains
     references instead of secrets, so a deployment may store them; ``options()`` resolves them. ``prices`` maps request
     types to the price of 1,000 requests. ``index`` and ``search`` hold the defaults of runs and searches, ``memory``
     the sections of ``settings.ltm`` with unresolved references, and ``notify`` the Prefect blocks that report failed
@@ -311,7 +311,7 @@ def trust_config(given: str | os.PathLike[str] | None, *, revoke: bool = False) 
     """
     path = find_config(given)
     if path is None:
-        raise UsageError(f"No {CONFIG_FILE} here or above", os.getcwd(), "Name the file.")
+        raise UsageError(f"No {CONFIG_FILE} here or above", os.getcwd(), "Specify the file.")
     content = _read(path)
     config = _resolve(_parse(content, path), path)
     (distrust if revoke else trust)(path, content)
@@ -435,7 +435,7 @@ def _hooks(table: HooksTable | None, where: str) -> HookSettings | None:
 def _memory(table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     for name in ("catalog", "index"):  # deployments also read parts of these
         if not isinstance(table.get(name, {}), dict):
-            raise UsageError(f"{name} is not a table", where, f"Write its settings below [memory.{name}].")
+            raise UsageError(f"{name} is not a table", where, f"Put its settings in [memory.{name}].")
     check_catalog(str(table.get("catalog", {}).get("url") or ""), where)
     return table
 
@@ -447,9 +447,11 @@ def _sources(tables: Sequence[SourceTable], file: Path) -> list[ConfiguredSource
         where = location_of(file, "sources", row)
         source = _source(table, file, where)
         if source.uri in uris:
-            raise UsageError("A source is listed twice", where, f"Remove one entry for {table.uri}.")
+            raise UsageError("Duplicate source", where, f"Remove one entry for {table.uri}.")
         if source.entity in entities:
-            raise UsageError(f"Two sources have the entity {source.entity}", where, "Give one of them another entity.")
+            raise UsageError(
+                f"Two sources have the entity {source.entity}", where, "Use another entity for one of them."
+            )
         uris.add(source.uri)
         entities.add(source.entity)
         sources.append(source)
@@ -513,7 +515,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
         what = {"folder": "requires a folder as its url", "list": "requires repositories, or a file as its url"}
         raise UsageError(f"A fleet of {provider} {what.get(provider, 'does not accept a list of repositories')}")
     if is_local and table.token:
-        fix = "Write git+https://${NAME}@host/path.git in the list."
+        fix = "Use git+https://${NAME}@host/path.git in the list."
         raise UsageError(f"A {provider} fleet does not accept a token", "", fix)
     for uri in table.repositories:
         check_uri(without_reference(uri), "")
@@ -522,7 +524,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     if url and is_local:
         url = absolute_uri(url, file.parent)
     elif url and not re.fullmatch(r"https?://[^/@?#\s]+(?:/[^@?#\s]*)?", url):
-        raise UsageError("Not a valid host URL", "", "Write https://git.example.com, without user or query.")
+        raise UsageError("Not a valid host URL", "", "Use https://git.example.com, without user or query.")
     template = table.entity or (TEMPLATE if not is_local else f"{INDEX_LEVELS[-1]}:{{name}}")
     check_template(template)
     kind, owner = next(iter(owners.items()), ("", ""))

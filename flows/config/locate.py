@@ -1,7 +1,7 @@
 """Locate a command's workspace, branch and readable sources.
 
-The workspace is the given or the nearest one. A branch is given by name, or as ``auto`` for the checked-out branch. A
-command in a folder without ``driftline.toml`` loads nothing that reads the file.
+The workspace is the one given, or else the nearest. A branch is given by name, or as ``auto`` for the checked-out
+branch. Without a ``driftline.toml``, a command never imports the modules that read it.
 """
 
 from __future__ import annotations

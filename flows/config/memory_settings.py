@@ -50,7 +50,7 @@ SHORT_KEYS: Mapping[str, tuple[str, str]] = {
 """Short forms of keys in the ``performance`` section."""
 
 _REFERENCE = re.compile(r"(\$+)(\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\})")
-_UNSET = "Set it, or write ${VAR:-default}, or $${VAR} for the text ${VAR}."
+_UNSET = "Set it, or use ${VAR:-default}, or $${VAR} for the text ${VAR}."
 
 
 class _Section(BaseModel):
@@ -203,7 +203,7 @@ def load_memory_configuration(
     try:
         return MemoryConfiguration.model_validate(_with_whole_root(found))
     except ValidationError as error:
-        raise UsageError("The configuration of the memory store is invalid", where, _first_mistake(error)) from None
+        raise UsageError("Invalid configuration of the memory store", where, _first_mistake(error)) from None
 
 
 def open_memory(
@@ -277,7 +277,7 @@ def hierarchy_of(configuration: MemoryConfiguration) -> Hierarchy:
 def find_memory(
     configuration: MemoryConfiguration, workspace: Workspace, within: EntityName | None = None
 ) -> Callable[[], MemoryStore] | None:
-    """Return a function that opens the store for semantic search, bound to ``within``; None if there is no memory.
+    """Return a function that opens the store for semantic search, bound to ``within``, or None if there is no memory.
 
     The store is at the configured location, or in ``workspace`` if that has memory. If there is no memory, no database
     is contacted and nothing is created. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
@@ -421,7 +421,7 @@ def catalog_to_keep(workspace: Workspace) -> str | None:
 
 
 def compaction_threshold(workspace: Workspace) -> int | None:
-    """Return how many deltas a memory index in ``workspace`` may have before folding; None if there is no memory."""
+    """Return how many deltas a memory index in ``workspace`` may have before folding, or None if there is no memory."""
     if not holds_memory(workspace):
         return None
     return memory_of(workspace.objects.uri).index.compaction_threshold

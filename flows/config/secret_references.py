@@ -18,7 +18,7 @@ _SECRET_KEY = re.compile(
 _SECRET_VALUE = re.compile(
     r"-----BEGIN |\"private_key\"|[?&](sig|signature|token|key|password)=|://[^/@:]*:[^/@]+@", re.I
 )
-_FIX = "Write ${VARIABLE} for an environment variable, or block:NAME for a Prefect Secret block."
+_FIX = "Use ${VARIABLE} for an environment variable, or block:NAME for a Prefect Secret block."
 
 
 def check_options(options: Mapping[str, str], where: str) -> None:
@@ -47,7 +47,7 @@ def check_uri(uri: str, where: str) -> None:
     """Raise UsageError if ``uri`` contains a password or a signature. The message never quotes ``uri``."""
     if _SECRET_VALUE.search(uri) or may_hold_secret(uri):
         fix = "Remove the credentials from the URI and refer to them in [storage_options]."
-        raise UsageError("A URI contains plain-text credentials", where, fix)
+        raise UsageError("The URI contains plain-text credentials", where, fix)
 
 
 def without_reference(uri: str) -> str:

@@ -191,7 +191,7 @@ class FleetTable(Table):
         ),
     )
     readers_max_age_seconds: Annotated[PositiveFloat, Field(le=365 * 86400)] = Field(
-        default=86400.0, description="Seconds after which an answer of the host about readers is no longer used."
+        default=86400.0, description="Seconds after which the host's list of readers is no longer used."
     )
     grace_days: Annotated[NonNegativeFloat, Field(le=3650)] = Field(
         default=7.0, description="Days after which a missing repository is removed from the index."
@@ -361,12 +361,10 @@ def _mistake(kind: str, message: str, location: tuple[int | str, ...], path: Pat
     if kind == "list_type" and key in ("sources", "fleet") and table is File:
         return UsageError(f"{key!r} is not a list of tables", where, f"Start each table with [[{key}]].")
     if table is File and key == "notify" and kind == "string_pattern_mismatch":
-        return UsageError(
-            "A name in 'notify' is not a block name", where, "Write TYPE/NAME, as listed by 'prefect block ls'."
-        )
+        return UsageError("Not a block name in 'notify'", where, "Use TYPE/NAME, as listed by 'prefect block ls'.")
     if table is FleetTable and key == "token":
         return UsageError(
-            "A token must be a reference", where, "Write ${NAME}, where NAME is the variable with the token."
+            "A token must be a reference", where, "Use ${NAME}, where NAME is the variable with the token."
         )
     text = message.removeprefix("Value error, ")
     return UsageError(f"{key!r} cannot be used", where, f"{text[0].upper()}{text[1:]}.")

@@ -33,7 +33,7 @@ _LOCAL_SCHEMES = frozenset({"file", "local"})
 
 
 def local_path(uri: str) -> Path | None:
-    """Return the local path of ``uri`` (a bare path or ``file://``); None for other URIs.
+    """Return the local path of ``uri`` (a bare path or ``file://``), or None for other URIs.
 
     Percent escapes are kept.
     """

@@ -228,7 +228,7 @@ class MemoryTools:
         ] = None,
         max_distance: Annotated[
             float | None,
-            Field(ge=0, le=2, description="Drop entries farther from the query than this (1 - cosine, 0 to 2)."),
+            Field(ge=0, le=2, description="Drop entries more distant from the query than this (1 - cosine, 0 to 2)."),
         ] = None,
         mode: Annotated[
             Mode,

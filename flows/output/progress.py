@@ -29,7 +29,7 @@ class Progress(Protocol):
     """Receives a run's progress. Calls are cheap and come from one thread at a time."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Start a phase of ``total`` documents; None if the number is unknown."""
+        """Start a phase of ``total`` documents; None means that their number is unknown."""
         ...
 
     def advance(self, documents: int = 1, lines: int = 0) -> None:

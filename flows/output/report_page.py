@@ -56,7 +56,7 @@ def plots_of(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
-    """Yield the plots as SVG; "" for plots with no points."""
+    """Yield the plots as SVG, or "" for plots with no points."""
 
     def per_run(kind: str, figure: str, name: str, scale: float = 1.0) -> Series:
         return history.of_runs(kind, name, lambda run: to_row(run)[figure] * scale)
@@ -145,7 +145,7 @@ _BAR_HEIGHT, _NAME_WIDTH, _NAME_CHARACTERS = 20, 170, 24
 
 
 def bar_plot(title: str, values: Sequence[tuple[str, float]]) -> str:
-    """Draw an ``<svg>`` with a horizontal bar for each name and finite value; "" if none is above 0."""
+    """Draw an ``<svg>`` with a horizontal bar for each name and finite value, or return "" if none is above 0."""
     values = [(name, value) for name, value in values if math.isfinite(value)]
     most = max((value for _, value in values), default=0.0)
     if most <= 0:

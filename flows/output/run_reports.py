@@ -463,7 +463,7 @@ class FleetsReport:
 
 @dataclass(slots=True)
 class TenantCompaction:
-    """One tenant's part of a compaction. ``folded`` counts deltas by source; ``skipped`` holds messages.
+    """One tenant's part of a compaction. ``folded`` counts deltas by source; ``skipped`` contains messages.
 
     ``measured`` is when search quality was last measured, in this or an earlier compaction.
     """

@@ -129,7 +129,7 @@ def _contents(documents: pa.Table) -> pa.ChunkedArray:
 def delete_named(
     workspace: Workspace, name: str, within: Boundary | None, *, wait_seconds: float = 0.0, missing_ok: bool = False
 ) -> list[str]:
-    """Delete the branch ``name`` of each source at or below ``within``, and return their entities.
+    """Delete the branch called ``name`` of each source at or below ``within``, and return their entities.
 
     Raises NotIndexed if no source has it, unless ``missing_ok`` is set, and LeaseHeld while a run works on it.
     """
@@ -228,7 +228,7 @@ class _Decision:
 
 
 def enter_branch(plan: IndexPlan, name: str, progress: Progress) -> IndexPlan:
-    """Return ``plan``, moved to the branch ``name`` of each source. Missing branches are created.
+    """Return ``plan``, moved to the branch called ``name`` of each source. Missing branches are created.
 
     A dry run takes no snapshot: it compares with the main index if there is no branch yet. Raises UsageError,
     StaleBuild, LeaseHeld, StorageError; with ``keep_going``, only if none of the sources can be indexed.

@@ -1,7 +1,7 @@
 """Run a cleanup: scan, classify, fence, classify again, delete (DESIGN, "Cleanup").
 
 A cleanup deletes an object only if it is an orphan both before and after its writers are fenced off. ``clean_within``
-cleans below one entity: it looks only at memory blobs, and neither counts, reports nor deletes anything outside.
+cleans up within one entity: it looks only at memory blobs, and neither counts, reports nor deletes anything outside.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class _Cleanup:
         self._progress.phase(f"surveying {objects.uri}")
         scan = self._scan()
         if self._catalog is None and any(name.kind is ObjectKind.BLOB for _, name in scan.listing):
-            self._skip(f"Memory blobs cannot be checked without their catalog: set {WHERE_CATALOGS_ARE_NAMED}.")
+            self._skip(f"Cannot check memory blobs without their catalog: set {WHERE_CATALOGS_ARE_NAMED}.")
         listed = [info for info, _ in scan.listing]
         self._now = now = store_time(objects, listed, may_write=not self._request.dry_run)
         first = self._classified(scan, now)

@@ -241,7 +241,7 @@ class _Compaction:
             )
 
     def _lease(self, stack: ExitStack, entity: Entity, purpose: str) -> Lease | None:
-        """Acquire a lease until ``stack`` closes; None if another run holds it and the request has no entity."""
+        """Acquire a lease until ``stack`` closes, or return None if it is held and no entity was requested."""
         wait_seconds = self.request.wait_seconds
         try:
             if purpose == "source":

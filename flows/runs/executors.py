@@ -230,7 +230,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                         threads_per_worker=1,
                         host="127.0.0.1",
                         dashboard_address=None,
-                        # The HTTP server starts anyway; a free port avoids its warning about a port in use.
+                        # The HTTP server starts in any case; a free port avoids its warning about a port in use.
                         scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
                         local_directory=scratch,
                         silence_logs=50,
@@ -438,7 +438,7 @@ def _context_of(worker: Worker, key: str) -> TaskContext:
 
 
 def unreachable(workspace: Workspace | None, sources: Iterable[Source]) -> str:
-    """Return why this process cannot reach ``workspace`` or one of ``sources``; "" if it can."""
+    """Return why this process cannot reach ``workspace`` or one of ``sources``, or "" if it can."""
     try:
         if workspace is not None and workspace.reread().config.workspace_id != workspace.config.workspace_id:
             return f"another workspace is at {workspace.objects.uri}"

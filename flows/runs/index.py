@@ -437,7 +437,8 @@ def remove_source(
 ) -> RemoveReport:
     """Delete a source, its documents and its lines from the index; its files are kept.
 
-    Raises BadEntity for an unknown source, LeaseHeld while a run is working on it, WorkspaceNotFound, StorageError.
+    Raises BadEntity for an unknown source, LeaseHeld while a run is working on it; also WorkspaceNotFound,
+    StorageError.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     known = Workspace.open(workspace_uri, storage_options)

@@ -149,9 +149,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
         raise UsageError("No source was given", fix="Specify at least one folder or bucket.")
     sources = [source if isinstance(source, SourceRequest) else SourceRequest(source) for source in request.given]
     if not all(source.uri for source in sources):
-        raise UsageError(
-            "A source is an empty string", fix="Specify a folder or a bucket; a dot is the current folder."
-        )
+        raise UsageError("Empty source", fix="Specify a folder or a bucket; a dot is the current folder.")
     if request.entity and len(request.given) > 1:
         raise UsageError("--entity applies to a single source, but several were given", fix="Run once per source.")
     if request.branch is not None:
@@ -184,7 +182,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
             if isinstance(given, str) and plan.has_new_filters:
                 _refuse_filters_without_files(plan)
             if plan.source.uri in uris:
-                raise UsageError("A source was given twice", plan.source.uri, "Name it once.")
+                raise UsageError("Duplicate source", plan.source.uri, "Specify it once.")
         except DriftlineError as error:
             if not request.keep_going:
                 raise
@@ -342,4 +340,4 @@ def _default_entity(
         known = _known_source(workspace, entity, uri)
         if entity not in taken and (known is None or known.same_location(record)):
             return (entity, known) if known is not None else _around(workspace, uri, entity, taken)
-    raise SourceConflict("Another source already has this default entity", uri, "Name one with --entity.")
+    raise SourceConflict("Another source already has this default entity", uri, "Specify one with --entity.")

@@ -99,7 +99,7 @@ def _pull_newest(
         except ObjectNotFound as error:  # a compaction replaced it after the listing
             vanished = error
     raise StorageError(
-        f"Files disappeared in each of {ATTEMPTS} attempts to copy a version", vanished.where, "Pull again."
+        f"Files disappeared on all {ATTEMPTS} attempts to copy a version", vanished.where, "Pull again."
     ) from vanished
 
 

@@ -67,7 +67,7 @@ def find(
 def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchRequest:
     """Build a request from the ``given`` options, with defaults from the current folder's ``driftline.toml``.
 
-    None means the option was not given; ``more`` holds additional fields. Raises UsageError.
+    None means the option was not given; ``more`` contains additional fields. Raises UsageError.
     """
     from driftline.flows.config.locate import search_settings
 

@@ -145,7 +145,7 @@ def _verify(
         return verification
 
     if catalog is None and holds_memory(workspace):
-        skip(f"Memory cannot be checked without its catalog: set {WHERE_CATALOGS_ARE_NAMED}")
+        skip(f"Cannot check memory without its catalog: set {WHERE_CATALOGS_ARE_NAMED}")
     verification = check()
     before = len(verification.findings)
     if request.repair and verification.findings:

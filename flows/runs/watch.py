@@ -46,8 +46,8 @@ _STEERING = (*IGNORE_FILES, ".gitattributes", ".gitmodules")
 class Watcher:
     """Watch the only source of ``request``, a local folder.
 
-    ``on_report`` receives the report of each run that changed something, ``on_error`` each error once. A failed run is
-    retried with its changes, unless deletions were refused.
+    ``on_report`` receives the report of each run that changed something, and ``on_error`` receives each error once. A
+    failed run is retried with its changes, unless deletions were refused.
     """
 
     request: IndexRequest
@@ -61,7 +61,7 @@ class Watcher:
         """
         root = self._root()
         batches = self._batches(root, stop or threading.Event())
-        next(batches)  # from here on, no change is missed
+        next(batches)  # no later change is missed
         self._index(None)
         pending, compared, retry_at = set[tuple[Change, str]](), time.monotonic(), 0.0
         is_lost, pause, said = False, 0.0, dict[str, str]()
@@ -149,7 +149,7 @@ class Watcher:
         return os.path.expanduser((source if isinstance(source, str) else source.uri).removeprefix("file://"))
 
     def _identity(self) -> tuple[int, int] | None:
-        """Return the identity of the folder at the source's path; None if there is none."""
+        """Return the identity of the folder at the source's path, or None if there is none."""
         try:
             status = os.stat(self._named())
         except OSError:
@@ -186,7 +186,7 @@ class Watcher:
             self.on_report(report)
 
     def _paths(self, root: str, changes: Iterable[tuple[Change, str]]) -> tuple[str, ...] | None:
-        """Return the files that ``changes`` may affect, relative to ``root``; None if any file may be affected."""
+        """Return the files that ``changes`` may affect, relative to ``root``, or None if any file may be affected."""
         found, gone = set[str](), set[str]()
         for change, path in changes:
             relative = os.path.relpath(path, root).replace(os.sep, "/")
@@ -210,7 +210,7 @@ class Watcher:
         return tuple(sorted(name for name in found if is_unicode(name)))
 
     def _known_below(self, folders: Iterable[str]) -> Iterator[str]:
-        """Yield the indexed documents below ``folders``; none below a path that was a file."""
+        """Yield the indexed documents under ``folders``; none under a path that was a file."""
         prefixes = [folder for folder in folders if is_unicode(folder)]
         workspace = Workspace.open(self.request.workspace, self.request.storage_options)
         for entity in self._entities(workspace):

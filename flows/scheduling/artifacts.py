@@ -71,7 +71,7 @@ def has_effect(result: Mapping[str, Any]) -> bool:
 
 
 def _runs(request: IndexRequest) -> list[RunRecord]:
-    """Return recent runs, newest first; none if the store fails, because the run itself is complete."""
+    """Return recent runs, newest first, or none if the store fails, because the run itself is complete."""
     try:
         return newest_runs(Workspace.open(request.workspace, request.storage_options), HISTORY_RUNS)
     except DriftlineError as error:

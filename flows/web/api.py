@@ -1,6 +1,6 @@
 """Define the HTTP API: the parameters of requests, their limits, and the responses.
 
-``Reader`` answers as plain data, for pages as well; ``Api`` has the routes of programs. The home page gets the index's
+``Reader`` returns plain data, for pages as well; ``Api`` has the routes for programs. The home page gets the index's
 size and age; the index page gets statistics, growth, runs, and skipped documents with reasons.
 """
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 class Access:
     """Access to everything inside the boundary ``within``, for the given ``scopes``.
 
-    ``token_id`` identifies the token that was used, ``user`` the user reported by a proxy. At most one is set.
+    ``token_id`` identifies the token that was used, and ``user`` is the user reported by a proxy. At most one is set.
     """
 
     within: Boundary | None = None
@@ -99,7 +99,7 @@ class Known(Generic[_Record]):
                     self._known = self.read()
                     self._read_at = time.monotonic()
                 except DriftlineError as error:
-                    log.warning("The %s of the workspace cannot be read: %s", self.what, error)
+                    log.warning("Cannot read the workspace's %s: %s", self.what, error)
 
 
 class KnownTokens(Known[TokenRecord]):
@@ -113,7 +113,7 @@ class KnownTokens(Known[TokenRecord]):
     def find(self, token: str) -> TokenRecord | None:
         """Return a token's record; None if it is unknown or invalid. Raises StorageError if the records are stale."""
         if self.is_stale:
-            raise StorageError("The tokens of the workspace cannot be read", "", "Try again in a minute.")
+            raise StorageError("Cannot read the workspace's tokens", "", "Try again in a minute.")
         record = self._known.get(token_hash(token))
         return record if record is not None and record.is_valid(datetime.now(UTC)) else None
 

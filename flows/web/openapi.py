@@ -130,7 +130,7 @@ _FAILURES = {
     "403": "The token does not have the scope, or the request comes from a page on another server.",
     "404": "The index does not contain the requested data.",
     "429": "The token exceeded its rate limit; retry after the time in Retry-After.",
-    "503": "The workspace cannot be read now; a retry may help.",
+    "503": "Cannot read the workspace now; a retry may help.",
     "4XX": "Another request error.",
 }
 

@@ -58,8 +58,8 @@ def search_link(request: SearchRequest) -> str:
 class DocumentView:
     """A document around ``line``: the requested or the first line.
 
-    ``similar`` lists hits that resemble that line, ``outline`` the definitions as (line, kind, name); ``beside`` is the
-    document's folder.
+    ``similar`` lists hits that resemble that line, and ``outline`` lists the definitions as (line, kind, name).
+    ``beside`` is the document's folder.
     """
 
     excerpt: dict[str, Any]
@@ -431,7 +431,7 @@ def folder_link(source: str = "", path: str = "", branch: str | None = None) -> 
 
 
 def _uses(kind: str, name: str, branch: str | None) -> str | None:
-    """Return the link to the uses of a code definition; None for other definitions."""
+    """Return the link to the uses of a code definition, or None for other definitions."""
     if kind in (*OF_TEXT, "anchor"):
         return None
     return search_link(SearchRequest(field_term("uses", name), branch=branch))

@@ -89,7 +89,7 @@ def problem_of(error: DriftlineError, *, to_owner: bool = True) -> Problem:
     """
     status = status_of(error)
     if status == UNAVAILABLE and not to_owner:
-        return problem(status, error.kind, "The workspace cannot be read now", fix="Tell the server's owner.")
+        return problem(status, error.kind, "Cannot read the workspace now", fix="Tell the server's owner.")
     return problem(status, error.kind, str(error), error.where, error.fix)
 
 

@@ -79,8 +79,8 @@ class SearchProcesses:
     def run(self, function: Callable[..., _Result], workspace: Workspace, *args: Any, **kwargs: Any) -> _Result:
         """Run ``function`` in one of the processes, and return its result. It may only read ``workspace``.
 
-        Raises the errors of ``function``, CorruptFile if every process that tried it died, and StorageError if none was
-        free or responded in time.
+        Propagates errors from ``function``; also raises CorruptFile if every process that tried it died, and
+        StorageError if none was free or responded in time.
         """
         for attempt in range(1, ATTEMPTS + 1):
             number, helper = self._wait_for_room(workspace)
@@ -173,7 +173,7 @@ class SearchProcesses:
 
 
 def begin() -> None:
-    """Initialize a new process, which logs like the server."""
+    """Initialize a worker process: set up logging as in the server."""
     _begin_logging(as_json=False)
 
 

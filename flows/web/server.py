@@ -102,7 +102,7 @@ def _config(app: object, exposed: Exposure) -> uvicorn.Config:
         config.load()
     except OSError as error:  # includes ssl.SSLError
         files = f"{exposed.certificate}, {exposed.key}"
-        raise UsageError(f"The certificate or its key cannot be used ({error.strerror or error})", files) from error
+        raise UsageError(f"Cannot use the certificate or its key ({error.strerror or error})", files) from error
     return config
 
 
@@ -110,7 +110,7 @@ def _check(exposed: Exposure, host: str, listener: socket.socket) -> None:
     address = f"{host}:{listener.getsockname()[1]}"
     for origin in exposed.cors_origins:
         if not _is_origin(origin):
-            raise UsageError("Not a valid origin", origin, "Write https://portal.example.com.")
+            raise UsageError("Not a valid origin", origin, "Use https://portal.example.com.")
     if exposed.authentication.is_open and (exposed.names or not is_loopback(listener)):
         fix = "Use --require-token, or set --trusted-proxy-header."
         raise UsageError(f"{_WHAT} requires authentication except on loopback", address, fix)

@@ -80,7 +80,7 @@ _Result = TypeVar("_Result")
 class Log:
     """The files of a delta index: its sorted delta names, and whether it has a base.
 
-    ``delta_bytes`` holds the sizes of ``deltas`` in the same order; ``base_bytes`` is the size of the base.
+    ``delta_bytes`` contains the sizes of ``deltas`` in the same order; ``base_bytes`` is the size of the base.
     """
 
     deltas: tuple[str, ...]
@@ -343,7 +343,7 @@ class DeltaIndex:
             except ObjectNotFound as error:
                 vanished = error
         raise StorageError(
-            f"Files disappeared during each of {READ_ATTEMPTS} attempts to read an index", vanished.where, "Try again."
+            f"Files disappeared on all {READ_ATTEMPTS} attempts to read an index", vanished.where, "Try again."
         )
 
     def _path(self, name: str) -> str:

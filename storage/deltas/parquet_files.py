@@ -85,7 +85,7 @@ class Keys:
 
 
 def after_prefix(prefix: str) -> str | None:
-    """Return the lowest string greater than every string that starts with ``prefix``; None if there is none."""
+    """Return the lowest string greater than every string that starts with ``prefix``, or None if there is none."""
     stem = prefix.rstrip("\U0010ffff")
     if not stem:
         return None
@@ -138,7 +138,7 @@ class Footer:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An index's columns: ``schema`` holds the values, key first; files add ``op``, ``rev`` and ``written``."""
+    """An index's columns: ``schema`` contains the values, key first; files add ``op``, ``rev`` and ``written``."""
 
     kind: str
     schema: pa.Schema

@@ -33,11 +33,12 @@ class Reason(enum.StrEnum):
 class References:
     """The references in a workspace. Objects not covered by these fields are not orphans.
 
-    ``folded`` holds the deltas already folded into their base, ``dead`` the staged deltas that can never be committed.
-    ``tracked`` maps each table to the paths, relative to the table, that its versions refer to. ``superseded`` maps
-    each unused embedding table to the time it was replaced. ``blobs`` holds the paths referenced by memory entries;
-    None without a catalog. ``retired`` maps blobs to the time they lost their entry. ``cuts`` holds the cuts that hold
-    branches, ``branches`` the directories of existing or leased branches; both are None if they were not read.
+    ``folded`` lists the deltas already folded into their base, and ``dead`` lists the staged deltas that can never be
+    committed. ``tracked`` maps each table to the paths, relative to the table, that its versions refer to.
+    ``superseded`` maps each unused embedding table to the time it was replaced. ``blobs`` contains the paths referenced
+    by memory entries; None without a catalog. ``retired`` maps blobs to the time they lost their entry. ``cuts`` lists
+    the cuts that contain branches, and ``branches`` lists the directories of existing or leased branches; both are None
+    if they were not read.
     """
 
     folded: frozenset[str] = frozenset()

@@ -52,7 +52,7 @@ TABLE_ATTEMPTS = 3
 class ReferenceScan:
     """All objects in a workspace and all references between them.
 
-    ``committed`` holds the paths of staged deltas whose batch is committed but not yet published. ``leases`` were
+    ``committed`` contains the paths of staged deltas whose batch is committed but not yet published. ``leases`` were
     listed after ``listing``, so they include the lease of every listed file's writer.
     """
 
@@ -259,7 +259,7 @@ def _marker(table: LineTable, entity: Entity) -> CommitMarker:
     try:
         return table.commit_marker(entity)
     except (ValueError, OSError) as error:
-        raise CorruptFile(f"A table cannot be read ({str(error)[:300]})", table.uri, "Run: driftline verify") from error
+        raise CorruptFile(f"Cannot read a table ({str(error)[:300]})", table.uri, "Run: driftline verify") from error
 
 
 def _fingerprints(workspace: Workspace, sources: Sequence[Entity]) -> set[Any]:

@@ -61,9 +61,9 @@ class CleanupRecord:
 class Traces:
     """What leases reveal about garbage: ``candidates`` are the directories of the tenants that must be listed.
 
-    ``leases`` holds the state of each tenant's leases; None for a tenant that is in use or was abandoned. ``listed`` is
-    the time of the last complete listing; None if everything must be listed. ``version`` is the record's version, None
-    if there is no record.
+    ``leases`` contains the state of each tenant's leases, or None for a tenant that is in use or was abandoned.
+    ``listed`` is the time of the last complete listing, or None if everything must be listed. ``version`` is the
+    record's version, None if there is no record.
     """
 
     candidates: frozenset[str]
@@ -99,7 +99,7 @@ def read_traces(workspace: Workspace, *, now: datetime, full: bool = False) -> T
 def _states(
     workspace: Workspace, listed: Iterable[ObjectInfo], known: Mapping[str, LeaseState]
 ) -> dict[str, LeaseState | None]:
-    """Return the state of each lease; None if it is held or was abandoned. Only changed leases are read."""
+    """Return the state of each lease, or None if it is held or was abandoned. Only changed leases are read."""
     infos = [info for info in listed if parse_name(info.path).kind in (ObjectKind.PERMANENT, ObjectKind.BRANCH_LEASE)]
     states: dict[str, LeaseState | None] = {
         info.path: known[info.path] for info in infos if info.path in known and known[info.path].version == info.version

@@ -178,11 +178,11 @@ def reading(title: str, where: str) -> Iterator[None]:
     except BaseException as error:
         if not is_lance_failure(error):
             raise
-        raise read_failed(f"The {title} table cannot be read", where, error) from error
+        raise read_failed(f"Cannot read the {title} table", where, error) from error
 
 
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
-    """Return Lance's statistics for the indexes of ``dataset``, keyed by name; None for an unreadable index."""
+    """Return Lance's statistics for the indexes of ``dataset``, keyed by name, or None for an unreadable index."""
     names = [index.name for index in with_retries(dataset.describe_indices)]
     # Each index takes several reads from a bucket, one after another.
     return dict(zip(names, in_parallel(partial(_index_stats, dataset), names, len(names)), strict=True))
@@ -213,7 +213,7 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
         if not is_lance_failure(error):
             raise
         if not is_damage(error):
-            raise read_failed(f"The {title} table cannot be read", dataset.uri, error) from error
+            raise read_failed(f"Cannot read the {title} table", dataset.uri, error) from error
         reason = first_line(error)
     with reading(title, dataset.uri):
         result = with_retries(lambda: read(False))

@@ -111,7 +111,7 @@ class LanceTable:
                 raise
             if not self.exists():
                 raise StorageError(f"The {self.TITLE} table does not exist", self.uri, self.REPAIR) from error
-            raise read_failed(f"The {self.TITLE} table cannot be read", self.uri, error, self.REPAIR) from error
+            raise read_failed(f"Cannot read the {self.TITLE} table", self.uri, error, self.REPAIR) from error
         missing = set(self.COLUMNS).difference(dataset.schema.names)
         if missing:
             raise UsageError(
@@ -223,7 +223,7 @@ class LanceTable:
         except BaseException as error:
             if not is_lance_failure(error):
                 raise
-            raise read_failed("A version of the table cannot be read", self.uri, error, "Restore it.") from error
+            raise read_failed("Cannot read a version of the table", self.uri, error, "Restore it.") from error
         return frozenset(files)
 
     def index_files(self) -> frozenset[str]:
@@ -238,7 +238,7 @@ class LanceTable:
         """
         from lance.fragment import write_fragments
 
-        with writing(f"{self.TITLE[0].upper()}{self.TITLE[1:]} cannot be written", self.uri):
+        with writing(f"Cannot write the {self.TITLE} table", self.uri):
             return with_retries(
                 lambda: list(
                     write_fragments(
@@ -319,7 +319,7 @@ def quote(text: str) -> str:
     """Quote ``text`` as a string literal for a Lance filter. Raises UsageError if no row can contain this text."""
     if not is_unicode(text):
         raise UsageError(
-            "A name is not UTF-8, but all indexed names are", repr(text), "Check its spelling and encoding."
+            "The name is not UTF-8, but all indexed names are", repr(text), "Check its spelling and encoding."
         )
     return "'" + text.replace("'", "''") + "'"
 
@@ -472,8 +472,8 @@ def is_indexable(dataset: LanceDataset) -> bool:
 def vector_options(dim: int) -> dict[str, Any]:
     """Return Lance's options for an index of ``dim``-dimensional vectors, or for a segment of one.
 
-    There is one partition: searches would probe all of them anyway, and assigning vectors to partitions takes most of
-    the build time.
+    There is one partition: searches would probe all partitions in any case, and assigning vectors to partitions takes
+    most of the build time.
     """
     return {
         "index_type": VECTOR_INDEX,

@@ -54,7 +54,7 @@ _process = _Process()
 
 
 def liveness_file_name() -> str:
-    """Return the name of this process's liveness file, creating it on the first call; "" if it cannot be created."""
+    """Return the name of this process's liveness file, creating it on the first call, or "" if it cannot be created."""
     return _own_liveness_file().name
 
 
@@ -165,8 +165,8 @@ _DEAD_STATES = ("Z", "X")
 class ProcessIdentity:
     """A process, identified uniquely across hosts and boots.
 
-    ``start_time`` is "" if the system does not report it, ``liveness_file`` is "" if the process could not lock one.
-    ``boot_id`` includes the namespace of ``pid``.
+    ``start_time`` is "" if the system does not report it, and ``liveness_file`` is "" if the process could not lock a
+    file. ``boot_id`` includes the namespace of ``pid``.
     """
 
     host: str
@@ -230,7 +230,7 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return the start time in clock ticks since boot; "" for an invisible process, None for one that exited."""
+    """Return the start time in clock ticks since boot, or "" for an invisible process, None for one that exited."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

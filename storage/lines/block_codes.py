@@ -1,8 +1,8 @@
 """Find blocks of lines semantically, by two bits for each dimension of their vectors (DESIGN, "Search"; decision 20).
 
-A block's vector is the sum of its lines' vectors. For each dimension, the code holds the sign and whether the value is
-large. The signs alone preselect blocks, both bits rank them, as in RaBitQ (Gao and Long, 2024) but without a rotation:
-the dimensions of static models are similar enough.
+A block's vector is the sum of its lines' vectors. For each dimension, the code contains the sign and whether the value
+is large. The signs alone preselect blocks, both bits rank them, as in RaBitQ (Gao and Long, 2024) but without a
+rotation: the dimensions of static models are similar enough.
 """
 
 from __future__ import annotations
@@ -151,7 +151,10 @@ def join(parts: Sequence[BlockCodes]) -> BlockCodes:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Sums of a vector over sets of dimensions. ``of_bytes`` holds 256 sums per position, one for each byte value."""
+    """Sums of a vector over sets of dimensions.
+
+    ``of_bytes`` contains 256 sums per position, one for each byte value.
+    """
 
     of_bytes: NDArray[np.float32]
     offsets: NDArray[np.int64]

@@ -121,7 +121,7 @@ class _MarkerPlaces:
         self._known: dict[str, dict[_State, frozenset[str] | None]] = {}
 
     def among(self, uri: str, dataset: LanceDataset, names: Sequence[str]) -> list[LanceFragment] | None:
-        """Return the fragments that may hold a marker for any entity in ``names``; None for all fragments."""
+        """Return the fragments that may hold a marker for any entity in ``names``, or None for all fragments."""
         fragments = dataset.get_fragments()
         if len(fragments) < MANY_FRAGMENTS:
             return None
@@ -154,7 +154,7 @@ def _state(fragment: LanceFragment) -> _State:
 def _held_by(
     dataset: LanceDataset, fragments: Sequence[LanceFragment], states: Mapping[int, _State]
 ) -> dict[_State, frozenset[str] | None]:
-    """Return the sources with markers in each of ``fragments``, keyed by state; None for large, indexed fragments."""
+    """Return the sources with markers in each fragment, keyed by its state, or None for large, indexed fragments."""
     small = [each for each in fragments if each.physical_rows <= SMALL_FRAGMENT_ROWS]
     found: dict[int, set[str]] = {each.fragment_id: set() for each in small}
     if small:

@@ -67,8 +67,8 @@ SMALL_SEGMENT_ROWS = SEGMENT_ROWS // 2
 MAX_SMALL_SEGMENTS = 8
 """Maximum number of small segments that a run leaves unmerged."""
 OUTWEIGHS = 2
-"""A small segment is merged with all smaller ones and new rows unless it is this many times their total size. This way,
-each row is reindexed only a few times, and a small segment is a fraction of the next larger one.
+"""A small segment is merged with all smaller segments and new rows unless it is this many times their total size. This
+way, each row is reindexed only a few times, and a small segment is a fraction of the next larger one.
 """
 MAX_UNINDEXED_ROWS = 20_000
 MAX_UNINDEXED_TEXT_ROWS = 1_000
@@ -91,9 +91,9 @@ def groups_to_build(
 ) -> list[tuple[int, ...]]:
     """Group fragments into the segments to build; a group includes every fragment of the segments it replaces.
 
-    ``rows`` holds the row count of each live fragment, ``segments`` the fragments each segment covers. Up to ``few``
-    rows, by default MAX_UNINDEXED_ROWS, may stay unindexed. ``thorough`` covers every row, and also merges small
-    segments that do not outweigh the rest.
+    ``rows`` maps each live fragment to its row count, and ``segments`` maps each segment to the fragments it covers. Up
+    to ``few`` rows, by default MAX_UNINDEXED_ROWS, may stay unindexed. ``thorough`` covers every row, and also merges
+    small segments that do not outweigh the rest.
     """
     few = MAX_UNINDEXED_ROWS if few is None else few
     live = [found for segment in segments if (found := segment & rows.keys())]

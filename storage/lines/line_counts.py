@@ -27,7 +27,7 @@ MERGE_ROWS = 1_000_000
 IDS_AT_ONCE = 32_000_000
 """Number of ids compared per pass, in 256 MB; more ids take several passes."""
 MAX_REPEATED = 10_000
-"""Maximum number of repeated ids to look up; if there are more, many documents are affected anyway."""
+"""Maximum number of repeated ids to look up; more would only lengthen a report that already shows widespread damage."""
 LOOKUP_IDS = 1_000
 SAMPLE_ROWS = 16
 UNREADABLE_INDEX = "its files cannot be read"
@@ -41,8 +41,8 @@ class Inventory:
     """The line counts of a table.
 
     ``counts`` has the schema COUNTS, sorted by entity and path; ``version`` is the counted table version. ``repeated``
-    holds the ``(entity, path)`` of documents with duplicate lines. ``markers`` maps each entity's name to its number of
-    commit markers.
+    contains the ``(entity, path)`` of documents with duplicate lines. ``markers`` maps each entity's name to its number
+    of commit markers.
     """
 
     version: int
@@ -72,7 +72,7 @@ def take_inventory(table: LineTable) -> Inventory:
     except BaseException as error:
         if not is_lance_failure(error):
             raise
-        raise read_failed("The lines table cannot be read", table.uri, error, table.REPAIR) from error
+        raise read_failed("Cannot read the lines table", table.uri, error, table.REPAIR) from error
 
 
 def _counted(dataset: LanceDataset) -> tuple[pa.Table, dict[str, int]]:

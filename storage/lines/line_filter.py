@@ -17,7 +17,7 @@ class LineFilter:
     """Conditions on a line; ``None`` means no condition, an empty tuple matches nothing.
 
     Paths, directories and globs are relative to their source, or absolute on this machine; accents may be composed or
-    decomposed. Directories and entities include everything below them. In a glob, ``*`` and ``?`` do not match a slash,
+    decomposed. Directories and entities include everything under them. In a glob, ``*`` and ``?`` do not match a slash,
     but ``**`` does, and ``{a,b}`` matches ``a`` or ``b``. A glob with no slash matches file names in any directory; one
     with a trailing slash matches the content of such directories. ``not_of`` excludes lines of these sources. A line
     must satisfy at least one filter in ``any_of``, every filter in ``all_of``, and none in ``none_of``.
@@ -77,7 +77,7 @@ def normalise(path: str) -> str:
     """Normalise a relative path: ``a/b`` for ``a/b/`` and ``./a/b``, "" for the root. Raises UsageError."""
     clean = posixpath.normpath(path.strip("/") or ".")
     if clean == ".." or clean.startswith("../"):
-        raise UsageError("The path points outside its source", repr(path), "Give a path relative to the source.")
+        raise UsageError("The path points outside its source", repr(path), "Use a path relative to the source.")
     return "" if clean == "." else clean
 
 

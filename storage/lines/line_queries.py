@@ -90,7 +90,7 @@ MAX_KEPT_LINES = 1_500_000
 FASTER_TOGETHER = 6
 """Reading all blocks together is this many times as fast, per block, as reading them one by one."""
 FEW_LINES = 50_000
-"""Blocks of a table with at most this many lines stay in memory from the second search on."""
+"""Blocks of a table with at most this many lines stay in memory after the second search."""
 _Filtered = tuple[str | int | None, ...]
 """A version and a filter condition."""
 _BLOCKS: SharedCache[_Filtered, pa.Table] = SharedCache(LRUCache(128 * 2**20, lambda kept: kept.nbytes))
@@ -310,7 +310,7 @@ class LineQuery:
         version = self.exact_version
         sources = _SOURCES.get(version)
         if sources is None:
-            # In a bucket, every search reads the paths anyway; the path index would be read only for this.
+            # In a bucket, every search reads the paths in any case; the path index would be read only for this.
             rows = self._scanned(["entity"], filter=no_lines(None), use_scalar_index=self.table.is_local)
             sources = tuple(rows["entity"].to_pylist())
             if len(_SOURCES) >= _MAX_VERSIONS:
@@ -463,8 +463,8 @@ class LineQuery:
         return Scored(found["_rowid"].to_numpy(), found["_score"].to_numpy())
 
     def defining(self, names: Sequence[str], limit: int) -> NDArray[np.uint64]:
-        """Return the rows of the blocks that hold definitions of ``names``, case-insensitively, at most ``limit`` per
-        name.
+        """Return the rows of the blocks that contain definitions of ``names``, case-insensitively, at most ``limit``
+        per name.
 
         Outer definitions precede inner ones.
         """
@@ -473,7 +473,7 @@ class LineQuery:
         return rows[self._held(rows)] if self.sql else rows
 
     def holding(self, places: Sequence[tuple[str, int | None]]) -> NDArray[np.uint64]:
-        """Return the rows of the blocks that hold ``places``, pairs of a path and a 1-based line; with no line, the
+        """Return the rows of the blocks that contain ``places``, pairs of a path and a 1-based line; with no line, the
         first block.
 
         A path may have more leading folders than the indexed path, as in a stack trace. If it is the only place, it may
@@ -603,7 +603,7 @@ class LineQuery:
         return [row for *_, row in sorted(found)[:limit]]
 
     def _named(self, name: str) -> Iterator[tuple[int, Definition]]:
-        """Yield each definition of ``name``, case-insensitively, with the row id of the block that holds its name."""
+        """Yield each definition of ``name``, case-insensitively, with the row id of the block with its name."""
         parts = parts_of_name(name)
         if not parts:
             return
@@ -695,7 +695,7 @@ class LineQuery:
         paths = sorted({path for _, path, _ in requested})
         columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
         where = f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL"
-        # In a bucket, every search reads the paths anyway; their index would be read only for this.
+        # In a bucket, every search reads the paths in any case; their index would be read only for this.
         rows = self._read(columns, where=where, use_scalar_index=self.table.is_local)
         known: dict[tuple[str, str, int], str] = {}
         for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):

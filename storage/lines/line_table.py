@@ -55,8 +55,9 @@ up. A block has at most this many rows.
 CODE_COLUMN = "block_code"
 METADATA_BYTES = 2**16
 END_BYTES_PER_ROW, PLACE_BYTES_PER_ROW = 11, 5
-"""Sizes in a data file of the columns that every search needs: from CODE_COLUMN on, and for exact searches from
-``entity`` on. The metadata of the file follows them."""
+"""Sizes in a data file of the columns that every search needs: CODE_COLUMN and later columns, and for exact searches
+``entity`` and later columns. The metadata of the file follows them.
+"""
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
 _COMPRESSED = {
@@ -78,7 +79,7 @@ def schema(dim: int) -> pa.Schema:
     Only the first row of each block has ``block``, ``outline`` and ``block_code``. ``block`` consists of the path; a
     tab and the name of the definition that the block starts in, if any; SPELLED and the words that the index's own
     tokenizer would miss (tokenizer.py), if any; a newline; and the lines of the block from the first to the last that
-    has a row, joined by newlines, or by CONTINUED if a row continues a line (decision 0007). ``outline`` holds the
+    has a row, joined by newlines, or by CONTINUED if a row continues a line (decision 0007). ``outline`` contains the
     block's definitions (outline.py), or null if they were not determined. ``block_code`` is the block's quantised
     vector (block_codes.py), or null if the model knows none of its words.
 
@@ -184,7 +185,7 @@ class LineTable(LanceTable):
         """Remove the rows of the ``replaced`` paths, add ``fragments`` and record ``batch``, in one version.
 
         Exactly once: a batch already recorded by the marker is skipped. Raises LeaseLost if the marker has a newer
-        token, CommitConflict after ``COMMIT_ATTEMPTS``, StorageError.
+        token, CommitConflict after ``COMMIT_ATTEMPTS``; also StorageError.
         """
         self._commit([SourceCommit(entity, token, batch, tuple(replaced))], fragments)
 

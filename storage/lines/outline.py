@@ -37,8 +37,8 @@ _SEPARATORS = re.compile(r"<[^<>]*>|::|->|\s*>\s*|[.\\#/:]")
 class Definition:
     """A named part of a document. Lines are 0-based and both ends are included.
 
-    ``name`` is qualified by the names of the enclosing definitions. ``line`` is the line with the name, ``first`` the
-    first line of the comments and decorators above it.
+    ``name`` is qualified by the names of the enclosing definitions. ``line`` is the line with the name, and ``first``
+    is the first line of the comments and decorators above it.
     """
 
     kind: str
@@ -97,7 +97,7 @@ def anchors_in(outline: str) -> tuple[Anchor, ...]:
 
 
 def anchor_at(outline: str, line: int) -> str | None:
-    """Return the name of the anchor that contains ``line``, given its block's outline; None if there is none."""
+    """Return the name of the anchor that contains ``line``, given its block's outline, or None if there is none."""
     return next((each.name for each in anchors_in(outline) if each.first <= line <= each.last), None)
 
 
@@ -120,7 +120,7 @@ def location_of(anchor: str | None, line: int | str) -> str:
 
 
 def fragment_of(path: str, anchor: str | None) -> str | None:
-    """Return the URL fragment that opens ``anchor`` in a document; None if no viewer supports one.
+    """Return the URL fragment that opens ``anchor`` in a document, or None if no viewer supports one.
 
     Browsers and PDF readers support pages; browsers also support HTML ids, and office programs cells and slides.
 

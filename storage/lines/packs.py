@@ -53,10 +53,11 @@ def packs(
     column: NDArray[np.int32],
     first_line: int = 0,
 ) -> dict[str, pa.Array]:
-    """Return the columns PACK, PACK_LINE and GRAMS, ``(n,)`` each, null except in rows that hold a pack.
+    """Return the columns PACK, PACK_LINE and GRAMS, ``(n,)`` each, null except in rows that contain a pack.
 
-    ``document`` holds indices into ``texts``, the documents' texts starting at ``first_line``. The rows are in order,
-    and every document that has lines has a row. A document's packs are contiguous from its first line to its last.
+    ``document`` contains indices into ``texts``, the documents' texts starting at ``first_line``. The rows are in
+    order, and every document that has lines has a row. A document's packs are contiguous from its first line to its
+    last.
     """
     rows: list[int] = []
     first_lines: list[int] = []
@@ -139,8 +140,8 @@ class Packs:
     """The packs of one table version, without their texts.
 
     ``rows`` has the columns ``entity``, ``path``, ``hash``, ``line`` (the number of the first line) and ``_rowid``.
-    ``documents`` ``(n,)`` holds the document number of each pack. ``filters`` holds the grams, grouped by size, each
-    group with the positions of its packs in ``rows``.
+    ``documents`` ``(n,)`` contains the document number of each pack. ``filters`` contains the grams, grouped by size,
+    each group with the positions of its packs in ``rows``.
     """
 
     rows: pa.Table
@@ -268,7 +269,7 @@ LINES_BEFORE = 2_048
 
 _WITH_PASSAGES: SharedCache[tuple[str | int, ...], bool] = SharedCache(LRUCache(1_024))
 """Versions from which this process already read passages. In a bucket, the first read scans the paths of all rows,
-which a search has loaded anyway: the path index would take two more round trips.
+which a search has already loaded: the path index would take two more round trips.
 """
 
 

@@ -45,7 +45,7 @@ Clause = frozenset[bytes]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A valid pattern. ``text`` is the input, ``expression`` the equivalent for RE2, without flags.
+    """A valid pattern. ``text`` is the input, and ``expression`` is the equivalent for RE2, without flags.
 
     With ``words``, a match has no letter, mark, digit or underscore directly before or after it.
     """
@@ -85,7 +85,7 @@ class Pattern:
             'a\\\\.b'
         """
         if not text:
-            raise UsageError("The pattern is empty", fix="Give a text or a regular expression.")
+            raise UsageError("Empty pattern", fix="Use literal text or a regular expression.")
         if not is_unicode(text):
             raise UsageError("The pattern is not UTF-8", repr(text)[:100], "Check the encoding of the terminal.")
         if len(text) > MAX_PATTERN_CHARACTERS:
@@ -94,7 +94,7 @@ class Pattern:
         if "\r" in text or ("\n" in text and not multiline):
             raise UsageError("The pattern has a line break", repr(text)[:100], ONE_LINE)
         if multiline and words:
-            fix = "Write \\b around each whole word in the expression."
+            fix = "Put \\b around each whole word in the expression."
             raise UsageError("Whole-word matching does not support multiline patterns", text[:100], fix)
         if not literal:
             _check(text)
@@ -115,7 +115,7 @@ class Pattern:
         )
 
     def matches(self, texts: pa.StringArray) -> pa.BooleanArray:
-        """Return, as ``(n,)``, whether each line matches or each multi-line text may contain a matching line."""
+        """Return an ``(n,)`` mask of lines that match, or of multi-line texts that may contain a matching line."""
         return pc.match_substring_regex(texts, self._of_line)
 
     def lines_in(self, text: str) -> list[int]:
@@ -261,7 +261,7 @@ def _unbalanced(text: str) -> int:
 
 
 def _end_of_class(text: str, at: int) -> int | None:
-    """Return the position after the character class that starts at ``at``; None if it is unterminated."""
+    """Return the position after the character class that starts at ``at``, or None if it is unterminated."""
     at += 2 if text.startswith("[^", at) else 1
     first = True
     while at < len(text):

@@ -60,14 +60,14 @@ def find_catalog(workspace: Workspace, configured: str | None) -> str | None:
     """Return the URL of the workspace's own catalog: the ``configured`` one, falling back to the workspace's file, or
     None.
 
-    Raises UsageError if the URL is for another kind of database, CatalogError, CatalogConnectionError.
+    Raises UsageError if the URL is for another kind of database; also CatalogError, CatalogConnectionError.
     """
     urls = [configured, embedded_url(workspace.objects.uri) if has_embedded_catalog(workspace) else None]
     return next((url for url in urls if url is not None and belongs(workspace, url)), None)
 
 
 def belongs(workspace: Workspace, url: str) -> bool:
-    """Return whether the database at ``url`` holds the catalog of this workspace.
+    """Return whether the database at ``url`` contains the catalog of this workspace.
 
     Raises the same errors as ``find_catalog``.
     """
@@ -106,7 +106,10 @@ class CatalogRecord:
 
 
 def recorded(workspace: Workspace) -> CatalogRecord | None:
-    """Return the record of the workspace's catalog; None if there is no memory. Raises CorruptFile, WorkspaceTooNew."""
+    """Return the record of the workspace's catalog, or None if there is no memory.
+
+    Raises CorruptFile, WorkspaceTooNew.
+    """
     return read_record(workspace.objects, CATALOG_RECORD, CatalogRecord)
 
 
@@ -129,7 +132,7 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
     """Open the workspace's own catalog, creating it if the workspace holds no memory yet.
 
     Raises CatalogMissing if the catalog is lost, or if an empty one is configured in its place; CatalogMismatch if the
-    catalog belongs to another workspace or is not the recorded one; CatalogError, UsageError, CorruptFile,
+    catalog belongs to another workspace or is not the recorded one; also CatalogError, UsageError, CorruptFile,
     StorageError.
     """
     record = recorded(workspace)
@@ -157,7 +160,7 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
             record = _record(workspace, catalog, found)
         if record.catalog_id != found.catalog_id:
             raise CatalogMismatch(
-                f"The memory of this workspace is in another catalog ({_location(workspace, record)})",
+                f"This workspace's memory is in another catalog ({_location(workspace, record)})",
                 catalog.where,
                 WAYS_BACK,
             )

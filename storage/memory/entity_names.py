@@ -24,10 +24,10 @@ _SHOWN = 5
 class EntityNames:
     """Resolves entity names against the catalog.
 
-    A path with every level from the first one on is complete. Any other name is completed by its longest registered
-    part: ``user:alice/session:new`` is below the registered ``user:alice``. Unregistered levels come from the root,
-    then from the defaults. With a configured root, names are looked up in its tenant, and calls without a scope see the
-    entries at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError,
+    A path that starts at the first level, without gaps, is complete. Any other name is completed by its longest
+    registered part: ``user:alice/session:new`` is under the registered ``user:alice``. Unregistered levels come from
+    the root, then from the defaults. With a configured root, names are looked up in its tenant, and calls without a
+    scope see the entries at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError,
     CatalogConnectionError.
     """
 
@@ -282,7 +282,7 @@ class EntityRegistry:
             entity: a path, a part of one, or a pair.
 
         Returns:
-            The record; None if the entity is not registered.
+            The record, or None if the entity is not registered.
 
         Examples:
             >>> store.get_entity("org:unknown") is None
@@ -302,7 +302,7 @@ class EntityRegistry:
         """Return entities, sorted by path.
 
         Args:
-            within: only entities below this one; by default those below the configured root, if any, otherwise all,
+            within: only entities under this one; by default those below the configured root, if any, otherwise all,
                 including tenants.
             type: only entities of this level.
             limit: maximum number of entities.
@@ -347,7 +347,7 @@ class EntityRegistry:
     def descendants(
         self, entity: EntityName, type: str | None = None, max_depth: int | None = None
     ) -> list[EntityRecord]:
-        """Return the entities below an entity.
+        """Return the entities under an entity.
 
         Args:
             entity: a path, a part of one, or a pair.
@@ -370,7 +370,7 @@ class EntityRegistry:
         )
 
     def move_entity(self, entity: EntityName, parent: EntityName) -> Entity:
-        """Move an entity and its descendants below another parent. Blobs are not moved.
+        """Move an entity and its descendants under another parent. Blobs are not moved.
 
         Args:
             entity: the entity.

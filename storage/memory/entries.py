@@ -91,7 +91,9 @@ class EntryReader:
         return [entry for entry in entries if entry is not None]
 
     def values(self, rows: Sequence[EntryRow]) -> list[Any]:
-        """Return the values of ``rows``, in order; None if a blob no longer exists, for example after a later store."""
+        """Return the values of ``rows``, in order, or None if a blob no longer exists, for example because a later
+        write replaced the entry.
+        """
 
         def value(row: EntryRow) -> Any:
             try:
@@ -115,7 +117,7 @@ class EntryReader:
             if again[0].blob_path == current.blob_path:
                 break
             current = again[0]
-        raise StorageError("The value of a memory entry is missing", missing.where, "Restore it, or store it again.")
+        raise StorageError("A memory entry's value is missing", missing.where, "Restore it, or store it again.")
 
     def _value(self, row: EntryRow) -> bytes:
         if row.blob_path is None:
@@ -216,7 +218,7 @@ class EntryWriter:
             draft.add(item.key, value, path, metadata, item.expires_at, self._inline_bytes)
             if is_deep and len(item.key) > MAX_BOUND_CHARACTERS:
                 fix = f"Shorten it to {MAX_BOUND_CHARACTERS} characters."
-                raise BadEntry("A key is too long for a bound store", repr(item.key[:40] + "…"), fix)
+                raise BadEntry("The key is too long for a bound store", repr(item.key[:40] + "…"), fix)
         return {tenant: some.latest() for tenant, some in drafts.items()}
 
     def _redacted(self, item: MemoryItem) -> tuple[Any, Mapping[str, Any] | None]:

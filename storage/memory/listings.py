@@ -212,14 +212,12 @@ def check_range(given: Any) -> KeyRange:
     if given is None:
         return None, None
     if not isinstance(given, (list, tuple)) or len(given) != 2 or not all(isinstance(k, str | None) for k in given):
-        raise UsageError(
-            "A range needs a first key and an exclusive upper bound", repr(given)[:80], "Write [low, high]."
-        )
+        raise UsageError("A range needs a first key and an exclusive upper bound", repr(given)[:80], "Use [low, high].")
     return given[0], given[1]
 
 
 def _above(owner: str, level: str) -> str:
-    """Return the directory of the ``level`` entity at or above ``owner``; "" if there is none."""
+    """Return the directory of the ``level`` entity at or above ``owner``, or "" if there is none."""
     parts = owner.split("/")
     depth = next((depth for depth, part in enumerate(parts, 1) if part.startswith(f"{level}:")), 0)
     return "/".join(parts[:depth])

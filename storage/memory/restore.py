@@ -1,6 +1,6 @@
 """Rebuild a lost catalog from a workspace's indexes and blobs (DESIGN, "Memory").
 
-An entity's index holds the entries it owns, with their values or the paths of their blobs.
+An entity's index contains the entries it owns, with their values or the paths of their blobs.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def restore_catalog(workspace: Workspace, configured: str | None) -> Restored:
     """Create a new catalog at the ``configured`` URL, by default in the workspace, from indexes and blobs.
 
     Safe to repeat after an interruption. Changes that never reached the indexes, and entities with no entries, are not
-    restored. Raises UsageError if the catalog exists, CatalogMismatch if it belongs to another workspace, CatalogError,
-    StorageError.
+    restored. Raises UsageError if the catalog exists, CatalogMismatch if it belongs to another workspace; also
+    CatalogError, StorageError.
     """
     record = recorded(workspace)
     catalog = Catalog(catalog_url(workspace, configured))
@@ -182,7 +182,7 @@ def _restore_tenant(workspace: Workspace, catalog: Catalog, tenant: Entity, rest
 
 
 def _restore_pieces(catalog: Catalog, tenant: Entity, directory: str, pieces: Iterator[pa.Table]) -> int:
-    """Add the entries owned by ``directory``, and return how many; its index also holds entries of lower levels."""
+    """Add the entries owned by ``directory``, and return how many; its index also contains entries of lower levels."""
     entries = 0
     for piece in pieces:
         rows = piece.filter(pc.equal(piece["entity"], directory)).to_pylist()

@@ -192,7 +192,7 @@ class MemoryStore(EntityRegistry):
 
         Args:
             key: its key.
-            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+            scope: only this entity and everything under it; by default the configured root, if any, otherwise
                 everything.
 
         Returns:
@@ -288,7 +288,7 @@ class MemoryStore(EntityRegistry):
         Args:
             range: the first key and an exclusive upper bound; None means all keys.
             group_by: return totals by this level instead of entries.
-            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+            scope: only this entity and everything under it; by default the configured root, if any, otherwise
                 everything.
             rev: read the index as of this tenant revision, which must not precede the last compaction.
             limit: maximum number of entries.
@@ -329,11 +329,11 @@ class MemoryStore(EntityRegistry):
 
         Args:
             key: its key.
-            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+            scope: only this entity and everything under it; by default the configured root, if any, otherwise
                 everything.
 
         Returns:
-            The entry; None if there is none or it expired.
+            The entry, or None if there is none or it expired.
 
         Raises:
             BadEntry: if several tenants have the key, and there is neither a scope nor a root.
@@ -350,7 +350,7 @@ class MemoryStore(EntityRegistry):
 
         Args:
             keys: their keys.
-            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+            scope: only this entity and everything under it; by default the configured root, if any, otherwise
                 everything.
 
         Returns:
@@ -472,7 +472,7 @@ class MemoryStore(EntityRegistry):
         Args:
             query: words, all of which the key must contain.
             metadata_filter: fields that must all match; a list matches any of its values, None matches everything.
-            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+            scope: only this entity and everything under it; by default the configured root, if any, otherwise
                 everything.
             allowed_ancestors: only entries at or below one of these entities.
             limit: maximum number of entries.
@@ -517,7 +517,7 @@ class MemoryStore(EntityRegistry):
             top_k: maximum number of hits.
             filter: metadata fields, as in ``search``. If ``entity`` is an entity path, hits must be at or below it;
                 otherwise it is a field like any other.
-            scope: only this entity and everything below it; by default the configured root, if any, otherwise
+            scope: only this entity and everything under it; by default the configured root, if any, otherwise
                 everything.
             allowed_ancestors: only entries at or below one of these entities.
             max_distance: drop more distant hits (1 - cosine, 0 to 2).

@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 class MemoryExplanation:
     """Statistics of a search.
 
-    ``words`` are the query's words. ``entries`` is the number of entries with text, ``matches`` the number that pass
-    the filter. ``index`` is the type of the vector index, None if entries were compared one by one. ``unindexed_words``
-    is the number of entries that the word index does not cover. ``by_words`` and ``by_meaning`` are the numbers of
-    entries found by the lexical and the semantic search, ``candidates`` the number found by both together, ``dropped``
-    the number that the catalog did not confirm. ``seconds`` is keyed by phase.
+    ``words`` lists the query's words. ``entries`` counts the entries with text, and ``matches`` counts the entries that
+    pass the filter. ``index`` is the type of the vector index, None if entries were compared one by one.
+    ``unindexed_words`` is the number of entries that the word index does not cover. ``by_words`` and ``by_meaning``
+    count the entries found by the lexical and the semantic search, ``candidates`` counts those found by either, and
+    ``dropped`` counts those that the catalog did not confirm. ``seconds`` is keyed by phase.
     """
 
     mode: str
@@ -112,7 +112,7 @@ class MemoryExplanation:
 
 
 def added_up(explanations: Sequence[MemoryExplanation]) -> MemoryExplanation | None:
-    """Sum the explanations of searches of several tenants for the same words; None if there are none."""
+    """Sum the explanations of searches of several tenants for the same words, or return None if there are none."""
     if not explanations:
         return None
     total = MemoryExplanation(explanations[0].mode, explanations[0].words)

@@ -112,12 +112,14 @@ class Block:
 
     @classmethod
     def of(cls, start: int, data: bytes, size: int) -> Block:
-        """Return the block that holds ``data``."""
+        """Return the block that contains ``data``."""
         return cls(start, start + len(data), size, zlib.crc32(data))
 
     @classmethod
     def named(cls, file: str, name: str) -> Block | None:
-        """Parse a block's name; None if it does not belong to ``file``, for example if it is another file's block."""
+        """Parse a block's name, or return None if it does not belong to ``file``, for example if it is another file's
+        block.
+        """
         match = _BLOCK_NAME.fullmatch(name)
         if match is None:
             return None
@@ -135,7 +137,7 @@ class Block:
 
 
 class BlockCache:
-    """Blocks of files below ``folder``, shared by processes: at most ``max_bytes``; the least recently used are
+    """Blocks of files under ``folder``, shared by processes: at most ``max_bytes``; the least recently used are
     evicted.
 
     A block is written under a temporary name and renamed. Its name contains its length and checksum, and a checksum of
@@ -160,7 +162,7 @@ class BlockCache:
         return [block for name in names if (block := Block.named(file, name))]
 
     def read(self, file: str, block: Block) -> bytes | None:
-        """Return a block's bytes; None if it was evicted or is damaged."""
+        """Return a block's bytes, or None if it was evicted or is damaged."""
         path = self.folder / file / block.name_in(file)
         try:
             data = path.read_bytes()
@@ -187,7 +189,7 @@ class BlockCache:
         except FileNotFoundError:  # an eviction removed the empty folder; the next read of this block stores it
             return
         except OSError as error:
-            log.info("Blocks of the bucket cannot be kept in %s for now: %s", self.folder, error)
+            log.info("Cannot cache blocks of the bucket in %s for now: %s", self.folder, error)
             self._paused_until = time.monotonic() + PAUSE_SECONDS
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -243,7 +245,7 @@ class RemoteFiles(Protocol):
         ...
 
     def page(self, prefix: str, after: str) -> tuple[Sequence[tuple[str, int, str, str]], bool]:
-        """Return key, size, etag and time of objects below ``prefix`` that sort after ``after``, and whether there may
+        """Return key, size, etag and time of objects under ``prefix`` that sort after ``after``, and whether there may
         be more.
         """
         ...

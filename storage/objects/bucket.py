@@ -86,7 +86,7 @@ class Etags:
 
 CODE = "RequestTimeTooSkewed"
 """The error code used by S3 and compatible stores."""
-FIX = "Synchronize the clock of this machine with a time server."
+FIX = "Synchronize this machine's clock with a time server."
 TIMEOUT_SECONDS = 3
 _SERVER_TIME = re.compile(r"<ServerTime>([^<]+)</ServerTime>")
 
@@ -99,10 +99,10 @@ def describe(answer: str, endpoint: str, *, now: datetime | None = None) -> str:
     now = now or datetime.now(UTC)
     theirs = _time_in(answer) or _server_time(endpoint)
     if theirs is None:
-        return "The clock of this machine differs too much from the clock of the store"
+        return "This machine's clock differs too much from the store's clock"
     seconds = round((now - theirs).total_seconds())
     direction = "fast" if seconds > 0 else "slow"
-    return f"The clock of this machine is {timedelta(seconds=abs(seconds))} h {direction}, by the store's clock"
+    return f"This machine's clock is {timedelta(seconds=abs(seconds))} h {direction}, by the store's clock"
 
 
 def _time_in(answer: str) -> datetime | None:
@@ -149,7 +149,7 @@ _MAY_PASS = {"Timeout", "Request", "Decode", "Interrupted", "Unknown"}
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same request may succeed soon; False if obstore exhausted its own retries."""
+    """Return whether the same request may succeed soon, or False if obstore exhausted its own retries."""
     if not isinstance(error, BaseError) or isinstance(error, (AlreadyExistsError, PreconditionError)):
         return False
     text = str(error)
@@ -190,7 +190,7 @@ class BucketErrors:
             code or status or text.partition("\n")[0].rpartition(" - ")[2][:REASON_CHARACTERS]
         )
         if isinstance(error, UnknownConfigurationKeyError) or action == "open":
-            return UsageError("The storage options are invalid", self.uri, reason)
+            return UsageError("Invalid storage options", self.uri, reason)
         if isinstance(error, AlreadyExistsError):
             return AlreadyExists("The object already exists", where)
         if isinstance(error, PreconditionError):
@@ -203,7 +203,7 @@ class BucketErrors:
         if refusal is not None:
             return refusal
         if code == "InvalidBucketName":
-            return UsageError("The bucket name is invalid", self.uri, "Correct the URI.")
+            return UsageError("Invalid bucket name", self.uri, "Correct the URI.")
         if isinstance(error, NotSupportedError) or status == "501":
             return UnsafeStore(f"The store does not {action} objects conditionally", where, USE_ANOTHER)
         match _first(_TRANSPORT, text):
@@ -246,7 +246,7 @@ _Result = TypeVar("_Result")
 
 
 class Bucket:
-    """The objects below ``scheme://name/prefix``. Versions are etags, or generations on Google Cloud Storage."""
+    """The objects under ``scheme://name/prefix``. Versions are etags, or generations on Google Cloud Storage."""
 
     def __init__(self, scheme: str, name: str, prefix: str, storage_options: Mapping[str, str]) -> None:
         self._scheme = scheme
@@ -289,7 +289,7 @@ class Bucket:
             return with_retries(get, is_transient)
 
     def page(self, prefix: str, after: str) -> tuple[list[tuple[str, int, str, str]], bool]:
-        """Return key, size, etag and time of objects below the full ``prefix``, and whether more may follow."""
+        """Return key, size, etag and time of objects under the full ``prefix``, and whether more may follow."""
 
         def read() -> Sequence[ObjectMeta]:
             return next(
@@ -378,7 +378,7 @@ class Bucket:
         return with_retries(replace, is_transient)
 
     def _refuses_own_etags(self, path: str, version: str, error: BaseError) -> bool:
-        """Return whether ``error`` is about the format of ``version``; if so, use the other format from now on."""
+        """Return whether ``error`` is about the format of ``version``; if so, later requests use the other format."""
         if self._scheme != "s3" or not is_about_a_condition(error):
             return False
         if isinstance(error, PreconditionError):
@@ -400,7 +400,7 @@ class Bucket:
             yield self._info(meta)
 
     def _keys_below(self, prefix: str) -> Iterator[ObjectMeta]:
-        """Yield the objects below ``prefix``; an interrupted listing continues after the last key."""
+        """Yield the objects under ``prefix``; an interrupted listing continues after the last key."""
         last, is_sorted = "", True
         pages, waits = self._pages(prefix, last), delays()
         while True:

@@ -42,7 +42,7 @@ _NOT_AN_OBJECT = _NO_DIRECTORY | {errno.EISDIR}
 
 
 class LocalDisk:
-    """The objects below one directory.
+    """The objects under one directory.
 
     A version is ``mtime-inode-size``. A replacement always gets a later mtime than the file it replaces, under the
     lock, so neither a reused inode nor a coarse clock repeats a version. A hash would require reading every listed
@@ -55,7 +55,7 @@ class LocalDisk:
         self._root = root
 
     def make_private(self) -> None:
-        """Create the root with mode 0700 unless it exists; everything below a private root gets its mode."""
+        """Create the root with mode 0700 unless it exists; everything under a private root gets its mode."""
         with self._reported("create", ""):
             _make_directories(os.path.dirname(self._root), 0o777)
             with contextlib.suppress(FileExistsError):
@@ -254,7 +254,7 @@ class LocalDisk:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            raise UnsafeStore("The lock of the workspace is a link", path, "Delete the link.") from None
+            raise UnsafeStore("The workspace's lock is a link", path, "Delete the link.") from None
         try:
             self._wait_for_lock(descriptor, path, deadline)
             try:
@@ -329,7 +329,7 @@ def _open_new(directory: str, path: str, mode: int) -> int:
         except FileNotFoundError:  # a concurrent delete removed the empty directory
             continue
     raise StorageError(
-        f"The directory disappeared during each of {DIRECTORY_ATTEMPTS} attempts to write into it",
+        f"The directory disappeared on all {DIRECTORY_ATTEMPTS} attempts to write into it",
         directory,
         "Look for a process that removes it.",
     )

@@ -46,7 +46,7 @@ _USE_ANOTHER_STORE = "Keep the workspace in a store that honours If-None-Match a
 
 
 class Backend(Protocol):
-    """Conditional writes, reads and listings below one root; the caller has validated the paths.
+    """Conditional writes, reads and listings under one root; the caller has validated the paths.
 
     Methods raise errors from ``storage/errors.py``. AlreadyExists and PreconditionFailed may stem from our own write if
     its acknowledgement was lost and the client library retried it.
@@ -115,7 +115,7 @@ class ObjectStore:
             case "file":
                 path = unquote(urlsplit(uri).path) if match else os.path.expanduser(uri)
                 if not path:
-                    raise UsageError("The URI of the workspace has no path", repr(uri))
+                    raise UsageError("The workspace URI has no path", repr(uri))
                 root = os.path.abspath(path)
                 return cls(root, LocalDisk(root), {})
             case "s3" | "gs" | "az" | "abfs" | "abfss":
@@ -131,7 +131,7 @@ class ObjectStore:
                     )
                 prefix = "/".join(part for part in prefix.split("/") if part)
                 if not name:
-                    raise UsageError("The URI has no bucket", uri, f"Write {scheme}://bucket/prefix.")
+                    raise UsageError("The URI has no bucket", uri, f"Use {scheme}://bucket/prefix.")
                 if prefix:
                     _checked(prefix)
                 from driftline.storage.objects.bucket import Bucket  # a local workspace need not load obstore
@@ -166,7 +166,7 @@ class ObjectStore:
 
     @property
     def lance_options(self) -> dict[str, str] | None:
-        """Storage options for Lance, including timeouts; None for a local disk. They may contain credentials."""
+        """Storage options for Lance, including timeouts, or None for a local disk. They may contain credentials."""
         options = self._backend.lance_options
         return dict(options) if options is not None else None
 
@@ -241,7 +241,7 @@ class ObjectStore:
             return self._version_if_written(path, data, error)
 
     def list(self, prefix: str = "", *, recursive: bool = True, temporary: bool = False) -> Iterator[ObjectInfo]:
-        """Yield the objects below a directory, unordered, omitting unfinished temporary files.
+        """Yield the objects under a directory, unordered, omitting unfinished temporary files.
 
         A failure during the listing raises, so a listing that finishes is complete. Cleanup also lists ``temporary``
         files.
@@ -251,7 +251,7 @@ class ObjectStore:
                 yield info
 
     def list_dirs(self, prefix: str = "") -> builtins.list[str]:
-        """Return the names of the directories directly below a directory, sorted."""
+        """Return the names of the directories directly in a directory, sorted."""
         return sorted(self._backend.directories(_checked_prefix(prefix)))
 
     def delete(self, paths: Sequence[str]) -> None:

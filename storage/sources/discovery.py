@@ -172,7 +172,7 @@ def discover(
     """List the repositories of ``host``; a failure is recorded in the listing.
 
     ``pages`` are the previous listing's pages, and ``known`` maps ids to their repositories: the host need not resend
-    unchanged pages. ``limit`` holds the waits of earlier requests; ``notify`` receives messages for waiting users.
+    unchanged pages. ``limit`` contains the waits of earlier requests; ``notify`` receives messages for waiting users.
     Raises UsageError if the token's variable is not set.
     """
     listing = HostListing(limit=limit or HostWaits())
@@ -220,7 +220,7 @@ def readers_of(
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
 ) -> tuple[KnownPage, ...]:
-    """Return the pages that list who may read the code of a repository; the ``ids`` of a page are logins.
+    """Return the pages that list who may read a repository's code. The ``ids`` of a page are logins.
 
     Ids that begin with "/" are teams, whose members are on other pages; "-" is somebody without access to the code.
     ``pages`` are the pages of the last answer. The requests continue those of ``listing``, the host's. Raises
@@ -234,9 +234,9 @@ def readers_of(
 
 
 def _list_folder(host: Host, listing: HostListing) -> None:
-    """Add the repositories below a folder: bare repositories, mirrors, and working trees. Follows no links."""
+    """Add the repositories under a folder: bare repositories, mirrors, and working trees. Follows no links."""
     if not os.path.isdir(host.url):
-        raise SourceNotFound("The folder of the fleet does not exist", host.url, "Correct its url.")
+        raise SourceNotFound("The fleet's folder does not exist", host.url, "Correct its url.")
 
     def walk(folder: str, depth: int) -> None:
         try:
@@ -281,9 +281,9 @@ def _lines_of(file: str) -> Iterator[str]:
         with open(file, encoding="utf-8") as lines:
             text = lines.read(MAX_LIST_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceNotFound("The list of the fleet cannot be read", file, str(error)) from error
+        raise SourceNotFound("Cannot read the fleet's list", file, str(error)) from error
     if len(text) > MAX_LIST_BYTES:
-        raise SourceNotFound(f"The list of the fleet is larger than {MAX_LIST_BYTES:,} bytes", file, "Split it.")
+        raise SourceNotFound(f"The fleet's list is larger than {MAX_LIST_BYTES:,} bytes", file, "Split it.")
     yield from (line for raw in text.splitlines() if (line := raw.partition("#")[0].strip()))
 
 
@@ -386,7 +386,7 @@ class _HostReader:
         return replace(answer, next=following)
 
     def _add(self, item: Any) -> str:
-        """Add an entry, and return its id; "" if it cannot be parsed."""
+        """Add an entry, and return its id, or "" if it cannot be parsed."""
         try:
             # with the types that its record requires
             repository = from_json(HostedRepository, to_json(self._api.parse(item)))
@@ -564,7 +564,7 @@ class _HostReader:
         return b"".join(parts)
 
     def _pause(self, status: int, headers: Mapping[str, str]) -> float | None:
-        """Return the seconds that the host asks to wait before the next attempt; None if it does not."""
+        """Return the seconds that the host asks to wait before the next attempt, or None if it does not."""
         if status not in (_TOO_MANY, _FORBIDDEN, 503):
             return None
         after = headers.get("Retry-After") or ""
@@ -595,12 +595,12 @@ class _HostReader:
 
 
 def _total_of(pages: Sequence[KnownPage]) -> int | None:
-    """Return the total that the host has reported last; None if it reports none."""
+    """Return the total that the host has reported last, or None if it reports none."""
     return next((page.total for page in reversed(pages) if page.total is not None), None)
 
 
 def _time_of(headers: Mapping[str, str]) -> float | None:
-    """Return the host's time from its response headers; None if it is missing."""
+    """Return the host's time from its response headers, or None if it is missing."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -610,7 +610,7 @@ def _time_of(headers: Mapping[str, str]) -> float | None:
 
 
 def parse_timestamp(text: str) -> float | None:
-    """Parse a host's time, in seconds; None if it is invalid.
+    """Parse a host's time, in seconds, or return None if it is invalid.
 
     >>> parse_timestamp("1970-01-01T00:01:00Z")
     60.0

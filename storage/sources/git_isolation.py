@@ -40,7 +40,7 @@ _SETTINGS = (
     "autocrlf|eol|filemode|ignorecase|longpaths|precomposeunicode|protecthfs|protectntfs|safecrlf"
     "|sparsecheckout|sparsecheckoutcone|symlinks"
 )
-"""Settings below ``core`` that determine how files compare with objects. None of them is a command or a path.
+"""Settings under ``core`` that determine how files compare with objects. None of them is a command or a path.
 
 Settings that make git ignore ctime or inode are excluded, because file changes could go unnoticed.
 """
@@ -65,7 +65,7 @@ _SCP_LIKE = re.compile(r"[^/]+:")
 class Repository:
     """A git working tree as located by git. Paths are absolute; ``prefix`` is the path from ``top`` to the folder.
 
-    ``settings`` holds pairs of a key below ``core`` and a value. All working trees of the repository share
+    ``settings`` contains pairs of a key under ``core`` and a value. All working trees of the repository share
     ``common_dir``; ``excludes`` is the user's own ignore file, which may not exist.
     """
 
@@ -97,7 +97,7 @@ class Running:
 
 
 def find_repository(folder: str) -> Repository | None:
-    """Return the repository whose working tree contains ``folder``; None if git is missing or refuses to read it."""
+    """Return the repository whose working tree contains ``folder``, or None if git is missing or refuses to read it."""
     git_entry = _git_above(folder)
     if git_entry is None or not _is_readable(git_entry):
         return None
@@ -184,7 +184,7 @@ def _warn_of_foreign(path: str) -> None:
 
 
 def ask(folder: str, *arguments: str) -> bytes | None:
-    """Query paths, refs or settings of the repository around ``folder``; None if git fails.
+    """Query paths, refs or settings of the repository around ``folder``, or return None if git fails.
 
     Only for ``rev-parse``, ``symbolic-ref`` and ``config``, which never execute anything configured by the repository.
     """
@@ -192,7 +192,8 @@ def ask(folder: str, *arguments: str) -> bytes | None:
 
 
 def ask_remote(folder: str, *arguments: str) -> bytes | None:
-    """Query the ``origin`` remote of the repository around ``folder``; None if there is none, or it does not respond.
+    """Query the ``origin`` remote of the repository around ``folder``, or return None if there is none, or it does not
+    respond.
 
     The repository provides only the remote's address, and HTTP headers for it, which hold a CI build's token. The
     user's own configuration decides how to connect and with which credentials; nothing prompts for a password.
@@ -217,7 +218,9 @@ def ask_remote(folder: str, *arguments: str) -> bytes | None:
 
 
 def run(repository: Repository, folder: str, *arguments: str, head: str = "") -> bytes | None:
-    """Run git in ``folder`` with commit ``head`` checked out, and return its output; None if it fails or times out."""
+    """Run git in ``folder`` with commit ``head`` checked out, and return its output, or return None if it fails or
+    times out.
+    """
     return finish(start(repository, folder, *arguments, head=head))
 
 
@@ -253,7 +256,7 @@ def start(repository: Repository, folder: str, *arguments: str, head: str = "") 
 
 
 def finish(running: Running | None) -> bytes | None:
-    """Wait for a command started by ``start``, and return its output; None if it failed or took too long."""
+    """Wait for a command started by ``start``, and return its output, or return None if it failed or took too long."""
     if running is None:
         return None
     try:
@@ -331,7 +334,7 @@ def spawn(
 
 
 def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = False) -> bytes | None:
-    """Return git's output; None if it fails, takes too long, or sleeps without waiting for a host."""
+    """Return git's output, or None if it fails, takes too long, or sleeps without waiting for a host."""
     if process is None:
         return None
     started = time.monotonic()

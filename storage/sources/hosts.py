@@ -52,16 +52,16 @@ class HostedRepository:
 
     @property
     def stamp(self) -> str:
-        """The fields that change with a push or a new default branch; "" if the host does not report them."""
+        """The fields that change with a push or a new default branch, or "" if the host does not report them."""
         return f"{self.changed} {self.branch}" if self.changed else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where repositories are discovered: ``owner``'s on a host, or all that the token can read.
+    """Where to discover repositories: those of ``owner`` on a host, or every repository the token can read.
 
     ``url`` is a self-hosted instance's URL, the folder for the ``folder`` provider, or the file for the ``list``
-    provider, which also has ``uris``. ``variable`` is the environment variable that holds the token.
+    provider, which also has ``uris``. ``variable`` is the environment variable that contains the token.
     """
 
     provider: Provider
@@ -106,7 +106,7 @@ class Host:
             return repository.id
         if self.provider == "folder":
             if os.path.isabs(repository.id) or ".." in repository.id.split("/"):
-                raise UsageError("Not a path below the folder of the fleet", repr(repository.id))
+                raise UsageError("Not a path in the fleet's folder", repr(repository.id))
             return f"git+file://{os.path.join(self.url, repository.id)}"
         if not REPOSITORY_PATH.fullmatch(repository.path):
             raise UsageError("Not a valid repository path", repr(repository.path))
@@ -133,7 +133,7 @@ class Host:
 
     @property
     def settle_seconds(self) -> float | None:
-        """Seconds after a push until another push is sure to change ``Repository.changed``; None if none is."""
+        """Seconds after a push until another push is sure to change ``Repository.changed``, or None if none is."""
         return None if self.provider in ("folder", "list") else api_of(self).settle_seconds
 
 

@@ -1,8 +1,8 @@
 """Mirror the objects of a git repository, given by its URL, in a cache folder on this machine.
 
-A mirror holds the newest requested commits, without history or a working tree. Its configuration is Driftline's own, so
-nothing configured by the repository is executed, checked out or followed: no hook, filter, submodule, redirect or other
-protocol. A repository on this disk has no mirror: git reads its objects through an empty one.
+A mirror contains the newest requested commits, without history or a working tree. Its configuration is Driftline's own,
+so nothing configured by the repository is executed, checked out or followed: no hook, filter, submodule, redirect or
+other protocol. A repository on this disk has no mirror: git reads its objects through an empty one.
 
 Processes share mirrors. Only one of them fetches at a time, and it removes the files of killed fetches. A mirror in use
 is neither repacked nor evicted; a mirror that is being fetched is not evicted.
@@ -61,7 +61,7 @@ _BRANCH_IN_HEAD = re.compile(r"ref: (refs/heads/[^\n]+)\n")
 _MAX_REFS_BYTES = 4 * 1024 * 1024
 _ANY_USER = "x-access-token"
 """The user name for a token sent as a password; hosts accept any user, or this one."""
-_BY_REFERENCE = "Write git+https://${NAME}@host/path, where NAME is a variable that holds the token."
+_BY_REFERENCE = "Use git+https://${NAME}@host/path, where NAME is a variable that holds the token."
 _DENIED = re.compile(
     r"authentication failed|could not read (?:username|password)|permission denied|error: 40[13]|publickey"
 )
@@ -73,8 +73,8 @@ class Remote:
     """A git repository as identified by its URL.
 
     ``location`` is git's name for it: a path, a URL or ``user@host:path``, without credentials; ``ref`` is a branch, a
-    tag, a commit or a full ref name; "" means the default branch. ``variable`` is the environment variable that holds
-    the token for ``user``.
+    tag, a commit or a full ref name; "" means the default branch. ``variable`` is the environment variable that
+    contains the token for ``user``.
     """
 
     location: str
@@ -101,7 +101,7 @@ class Remote:
 
 
 def parse_remote(text: str) -> Remote | None:
-    """Parse a repository's URI; None for any other kind of URI.
+    """Parse a repository's URI, or return None for any other kind of URI.
 
     Raises UsageError for credentials that are not references, and for URLs that git would interpret differently.
     """
@@ -112,7 +112,7 @@ def parse_remote(text: str) -> Remote | None:
             return None
         if re.match(r"\d+(?:/|$)", match["path"]):  # git would read a folder, but users mean a port
             what = "The number after the colon may be a port or a folder"
-            raise UsageError(what, text, f"Write git+ssh://{match['user']}@{match['host']}/{match['path']}.")
+            raise UsageError(what, text, f"Use git+ssh://{match['user']}@{match['host']}/{match['path']}.")
         return _remote("ssh", text)
     if scheme.startswith("git+"):
         protocol = scheme.removeprefix("git+")
@@ -127,7 +127,7 @@ def parse_remote(text: str) -> Remote | None:
 
 
 def bare_repository(folder: str) -> Remote | None:
-    """Return the repository whose git directory is ``folder``, a bare or mirror clone; None for any other folder."""
+    """Return the repository whose git directory is ``folder``, a bare or mirror clone, or None for any other folder."""
     is_one = os.path.isfile(os.path.join(folder, "HEAD")) and all(
         os.path.isdir(os.path.join(folder, name)) for name in ("objects", "refs")
     )
@@ -146,7 +146,7 @@ def _remote(protocol: str, rest: str) -> Remote:
     if not rest.isprintable() or " " in rest or "?" in rest or "#" in rest:
         shown = rest.partition("?")[0].partition("#")[0]
         raise UsageError(
-            "A repository URL has a query string, a fragment or a space",
+            "The repository URL has a query string, a fragment or a space",
             repr(f"git+{protocol}://{shown}"),
             "Append @ and a branch, tag or commit.",
         )
@@ -161,9 +161,9 @@ def _remote(protocol: str, rest: str) -> Remote:
     credentials, _, host = netloc.rpartition("@")
     shown = f"git+{protocol}://{host}{slash}{tail}"
     if not host or host.startswith("-") or credentials.startswith("-"):
-        raise UsageError("The URL of the repository has no host", shown, "Write git+https://host/path.git.")
+        raise UsageError("The repository URL has no host", shown, "Use git+https://host/path.git.")
     if slash and not tail.strip("/"):
-        raise UsageError("The URL of the repository has no path before the @", shown, "Write @ as %40 in a path.")
+        raise UsageError("The repository URL has no path before the @", shown, "Use %40 for @ in a path.")
     user, variable = "", ""
     if protocol == "ssh":
         if ":" in credentials or "$" in credentials:
@@ -174,7 +174,7 @@ def _remote(protocol: str, rest: str) -> Remote:
     else:
         match = _CREDENTIAL.fullmatch(credentials)
         if credentials and match is None:
-            raise UsageError("The URL of the repository may contain a secret", shown, _BY_REFERENCE)
+            raise UsageError("The repository URL may contain a secret", shown, _BY_REFERENCE)
         user, variable = (match["user"] or _ANY_USER, match["name"]) if match else ("", "")
         location = f"{protocol}://{host}{slash}{tail.rstrip('/')}"
     return Remote(location, protocol, _checked_ref(ref, shown), user, variable)
@@ -192,7 +192,8 @@ def _checked_ref(ref: str, where: str) -> str:
 def resolve(remote: Remote) -> str:
     """Return the id of the commit that ``remote`` currently points to, with one request.
 
-    Raises SourceNotFound if there is none, UsageError if the token's variable is not set, AccessDenied, StorageError.
+    Raises SourceNotFound if there is none, UsageError if the token's variable is not set; also AccessDenied,
+    StorageError.
     """
     commit = current_commit(remote)
     if not commit:
@@ -240,7 +241,7 @@ def with_ref(uri: str, ref: str) -> str:
     named = f"{uri.removesuffix(f'@{known.ref}') if known is not None and known.ref else uri}@{ref}"
     found = parse_remote(named)
     if known is None or found is None or (found.location, found.ref) != (known.location, ref):
-        raise UsageError("The branch name cannot be written in a URI", repr(ref))
+        raise UsageError("Cannot write the branch name in a URI", repr(ref))
     return named
 
 
@@ -254,7 +255,7 @@ def _listed(remote: Remote, *names: str) -> tuple[dict[str, str], str]:
 
 
 def _parsed_refs(answer: str) -> dict[str, str]:
-    """Parse ``<id>\\t<ref>`` lines into a mapping from ref to commit; the key ``_SYMBOLIC`` holds the ref that HEAD
+    """Parse ``<id>\\t<ref>`` lines into a mapping from ref to commit; the key ``_SYMBOLIC`` contains the ref that HEAD
     points to.
     """
     lines = [line.split("\t", 1) for line in answer.split("\n") if "\t" in line]  # a name may contain other line breaks
@@ -304,7 +305,7 @@ def _head_in_files(git_dir: str) -> str:
 
 
 def _text_of(path: str) -> str:
-    """Return the text of a small regular file; "" for anything else."""
+    """Return the text of a small regular file, or "" for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -330,7 +331,7 @@ def _git_dir(remote: Remote) -> str:
         path = os.path.join(git_dir, name)
         if os.path.lexists(path) and not os.path.isfile(path):
             raise SourceNotFound(
-                "A file of the repository is not a regular file",
+                "A repository file is not a regular file",
                 path,
                 "Replace it with a regular file: git could hang on it.",
             )
@@ -397,7 +398,7 @@ def _run(
         try:
             process = spawn(folder, arguments, variables, stderr=errors.fileno(), detached=True)
         except OSError as error:
-            raise StorageError("Git cannot be run", remote.uri, f"Install git ({error.strerror}).") from error
+            raise StorageError("Cannot run git", remote.uri, f"Install git ({error.strerror}).") from error
         why = ""
         try:
             while True:

@@ -251,7 +251,7 @@ class CommitTree:
         close_readers(str(self.mirror.folder))
 
     def blobs(self, ids: Sequence[str]) -> list[bytes | None]:
-        """Return the content of each blob; None if the mirror lacks it. Raises the same errors as ``entries``."""
+        """Return the content of each blob, or None if the mirror lacks it. Raises the same errors as ``entries``."""
         found = _read_objects(self, ids, "contents")
         return [each.data if each is not None and each.kind == b"blob" else None for each in found]
 
@@ -262,7 +262,7 @@ def _start(tree: CommitTree, *command: str) -> subprocess.Popen[bytes]:
     try:
         return spawn(variables["GIT_DIR"], command, variables | unconfigured, stdin=subprocess.PIPE)
     except OSError as error:
-        raise StorageError("Git cannot be run", tree.uri, f"Install git ({error.strerror}).") from error
+        raise StorageError("Cannot run git", tree.uri, f"Install git ({error.strerror}).") from error
 
 
 @cache
@@ -446,7 +446,7 @@ _more_readers: list[int] = []
 
 
 def _read_objects(tree: CommitTree, ids: Sequence[str], kind: _Request, peeled: str = "") -> Iterator[_Object | None]:
-    """Yield the objects for ``ids``, in order; None if the mirror does not have one.
+    """Yield the objects for ``ids``, in order, or None if the mirror does not have one.
 
     ``peeled`` is git's suffix for the object that a tag points to.
     """
@@ -492,7 +492,8 @@ def _more_allowed() -> int:
 
 @contextlib.contextmanager
 def more_readers(count: int) -> Iterator[None]:
-    """Allow ``count`` more processes to stay open for sources whose files are read after other sources are listed.
+    """Keep up to ``count`` more git processes open, for sources whose files are read only after other sources have been
+    listed.
 
     There are at most ``MAX_MORE_READERS``, or fewer if this process may open few files.
     """

@@ -1,4 +1,4 @@
-"""Read source files without following symbolic links below a folder.
+"""Read source files without following symbolic links inside a folder.
 
 A path may change between listing and reading. A lookup by path would follow a folder replaced by a link; a lookup from
 descriptor to descriptor cannot.
@@ -23,7 +23,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class SafeFolder:
-    """The tree below ``root``; a context manager. Paths are relative and POSIX-style; folders are "" or end in a slash.
+    """The tree under ``root``; a context manager. Paths are relative and POSIX-style; folders are "" or end in a slash.
 
     Keeps a descriptor for each folder on the way to the latest path, so neighbours cost one lookup. Not thread-safe.
     All methods raise OSError (ELOOP or ENOTDIR if a component is a link). Raises UsageError in a process that does not
@@ -124,7 +124,7 @@ def read_regular(path: str, limit: int = -1, *, dir_fd: int | None = None) -> by
 
 @contextmanager
 def _open_regular(path: str, dir_fd: int | None) -> Iterator[BinaryIO | None]:
-    """Open a regular file; None for anything else."""
+    """Open a regular file, or return None for anything else."""
     descriptor = os.open(path, _FILE, dir_fd=dir_fd)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

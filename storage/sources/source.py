@@ -138,7 +138,7 @@ def list_folder(root: str, prefix: str) -> tuple[Sequence[str], Sequence[FileInf
 
 
 def stat_file(tree: SafeFolder, path: str) -> FileInfo | None:
-    """Return the metadata of a regular file; None if there is none. Raises AccessDenied, StorageError."""
+    """Return the metadata of a regular file, or None if there is none. Raises AccessDenied, StorageError."""
     try:
         status = tree.stat(path)
     except OSError as error:
@@ -252,7 +252,7 @@ class Source:
         return self._connection[1]
 
     def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[FileInfo]:
-        """Yield the files below ``prefix`` ("" or a folder with a trailing slash), in no particular order.
+        """Yield the files under ``prefix`` ("" or a folder with a trailing slash), in no particular order.
 
         A remote listing finishes before its first item is yielded; a local one raises where it fails. A missing prefix
         is treated as empty. Paths are exactly as in the store, including odd keys (``a//b``); folder markers (keys that
@@ -549,8 +549,8 @@ def open_source(
     """Open the source at a path or an fsspec URL, and check that it can be listed.
 
     ``allow_empty`` accepts a prefix with no files in an existing bucket. Runs reject it, because the prefix may be
-    misspelled. Raises UsageError if the URI may contain a secret or names are not decoded as UTF-8; SourceNotFound,
-    UnknownScheme, MissingExtra, AccessDenied.
+    misspelled. Raises UsageError if the URI may contain a secret or names are not decoded as UTF-8; also
+    SourceNotFound, UnknownScheme, MissingExtra, AccessDenied.
     """
     text = os.fspath(uri)
     options = dict(storage_options or {})
@@ -564,7 +564,7 @@ def open_source(
         return _open_local(rest)
     if has_query(text) or ("::" in text and may_hold_secret(text)):
         raise UsageError(
-            "A source URI has a query string or, within a chain, a user, which may be secrets",
+            "The source URI has a query string or, in a chain, a user, which may be secrets",
             text,
             "Pass credentials in the environment or as storage options.",
         )
@@ -580,7 +580,7 @@ def open_source(
     except ObjectNotFound as error:
         raise SourceNotFound("No such bucket or folder", source.uri, "Check the spelling.") from error
     except StorageError as error:
-        raise SourceNotFound("The source cannot be listed", source.uri, str(error.__cause__ or error)) from error
+        raise SourceNotFound("Cannot list the source", source.uri, str(error.__cause__ or error)) from error
     if not folders and not files and not allow_empty:
         if source.is_file():
             raise SourceNotFound("A source must be a folder, not a file", source.uri, "Index its folder.")
@@ -612,9 +612,9 @@ def _open_local(text: str) -> Source:
     except NotADirectoryError as error:
         raise SourceNotFound("A source must be a folder, not a file", path, "Index its folder.") from error
     except PermissionError as error:
-        raise AccessDenied("The folder cannot be read", path, "Check its permissions.") from error
+        raise AccessDenied("Cannot read the folder", path, "Check its permissions.") from error
     except (OSError, ValueError) as error:
-        raise SourceNotFound("The folder cannot be read", repr(path), str(error)) from error
+        raise SourceNotFound("Cannot read the folder", repr(path), str(error)) from error
     remote = bare_repository(path)
     return RepositorySource.at(remote, resolve(remote)) if remote is not None else Source(path, {}, is_local=True)
 
@@ -659,7 +659,7 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         if "::" not in uri:
             count_requests_of(fs, uri.partition("://")[0])
     except Exception as error:
-        raise_translated(error, uri, "The source cannot be opened")
+        raise_translated(error, uri, "Cannot open the source")
     return fs, str(root).rstrip("/") or str(root)[:1]
 
 

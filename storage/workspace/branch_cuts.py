@@ -104,7 +104,7 @@ def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> Br
 
     The record has the main index's commit only if no later run changed the index since. The caller holds the branch's
     lease and the tenant's maintenance lease, so no version is removed meanwhile. Raises UsageError if the source has no
-    main index, StorageError, CorruptFile.
+    main index; also StorageError, CorruptFile.
     """
     table, known = workspace.lines(entity.tenant), workspace.source(entity)
     if known is None or workspace.config.fingerprint is None or not table.exists():

@@ -118,7 +118,7 @@ class WorkspaceCopy:
             temporary.write_bytes(to_json(record))
             temporary.replace(current / COPY_RECORD)
         except OSError as error:
-            raise StorageError(f"The copy cannot be written ({error.strerror})", str(current)) from error
+            raise StorageError(f"Cannot write the copy ({error.strerror})", str(current)) from error
 
     def is_complete(self, known: Mapping[str, tuple[int, str]]) -> bool:
         """Return whether the current version has every file, in its whole size."""
@@ -142,7 +142,7 @@ class WorkspaceCopy:
             flush_to_disk(str(self.versions))
             os.replace(link, self.location)
         except OSError as error:
-            raise StorageError(f"The copy cannot be updated ({error.strerror})", str(self.location)) from error
+            raise StorageError(f"Cannot update the copy ({error.strerror})", str(self.location)) from error
         names = sorted(entry.name for entry in self.versions.iterdir() if (entry / CONFIG).exists())
         for name in names[:-KEPT_VERSIONS]:
             shutil.rmtree(self.versions / name, ignore_errors=True)
@@ -190,7 +190,7 @@ def files_of_newest_version(workspace: Workspace, listing: FilesByPath) -> list[
     """Return ``version_metadata_files``, and the files of the current line tables.
 
     Memory, leases, staged deltas, and files of other versions are excluded. Raises ObjectNotFound if files disappeared
-    since the listing, CorruptFile, StorageError.
+    since the listing; also CorruptFile, StorageError.
     """
     files = version_metadata_files(workspace, listing)
     for table, manifest, of_table in _tables(workspace, listing):

@@ -1,6 +1,6 @@
 """Store fleet state: the repositories listed by the hosts, their indexed commits, and failures.
 
-``_fleet.json`` holds the state of all fleets; one sync at a time writes it, under a separate lease. Pure functions
+``_fleet.json`` contains the state of all fleets; one sync at a time writes it, under a separate lease. Pure functions
 decide what follows from a listing: an incomplete listing removes nothing, a renamed repository keeps its entity, and a
 missing one is kept for a grace period.
 """
@@ -67,8 +67,9 @@ class KnownRepository:
     says why it does not belong to the fleet. ``uri`` is the source's URI; after an interrupted run, the source may have
     one of ``other_uris`` instead. ``branches`` has the other branches that match the ``followed`` globs, keyed by their
     names in the index; ``skipped_branches`` says why matching ones cannot be indexed. Open pull requests are among the
-    branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer one.
-    ``readers`` is the last complete answer about who may read it, and ``readers_problem`` says why there is no newer.
+    branches: ``pulls_etag`` is the etag of their last listing, and ``pulls_problem`` says why there is no newer
+    listing. ``readers`` is the last complete list of who may read it, and ``readers_problem`` says why there is no
+    newer.
     """
 
     listed: HostedRepository
@@ -131,7 +132,7 @@ class KnownRepository:
         """Return whether its host must be asked for its commit; not if the listing shows that nothing was pushed.
 
         ``is_current`` means that the current listing has the repository; if not, another repository may now have its
-        path. ``retry`` ignores its backoff. ``followed`` holds its branch globs.
+        path. ``retry`` ignores its backoff. ``followed`` contains its branch globs.
         """
         if not is_current or self.excluded or (self.is_waiting(now) and not retry):
             return False
@@ -195,7 +196,7 @@ class KnownRepository:
         return replace(self, readers=self.readers if is_kept else None, readers_problem=str(answer))
 
     def with_indexed(self, name: str, uri: str, settings: str) -> KnownRepository:
-        """Return the repository after a run indexed the commit of its branch ``name``."""
+        """Return the repository after a run indexed the commit of its branch called ``name``."""
         known = self.branches[name]
         done = replace(known, indexed=known.commit, uri=uri, settings=settings)
         return replace(self, branches=self.branches | {name: done})
@@ -323,7 +324,7 @@ def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace:
 
 
 def settled_stamp(host: Host, listing: HostListing, repository: HostedRepository) -> str:
-    """Return a repository's stamp if any later push will change it; "" if one might not.
+    """Return a repository's stamp if any later push will change it, or "" if one might not.
 
     Hosts write the time of the last push in whole seconds, or update it once an hour.
     """

@@ -252,7 +252,7 @@ def update_record(
         except (AlreadyExists, PreconditionFailed):
             continue
         return changed
-    reason = f"Other processes changed {path} in each of {CHANGE_ATTEMPTS} attempts"
+    reason = f"Other processes changed {path} during all {CHANGE_ATTEMPTS} attempts"
     raise CommitConflict(reason, objects.uri, "Try again.")
 
 
@@ -293,7 +293,7 @@ class CopyRecord:
 
 
 def read_copy_record(objects: ObjectStore) -> CopyRecord | None:
-    """Return a copy's record; None for an original. Raises CorruptFile, WorkspaceTooNew."""
+    """Return a copy's record, or None for an original. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(objects, COPY_RECORD, CopyRecord) if objects.is_local else None
 
 

@@ -45,7 +45,7 @@ class TokenRecord:
 
     @property
     def boundary(self) -> Entity | None:
-        """The token's boundary; None for the whole workspace."""
+        """The token's boundary, or None for the whole workspace."""
         return Entity.of_directory(self.within) if self.within else None
 
     def is_valid(self, now: datetime) -> bool:
@@ -110,7 +110,7 @@ def create_token(
 
 
 def revoke_token(workspace: Workspace, identifier: str) -> TokenRecord:
-    """Revoke the token with id ``identifier``. Raises UsageError if there is none, StorageError."""
+    """Revoke the token with id ``identifier``. Raises UsageError if there is none; also StorageError."""
     revoked: list[TokenRecord] = []
 
     def remove(known: tuple[TokenRecord, ...]) -> tuple[TokenRecord, ...]:
@@ -127,7 +127,7 @@ def _change(workspace: Workspace, change: Callable[[tuple[TokenRecord, ...]], tu
     """Replace the tokens with the result of ``change``; retry if another process changed them concurrently."""
     objects = workspace.objects
     if (copied := read_copy_record(objects)) is not None:
-        raise UsageError("A copy cannot be written to", objects.uri, f"Use the original: {copied.origin}.")
+        raise UsageError("Cannot write to a copy", objects.uri, f"Use the original: {copied.origin}.")
     if not objects.is_local:
         objects.probe_conditional_writes()
     update_record(objects, TOKENS, TokenFile, lambda known: TokenFile(tokens=change(known.tokens)), TokenFile())

@@ -222,7 +222,7 @@ class Workspace:
         config = read_record(self.objects, CONFIG, WorkspaceConfig)
         if config is None:
             if self.tenants():
-                raise CorruptFile("A file of the workspace is missing", f"{self.objects.uri}/{CONFIG}", _RESTORE)
+                raise CorruptFile("A workspace file is missing", f"{self.objects.uri}/{CONFIG}", _RESTORE)
             raise WorkspaceNotFound("No workspace exists here", self.objects.uri, "Index a source into it first.")
         return replace(self, config=config)
 
@@ -244,14 +244,14 @@ class Workspace:
         """
         config = read_record(objects, CONFIG, WorkspaceConfig)
         if (copied := read_copy_record(objects)) is not None:
-            raise UsageError("A copy cannot be written to", objects.uri, f"Write to {copied.origin}, then pull again.")
+            raise UsageError("Cannot write to a copy", objects.uri, f"Write to {copied.origin}, then pull again.")
         if not objects.is_local:
             objects.probe_conditional_writes()
         if config is not None:
             return cls(objects, config)
         new = WorkspaceConfig()
         if cls(objects, new).tenants():  # a new id would lock out memory and cleanup
-            raise CorruptFile("A file of the workspace is missing", f"{objects.uri}/{CONFIG}", _RESTORE)
+            raise CorruptFile("A workspace file is missing", f"{objects.uri}/{CONFIG}", _RESTORE)
         if any(map(only_owner_reads, folders)):
             objects.make_private()
         try:
@@ -503,7 +503,7 @@ def acquire_source(
 
 
 def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
-    """Return the record of the cut that holds ``branch``. Raises LeaseLost if that cut no longer exists."""
+    """Return the record of the cut that contains ``branch``. Raises LeaseLost if that cut no longer exists."""
     record = read_record(workspace.objects, branch.record_path, BranchRecord)
     if record is None or record.cut != branch.cut:
         where = f"{workspace.objects.uri}/{branch.record_path}"

@@ -417,7 +417,7 @@ def _qualified(found: Sequence[Definition]) -> list[Definition]:
 
 
 def _within(outer: Definition, inner: Definition) -> Definition | None:
-    """Return ``inner`` nested in ``outer``; None if both are the same definition, matched by two query patterns."""
+    """Return ``inner`` nested in ``outer``, or None if both are the same definition, matched by two query patterns."""
     if (inner.line, inner.kind, inner.last) == (outer.line, outer.kind, outer.last):
         return None
     kind = "method" if inner.kind == "function" and outer.kind in _HOLDS_METHODS else inner.kind

@@ -182,7 +182,7 @@ class WordPlan:
 
 
 def plan_words(tokenizer: Tokenizer, unknown_token: int | None = None) -> WordPlan | None:
-    """Return the finest sound plan for ``tokenizer``; None if lines must be tokenized whole.
+    """Return the finest sound plan for ``tokenizer``, or None if lines must be tokenized whole.
 
     The check ignores the unknown token: a cut may duplicate it, because tokenizers fuse runs of it.
     """
@@ -243,7 +243,7 @@ def _sound_cuts(vocabulary: Sequence[str], anywhere: bool) -> tuple[NDArray[np.b
 
 
 def _without_prefix(spec: dict[str, Any]) -> Tokenizer | None:
-    """Return the tokenizer minus the normalizer that prepends a space marker; None if it has no such normalizer."""
+    """Return the tokenizer minus the normalizer that prepends a space marker, or None if it has no such normalizer."""
     normalizer = spec["normalizer"] or {}
     steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
     if not steps or steps[0].get("type") != "Prepend":

@@ -179,7 +179,7 @@ class ModelParts:
     """The parts of a static model, named like StaticModel's attributes.
 
     ``embedding`` is ``(rows, dim)``: float32, or memory-mapped float16 for the default model, because a search needs
-    few rows. Unless they are None, ``token_mapping`` maps tokens to rows, and ``weights`` holds token weights.
+    few rows. Unless they are None, ``token_mapping`` maps tokens to rows, and ``weights`` contains token weights.
     ``tokenizer`` truncates to ``max_length`` tokens and does not pad.
     """
 
@@ -328,7 +328,7 @@ def _default_files() -> ModelFiles:
     tokenizer = package / "tokenizers" / "l2_supercat_tokenizer_config.json"
     if not (weights.is_file() and tokenizer.is_file()):
         raise ModelNotFound(
-            "The default weights of wordllama are missing",
+            "wordllama's default weights are missing",
             str(package),
             f"Run: {package_command('--force-reinstall', 'wordllama')}",
         )
@@ -340,7 +340,7 @@ def _files_in(folder: Path, name: str) -> ModelFiles:
         files = ModelFiles(name, folder / weights, folder / tokenizer, folder / config)
         if all(map(os.path.isfile, (files.weights, files.tokenizer, folder / config))):
             return files
-    raise ModelNotFound("Not a model2vec model", str(folder), f"The folder must hold {', '.join(_LAYOUTS[0])}.")
+    raise ModelNotFound("Not a model2vec model", str(folder), f"The folder must contain {', '.join(_LAYOUTS[0])}.")
 
 
 def _hub_folder(name: str) -> Path:
@@ -354,7 +354,7 @@ def _hub_folder(name: str) -> Path:
     except LocalEntryNotFoundError:
         pass  # not cached yet
     except HFValidationError as error:
-        raise ModelNotFound("Not a valid Hugging Face model name", name, "Write it as owner/model.") from error
+        raise ModelNotFound("Not a valid Hugging Face model name", name, "Use owner/model.") from error
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the hub's client propagates errors from its HTTP library
@@ -368,5 +368,5 @@ def _hub_folder(name: str) -> Path:
 def _unreadable(files: ModelFiles, error: BaseException) -> ModelNotFound:
     detail = str(error) or type(error).__name__
     return ModelNotFound(
-        f"The embedding model cannot be read ({detail})", str(files.weights.parent), "Reinstall the model."
+        f"Cannot read the embedding model ({detail})", str(files.weights.parent), "Reinstall the model."
     )

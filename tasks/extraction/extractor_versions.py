@@ -58,7 +58,7 @@ UNOPENED = "archive/0"
 def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: ReadSettings) -> NDArray[np.bool_]:
     """Return an ``(n,) bool`` mask of files that a run would read differently than the last run.
 
-    ``marks`` come from the manifest; files with no extractor mark were read as text.
+    ``marks`` come from the manifest; files without an extractor mark were read as text.
     """
     known, current = pc.fill_null(marks, ""), how.marks()
     old, plain, unopened = list[str](), list[str](), list[str]()

@@ -247,7 +247,7 @@ def _pdf_pages(data: bytes) -> tuple[list[str], dict[int, list[Bookmark]]]:
     for number in range(len(document)):
         page = raw.FPDF_LoadPage(document.raw, number)
         if page and has_forms and raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY) == raw.FLATTEN_SUCCESS:
-            raw.FPDF_ClosePage(page)  # from here on, form entries are part of the page's text
+            raw.FPDF_ClosePage(page)  # now form entries are part of the page's text
             page = raw.FPDF_LoadPage(document.raw, number)
         if not page:
             pages.append("")  # other pages may be intact

@@ -349,7 +349,8 @@ class _SharedStrings(_Handler):
 _DATE_FORMATS = frozenset((*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)))
 """The numbers of the built-in date and time formats."""
 _LITERAL_IN_FORMAT = re.compile(r'"[^"]*"|\\.|[_*].|\[[^\]]*\]')
-_FIRST_DAY = datetime(1899, 12, 30)  # spreadsheets count 1900 as a leap year, so the offset holds from March 1900 on
+# Spreadsheets count 1900 as a leap year, so the offset is valid for March 1900 or later.
+_FIRST_DAY = datetime(1899, 12, 30)
 _DAYS_TO_1904 = 1_462
 _MAX_DAYS = 2_950_000
 """A date before the year 9977."""

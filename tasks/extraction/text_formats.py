@@ -90,7 +90,7 @@ def _joined(source: Any) -> str:
 
 
 def _language(read: dict[str, Any]) -> str:
-    """Return the file suffix of a notebook's language; "" if it is unknown."""
+    """Return the file suffix of a notebook's language, or "" if it is unknown."""
     try:
         about = read.get("metadata", {})
         name = about.get("language_info", {}).get("name") or about.get("kernelspec", {}).get("language") or "python"

@@ -61,13 +61,13 @@ def head(root: str) -> Commit | None:
 
 
 def commit_time(root: str, commit: str) -> datetime | None:
-    """Return a commit's time in UTC; None if the clone does not have it."""
+    """Return a commit's time in UTC, or None if the clone does not have it."""
     repository = find_repository(root) if _ID.fullmatch(commit) else None
     return _time_of(repository, commit) if repository is not None else None
 
 
 def is_ancestor(root: str, commit: str, later: str) -> bool:
-    """Return whether ``commit`` is an ancestor of ``later``; False if the clone lacks one of them."""
+    """Return whether ``commit`` is an ancestor of ``later``, or False if the clone lacks one of them."""
     repository = find_repository(root) if _ID.fullmatch(commit) and _ID.fullmatch(later) else None
     return repository is not None and run(repository, root, "merge-base", "--is-ancestor", commit, later) is not None
 
@@ -85,7 +85,7 @@ def _time_of(repository: Repository, commit: str) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class PushedCommit:
-    """A working tree's newest commit that is on its remote ``origin``; ``prefix`` is the folder below its top."""
+    """A working tree's newest commit that is on its remote ``origin``; ``prefix`` is the folder under its top."""
 
     repository: Repository
     id: str
@@ -214,15 +214,12 @@ _REQUEST_NAME = re.compile(r"((?:heads/)*)pr/\d+")
 
 
 def index_name(branch: str) -> str:
-    """Return a git branch's name in the index:
-
-    its own, unless it is ``pr/NUMBER``, which is reserved for pull requests.
-    """
+    """Return a git branch's name in the index: its own, unless it is reserved for pull requests (``pr/NUMBER``)."""
     return f"heads/{branch}" if _REQUEST_NAME.fullmatch(branch) else branch
 
 
 def branch_named(name: str) -> str | None:
-    """Return the git branch for the index branch ``name``; None for a pull request, which has no branch."""
+    """Return the git branch for the index branch ``name``, or None for a pull request, which has no branch."""
     match = _REQUEST_NAME.fullmatch(name)
     return name if match is None else name.removeprefix("heads/") if match[1] else None
 

@@ -104,7 +104,7 @@ def find_work_tree(root: str) -> WorkTree | None:
 
 
 class TrackedFiles:
-    """The files that git tracks below a folder of a working tree; a context manager. Paths are relative to the folder.
+    """The files that git tracks in a folder of a working tree; a context manager. Paths are relative to the folder.
 
     ``prefixes`` limits them as in ``clean_blobs``. ``start``, or else the first other call, starts the listing.
     """
@@ -144,7 +144,7 @@ class TrackedFiles:
         return self._repository.ignores_case
 
     def output(self) -> bytes | None:
-        """Return git's list of entries, sorted by path; None if git fails."""
+        """Return git's list of entries, sorted by path, or None if git fails."""
         self.start()
         self._finish()
         return self._output
@@ -194,7 +194,7 @@ class NestedRepository:
 
 
 def find_nested(tree: SafeFolder, folder: str) -> NestedRepository | None:
-    """Return the repository whose ``.git`` is in ``folder`` of a source; None if git does not accept it."""
+    """Return the repository whose ``.git`` is in ``folder`` of a source, or None if git does not accept it."""
     entry = f"{tree.root.rstrip('/')}/{folder}.git"
     git_dir = entry
     try:

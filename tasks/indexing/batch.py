@@ -47,7 +47,7 @@ _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
 class ReadFile:
     """A file's metadata, bytes and hash. A ``racy`` file may change again within the same clock tick.
 
-    If ``only_ends`` is set, ``data`` holds only the start and the end of a large file.
+    If ``only_ends`` is set, ``data`` contains only the start and the end of a large file.
     """
 
     info: FileInfo
@@ -173,7 +173,7 @@ def _as_local(after: FileInfo, change: dict[str, Any], started_ns: int) -> tuple
 
 
 def _as_remote(after: FileInfo, change: dict[str, Any]) -> tuple[FileInfo, bool]:
-    """Like ``_as_local``, for stores, whose listings have times of a different precision."""
+    """Like ``_as_local``, but for object stores, whose listings report times at a different precision."""
     as_listed = (after.size_bytes, after.etag) == (change["size_bytes"], change["etag"])
     info = FileInfo(change["path"], after.size_bytes, change["mtime_ns"] if as_listed else 0, after.etag)
     return info, not info.etag
@@ -216,7 +216,7 @@ class BatchResult:
     ``(path, reason)``; ``truncated`` pairs ``(path, characters dropped)`` for documents with overlong lines.
     ``lines_reused`` counts copied lines, ``lines`` embedded lines. ``seconds`` is keyed by phase: ``read`` (including
     hashing), ``split`` (including decoding), ``redact``, ``embed`` and ``write`` (including building the rows).
-    ``reported`` holds the document and line counts that the running task already reported. ``redacted`` counts the
+    ``reported`` contains the document and line counts that the running task already reported. ``redacted`` counts the
     redacted credentials by rule.
     """
 
@@ -301,8 +301,8 @@ def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: Cou
 class _Texts:
     """The documents of one or several batches that must be embedded.
 
-    ``first`` is the index of each batch's first document. ``counts`` holds each document's line count, ``left_out`` the
-    number of characters dropped from overlong lines.
+    ``first`` is the index of each batch's first document. ``counts`` contains each document's line count, and
+    ``left_out`` the number of characters dropped from overlong lines.
     """
 
     batches: Sequence[tuple[BatchSpec, _Drafts]]
@@ -379,7 +379,7 @@ MAX_PIECE_CHARACTERS = 8 * 2**20
 class Piece:
     """Whole texts of a batch, or part of a text that is larger than MAX_PIECE_CHARACTERS.
 
-    ``documents`` ``(n,) int32`` holds indexes into the batch, and ``texts`` their texts. ``first_line`` is the line
+    ``documents`` ``(n,) int32`` are indexes into the batch, and ``texts`` are their texts. ``first_line`` is the line
     number where each text starts. A part starts at a block boundary.
     """
 
@@ -493,7 +493,8 @@ class _Document:
 
 @dataclass(slots=True)
 class _Drafts:
-    """A batch's documents: ``kept`` holds rows that stay, ``embedded`` the documents to embed, with their ``readings``.
+    """A batch's documents. ``kept`` contains the rows that stay, and ``embedded`` the documents to embed, with their
+    ``readings``.
 
     ``reusable`` documents end up either ``copied`` or embedded.
     """

@@ -179,7 +179,7 @@ class LineStore:
             path: its path.
 
         Returns:
-            The metadata; None for an unknown document or one stored without metadata.
+            The metadata, or None for an unknown document or one stored without metadata.
 
         Raises:
             DriftlineError: UsageError, CorruptFile, StorageError.
@@ -313,9 +313,9 @@ def _checked_line(line: object, dim: int) -> LineEmbedding:
     path = _checked_path(line.path)
     where = f"{path}, line {line.line_number!r}"
     if not _is_whole(line.line_number, _MAX_LINES):
-        raise UsageError("A line number must be a whole number from 0 on", where)
+        raise UsageError("A line number must be a non-negative integer", where)
     if not (_is_text(line.text) and is_unicode(line.text)):
-        raise UsageError("The text of a line must be valid Unicode", where)
+        raise UsageError("A line's text must be valid Unicode", where)
     vector = _checked_vector(f"The vector of {where}", line.embedding, dim)
     vector /= np.abs(vector).max() or 1.0  # its norm cannot overflow
     unit = (vector / (np.linalg.norm(vector) or 1.0)).astype(np.float16)
@@ -327,7 +327,7 @@ def _checked_document(document: object) -> DocMeta:
     if not isinstance(document, DocMeta):
         raise UsageError("documents must be DocMeta objects", repr(document)[:100])
     if not _is_whole(document.size_bytes, 2**63):
-        raise UsageError("size_bytes must be a whole number from 0 on", repr(document)[:200])
+        raise UsageError("size_bytes must be a non-negative integer", repr(document)[:200])
     if not _is_number(document.mtime) or not abs(document.mtime) < _MAX_SECONDS:  # also of NaN
         raise UsageError("mtime must be seconds since 1970", repr(document)[:200])
     return replace(document, path=_checked_path(document.path))

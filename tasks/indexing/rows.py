@@ -56,8 +56,8 @@ def line_rows(
 
     ``entities`` is one source for all documents, or one source per document. ``doc_index`` points into ``documents``,
     ``anchors`` and ``definitions``; the latter two are None if they were not determined. Documents, and the rows of
-    each, are in order. ``column_number`` defaults to 0. ``texts`` holds the documents' texts from ``first_line`` on; by
-    default, only the given lines. Zero vectors become null, so no search returns them.
+    each, are in order. ``column_number`` defaults to 0. ``texts`` contains the documents' texts from ``first_line`` on;
+    by default, only the given lines. Zero vectors become null, so no search returns them.
     """
     dim = vectors.shape[1]
     columns_of_lines = column_number if column_number is not None else pa.array(np.zeros(len(text), np.int32))
@@ -98,7 +98,10 @@ def _texts_of_lines(documents: int, numbers: RowPositions, text: pa.StringArray)
 
 @dataclass(frozen=True, slots=True)
 class RowPositions:
-    """The positions of ``n`` rows, in order, as arrays ``(n,) int32``. ``starts`` holds the rows that start a block."""
+    """The positions of ``n`` rows, in order, as arrays ``(n,) int32``.
+
+    ``starts`` contains the rows that start a block.
+    """
 
     document: NDArray[np.int32]
     line: NDArray[np.int32]
@@ -212,12 +215,12 @@ def _enclosing_names(positions: Iterable[tuple[int, int]], definitions: Sequence
 
 
 def parent_dirs(path: str) -> list[str]:
-    """Return the ancestor directories of ``path`` below the source, outermost first, each with a trailing slash."""
+    """Return the ancestor directories of ``path`` inside the source, outermost first, each with a trailing slash."""
     return [path[: i + 1] for i, character in enumerate(path) if character == "/"]
 
 
 def extension(path: str) -> str:
-    """Return the extension of ``path`` in lower case, without its dot; "" if it has none."""
+    """Return the extension of ``path`` in lower case, without its dot, or "" if it has none."""
     return posixpath.splitext(path)[1][1:].lower()
 
 

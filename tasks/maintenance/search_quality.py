@@ -22,9 +22,8 @@ QUERIES = 32
 TOP_K = 10
 SAMPLE_SEED = 7
 TIE = 1e-3
-"""Distances that differ by less are treated as equal:
-
-float16 rounding is smaller, and relevant differences are larger.
+"""Distances that differ by less are treated as equal. Rounding errors of float16 are smaller, and relevant differences
+are larger.
 """
 ROWS_AT_ONCE = 8192
 """Number of vectors to compare with all queries at a time; few enough for the CPU cache."""
@@ -40,14 +39,14 @@ RECORDS_READ = 20
 
 @dataclass(frozen=True, slots=True)
 class SearchQuality:
-    """``p50_seconds`` is the median latency, ``recall`` the mean fraction of ``TOP_K`` hits that are correct."""
+    """``p50_seconds`` is the median latency, and ``recall`` is the mean fraction of ``TOP_K`` hits that are correct."""
 
     p50_seconds: float
     recall: float
 
 
 def measure(table: LineTable, queries: int | None = None) -> SearchQuality | None:
-    """Compare normal with exact searches for a sample of vectors; None if there are no lines.
+    """Compare normal with exact searches for a sample of vectors, or None if there are no lines.
 
     ``queries`` is the sample size (default: QUERIES). All exact searches share one pass over the vectors.
 
@@ -130,7 +129,7 @@ class Figures:
 
 
 def measure_table(workspace: Workspace, tenant: Entity, quality: SearchQuality | None = None) -> Figures:
-    """Count the tenant's files; ``quality`` holds its search measurements."""
+    """Count the tenant's files; ``quality`` contains its search measurements."""
     files = list(workspace.objects.list(tenant.directory))
     tables = [table for table in workspace.line_tables(tenant) if table.exists()]
     return Figures(

@@ -29,7 +29,7 @@ _BLANK = re.compile(r"(\s)")  # gitignore strips whitespace at the end of a patt
 
 @dataclass(frozen=True, slots=True)
 class NamedFiles:
-    """Files below ``folder`` (as given, with ``~`` expanded): ``file``, or all files that pass ``rules``."""
+    """Files in ``folder`` (as given, with ``~`` expanded): ``file``, or all files that pass ``rules``."""
 
     folder: str
     file: str | None = None
@@ -39,7 +39,7 @@ class NamedFiles:
 def select(named: str) -> NamedFiles:
     """Return the selection for a name; an existing file's name is never a glob. Raises SourceNotFound, UsageError."""
     if not named:
-        raise UsageError("A file name is empty", fix="Specify files, folders or globs; '.' is the current folder.")
+        raise UsageError("Empty file name", fix="Specify files, folders or globs; '.' is the current folder.")
     path = os.path.expanduser(named)
     if os.path.isdir(path):
         return NamedFiles(path)
@@ -100,7 +100,7 @@ def _files(named: str, selection: NamedFiles, on_skip: Callable[[str, SkipReason
         return
     root = os.path.realpath(selection.folder)
     if not os.access(root, os.R_OK | os.X_OK):
-        raise AccessDenied("The folder cannot be read", selection.folder, "Check its permissions.")
+        raise AccessDenied("Cannot read the folder", selection.folder, "Check its permissions.")
     listing = Walk(root, selection.rules, find_work_tree(root)).run([Subtree()])
     for path, reason in zip(listing.skipped_paths, listing.skipped_reasons, strict=True):
         if reason != SkipReason.EXCLUDED:

@@ -23,7 +23,7 @@ from driftline.tasks.scanning.path_patterns import Matcher, Rules
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Files below ``prefix`` ("" or a folder with a trailing slash) that pass ``rules`` belong to another source."""
+    """Files under ``prefix`` ("" or a folder with a trailing slash) that pass ``rules`` belong to another source."""
 
     prefix: str
     rules: Rules
@@ -79,14 +79,14 @@ class Neighbours:
         return found
 
     def claims_on(self, entity: Entity, record: SourceRecord) -> tuple[Claim, ...]:
-        """Return the claims of the tenant's other sources on files below the folder of ``record``."""
+        """Return the claims of the tenant's other sources on files under the folder of ``record``."""
         others = (other for other in self.at_or_below(record.uri) if other != entity)
         claims = (claim_of(other, self.records[other], entity, record) for other in others)
         return tuple(claim for claim in claims if claim is not None)
 
 
 def claim_of(entity: Entity, record: SourceRecord, on: Entity, loser: SourceRecord) -> Claim | None:
-    """Return the claim of ``record`` on another source's files; None if it has none, or lower priority."""
+    """Return the claim of ``record`` on another source's files, or None if it has none, or lower priority."""
     inside = below(loser.uri, record.uri)
     if inside is None or entity.tenant != on.tenant or (not inside and str(entity) >= str(on)):
         return None

@@ -91,7 +91,7 @@ def translate(line: bytes, base: str = "") -> PathPattern | None:
 
 
 def _needle(beginning: bytes, after_brackets: bytes) -> bytes:
-    """Return a pattern's longest literal part; "" if it has none."""
+    """Return a pattern's longest literal part, or "" if it has none."""
     parts = (part.strip(b"/") for part in (beginning, *re.split(rb"[*?\[\\]", after_brackets)))
     return max(parts, key=len)
 
@@ -103,7 +103,7 @@ def _without_trailing_spaces(line: bytes) -> bytes:
 
 
 def _wildcards(pattern: bytes) -> str | None:
-    """Translate the part of a pattern after its literal prefix; None if it can match nothing."""
+    """Translate the part of a pattern after its literal prefix, or return None if it can match nothing."""
     parts: list[str] = []
     i = 0
     while i < len(pattern):
@@ -141,7 +141,7 @@ def _wildcards(pattern: bytes) -> str | None:
 
 
 def _bracket(pattern: bytes, start: int) -> tuple[frozenset[int], int] | None:
-    """Return the bytes matched by a bracket expression, and the position after it; None if it is malformed."""
+    """Return the bytes matched by a bracket expression, and the position after it, or None if it is malformed."""
     i = start
     negated = pattern[i : i + 1] in (b"!", b"^")
     i += negated
@@ -253,7 +253,7 @@ def _check(pattern: str, opposite: str, root: str | None) -> None:
     if pattern.startswith("!"):
         raise _invalid(pattern, f"Leave out '!', and --{opposite} {pattern[1:]!r}.")
     if not is_unicode(pattern):
-        raise _invalid(pattern, "It is not UTF-8: write '?' for each byte that cannot be typed.")
+        raise _invalid(pattern, "It is not UTF-8: use '?' for each byte that cannot be typed.")
     if root and (pattern == root or pattern.startswith(f"{root}/")):
         nearest = pattern[len(root) :] or "*"
     elif "://" in pattern or pattern.startswith(("~/", "../")):
@@ -269,11 +269,11 @@ def _check(pattern: str, opposite: str, root: str | None) -> None:
         nearest = pattern.replace("[", "\\[") if nearest == pattern else nearest
         nearest = (pattern.rstrip("/\\") or "*") if nearest == pattern else nearest
     if nearest:
-        raise _invalid(pattern, f"It matches nothing: write {nearest!r}.")
+        raise _invalid(pattern, f"It matches nothing: use {nearest!r}.")
 
 
 def _invalid(pattern: str, fix: str) -> UsageError:
-    return UsageError("The pattern is not valid", repr(pattern), fix)
+    return UsageError("Invalid pattern", repr(pattern), fix)
 
 
 def _is_unmatchable(pattern: str) -> bool:
@@ -294,7 +294,7 @@ class PatternList:
     """Ordered gitignore patterns: the last match wins.
 
     Patterns are relative to ``base`` (a folder: "" or with a trailing slash). By default, a pattern matches a single
-    entry, like in git's walk. If ``descendants`` is set, matching a folder also matches everything below it. ``mark``
+    entry, like in git's walk. If ``descendants`` is set, matching a folder also matches everything under it. ``mark``
     is the verdict for a match.
     """
 

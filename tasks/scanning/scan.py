@@ -71,7 +71,7 @@ _MOST_FOLDERS_PER_PARTITION = 16
 """The limit for buckets: each folder costs at least one request, but a flat listing has pages of 1,000."""
 
 ReadManifest = Callable[[Sequence[str]], pa.Table]
-"""Reads the manifest rows (MANIFEST_SCHEMA) of paths below any of the prefixes, and possibly more."""
+"""Reads the manifest rows (MANIFEST_SCHEMA) of paths under any of the prefixes, and possibly more."""
 
 
 def rules_of(record: SourceRecord) -> Rules:
@@ -133,11 +133,11 @@ class ScanResult:
     """The result of a scan.
 
     ``skipped`` (SKIPPED_SCHEMA) lists every file that is not indexed; an ignored folder has one row, with a trailing
-    slash. ``listed`` counts the compared files, ``known`` the files in the manifest. ``complete`` is False if folders
-    could not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is the
-    worker's time; ``too_large`` maps files over the limit to their sizes. ``opened`` holds the archives and email whose
-    members were listed, and ``container_only_paths`` those that are not documents themselves, because no pattern
-    includes them.
+    slash. ``listed`` counts the compared files, and ``known`` counts the files in the manifest. ``complete`` is False
+    if folders could not be read: they are in ``skipped``, and ``diff.deleted`` has none of their files. ``seconds`` is
+    the worker's time; ``too_large`` maps files over the limit to their sizes. ``opened`` contains the archives and
+    email whose members were listed, and ``container_only_paths`` those that are not documents themselves, because no
+    pattern includes them.
     """
 
     diff: Diff
@@ -201,7 +201,7 @@ def scan_paths(
 ) -> ScanResult:
     """Like ``scan``, for single files. A path in the manifest that is not a file is treated as deleted.
 
-    ``read_members`` reads the rows below archive prefixes.
+    ``read_members`` reads the rows under archive prefixes.
     """
     files = sorted({path for path in paths if path and not path.endswith("/")})
     if spec.archives:

@@ -48,9 +48,9 @@ _OF_GIT = _BARE | {GIT}
 
 @dataclass(frozen=True, slots=True)
 class Subtree:
-    """A part of a source: everything below ``prefix`` except the direct child folders ``without``.
+    """A part of a source: everything under ``prefix`` except the direct child folders ``without``.
 
-    ``prefix`` is "" or a folder with a trailing slash; ``without`` holds full relative paths with a trailing slash.
+    ``prefix`` is "" or a folder with a trailing slash; ``without`` contains full relative paths with a trailing slash.
     Every folder created later therefore belongs to some part.
     """
 
@@ -62,7 +62,7 @@ class Subtree:
 class Listing:
     """The listed files (``etags`` may be empty), the skipped files with reasons, and the unreadable paths.
 
-    ``unsure`` holds ignored files and folders that git may or may not track, because its listing failed.
+    ``unsure`` contains ignored files and folders that git may or may not track, because its listing failed.
     """
 
     paths: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Listing:
 class _Repository:
     """A folder's repository: its ``tracked`` files, relative to ``base`` (a folder in the source), if known.
 
-    ``common_dirs`` holds the git directories of this repository and of its enclosing repositories.
+    ``common_dirs`` contains the git directories of this repository and of its enclosing repositories.
     """
 
     base: str = ""
@@ -126,7 +126,7 @@ class _FolderRules:
 class _Level:
     """The entries of one level. ``scopes`` maps a list of patterns to the slices of files and folders it applies to.
 
-    ``starts`` holds the first file and first folder of each parent folder, ``rules`` their rules.
+    ``starts`` lists the first file and first folder of each parent folder, and ``rules`` lists their rules.
     """
 
     file_paths: list[str] = field(default_factory=list)
@@ -156,8 +156,8 @@ class Walk:
     """A walk over a local tree.
 
     ``only`` (files and all their parent folders) restricts it to these paths. The folders in ``without`` are not
-    entered. ``tracked`` holds the source's tracked files, if git is already listing them. In a git working tree, and in
-    each repository inside, the listing equals ``git ls-files --cached --others --exclude-standard``.
+    entered. ``tracked`` contains the source's tracked files, if git is already listing them. In a git working tree, and
+    in each repository inside, the listing equals ``git ls-files --cached --others --exclude-standard``.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Walk:
     def _entered(
         self, folder: str, folder_rules: _FolderRules, ignore_files: Sequence[str], *, has_git: bool
     ) -> _FolderRules | None:
-        """Return the rules for the entries of ``folder``; None for another working tree of an enclosing repository."""
+        """Return the rules for entries of ``folder``, or None for another working tree of an enclosing repository."""
         nested = find_nested(self._tree, folder) if has_git and folder else None
         if nested is not None:
             outer = folder_rules.repository
@@ -266,7 +266,7 @@ class Walk:
         return True
 
     def _is_git_directory(self, folder: str, of_git: Collection[str]) -> bool:
-        """Return whether ``folder`` in the source is a git directory; ``of_git`` holds entries that may be git's."""
+        """Return whether ``folder`` in the source is a git directory; ``of_git`` contains entries that may be git's."""
         return bool(folder) and _BARE.issubset(of_git) and bare_repository(f"{self._root}/{folder}") is not None
 
     def _scan_folder(self, folder: str, level: _Level, without: Collection[str]) -> tuple[list[str], set[str]]:
@@ -303,7 +303,7 @@ class Walk:
 
     def _unlisted(self, folder: str, error: OSError) -> None:
         if not folder or not os.path.isdir(self._root):
-            raise StorageError("The source cannot be listed", self._root, str(error)) from error
+            raise StorageError("Cannot list the source", self._root, str(error)) from error
         if error.errno not in VANISHED:  # deleted or replaced concurrently
             log.debug("cannot list %s: %s", folder, error)
             self.listing.skip(SkipReason.UNREADABLE, folder)
@@ -407,7 +407,9 @@ class Walk:
         return pa.array([self._above + path for path in paths] if self._above else paths, pa.string())
 
     def _escapes(self, link: str, folder: str) -> bool:
-        """Return whether a link points outside the source or forms a cycle; other targets are indexed anyway."""
+        """Return whether a link points outside the source or forms a cycle; any other target is indexed under its own
+        path.
+        """
         try:
             target = os.path.realpath(f"{self._root}/{link}", strict=True)
         except OSError as error:

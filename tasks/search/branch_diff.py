@@ -76,7 +76,7 @@ def _new(workspace: Workspace, hits: tuple[Hit, ...]) -> Iterator[Hit]:
 
 
 MAX_DISTANCE = 0.25
-"""Functions farther than this from all others are not reported."""
+"""Functions more distant than this from all others are not reported."""
 MIN_LINES = 3
 """Minimum length: shorter functions resemble many others."""
 MAX_LINES = 24
@@ -111,7 +111,7 @@ def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[D
     """Return the nearest main index function for each new function on the branches of ``workspace``.
 
     Nearest pairs come first. A function is not new if the main index has one with the same name in the same document.
-    Functions farther than ``limit`` from all others are omitted. Raises StorageError, CorruptFile.
+    Functions more distant than ``limit`` from all others are omitted. Raises StorageError, CorruptFile.
     """
     found: list[Duplicate] = []
     for branch in workspace.branches.values():

@@ -47,12 +47,12 @@ _NUMBER_BITS = 32
 class Candidates:
     """``n`` distinct lines, in the order of ``documents`` and lines.
 
-    ``lines`` holds each line's position (``number`` 0-based), ``column`` ``(n,)`` the start of its row within a long
+    ``lines`` contains each line's position (``number`` 0-based), ``column`` ``(n,)`` the start of its row within a long
     line, and ``texts`` its text. ``block`` ``(n,)`` is its row among the blocks, -1 if it has none; ``block_documents``
-    holds each block's document, ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks semantically near
-    lines. ``counts`` ``(n, t) float32`` is how often a line contains each of the ``t`` terms in ``words``; ``lengths``
-    ``(n,) float32`` is its length. ``definition`` ``(n,)`` is its innermost enclosing definition in ``definitions``,
-    NO_DEFINITION, or UNKNOWN.
+    contains each block's document, and ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks semantically
+    near lines. ``counts`` ``(n, t) float32`` is how often a line contains each of the ``t`` terms in ``words``;
+    ``lengths`` ``(n,) float32`` is its length. ``definition`` ``(n,)`` is its innermost enclosing definition in
+    ``definitions``, NO_DEFINITION, or UNKNOWN.
     """
 
     words: Sequence[str]
@@ -228,9 +228,8 @@ JUDGED_LINES = 20
 """How many of the lexically best lines per result are also scored semantically."""
 MIN_RESULTS = 10
 DISTANCE_DIGITS = 6
-"""Digits to keep of distances:
-
-beyond these, float32 sums depend on their order, and a line equal to the query must have distance 0.
+"""Distances are rounded to this many digits. Further digits of float32 sums depend on the order of addition, and a line
+equal to the query must have distance 0.
 """
 LEAST_OF_UNKNOWN = 6.0
 """The minimum weight of a word that no block contains."""
@@ -356,7 +355,8 @@ def _of_documents(candidates: Candidates, holds: Callable[[str], bool]) -> NDArr
 
 
 def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
-    """Return, as ``(n,)``, 1 for lines that start a definition named in the query (half in prose, less elsewhere).
+    """Score each line, as an ``(n,)`` array: 1 for lines that start a definition named in the query (half in prose,
+    less elsewhere).
 
     Also 1 for lines that the query points to, and for lines that set a constant it names.
     """
@@ -380,7 +380,8 @@ def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
 
 
 def _placed(candidates: Candidates) -> NDArray[np.float32]:
-    """Return, as ``(n,)``, 1 for lines that the query points to, and for the first line of a file that it names.
+    """Score each line, as an ``(n,)`` array: 1 if the query points to the line, or if it is the first line of a file
+    that the query names.
 
     The lines around that first line get less, so a result shows the start of the file.
     """

@@ -90,7 +90,7 @@ def document_page(
     """Return at most ``limit`` documents after ``after``.
 
     Only documents of ``sources`` (default: all) inside the boundary ``within`` are listed. ``dirs`` includes everything
-    below these directories. Raises UsageError for a directory outside its source, StorageError.
+    under these directories. Raises UsageError for a directory outside its source; also StorageError.
     """
     entities = sorted(workspace.entities(within), key=str)
     if sources is not None:
@@ -111,8 +111,8 @@ def document_page(
 class Folder:
     """A source folder's content as indexed; ``path`` is empty for the root.
 
-    ``folders`` holds names with the number of documents below each; ``documents`` holds names, sizes in bytes, and the
-    reason if the document was skipped. Both are sorted by name. ``left_out`` counts entries beyond the limit.
+    ``folders`` contains names with the number of documents below each; ``documents`` contains names, sizes in bytes,
+    and the reason if the document was skipped. Both are sorted by name. ``left_out`` counts entries beyond the limit.
     """
 
     source: str
@@ -125,7 +125,7 @@ class Folder:
 def read_folder(workspace: Workspace, source: str, path: str, *, within: Boundary | None = None, limit: int) -> Folder:
     """Return a source's folder at ``path`` inside the boundary ``within``, with at most ``limit`` entries.
 
-    Raises NotIndexed for anything else, BadEntity, StorageError.
+    Raises NotIndexed for anything else; also BadEntity, StorageError.
     """
     entity = Entity.parse(source, workspace.config.hierarchy)
     is_visible = is_unicode(path) and (within is None or within.allows(entity))
@@ -197,10 +197,10 @@ _LAST_LINE = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A document's lines from ``start_line`` (1-based) on, as indexed.
+    """A document's lines as indexed, beginning at ``start_line`` (1-based).
 
     ``current`` is False if the document cannot be read or has changed; the lines then come from the index. ``url`` is a
-    permalink to the requested line, as in a hit. ``anchors`` holds the document's sections, in order, each with its
+    permalink to the requested line, as in a hit. ``anchors`` contains the document's sections, in order, each with its
     first line here.
     """
 
@@ -289,12 +289,12 @@ def _indexed_excerpt(
         raise NotIndexed("No such document is indexed", path, "Use the path and source from a search result.")
     if len(found) > 1:
         sources = ", ".join(str(entity) for entity, *_ in found)
-        raise UsageError("Several sources contain this document", path, f"Name one of them: {sources}.")
+        raise UsageError("Several sources contain this document", path, f"Specify one of them: {sources}.")
     return found[0]
 
 
 def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, digest: str) -> bytes | None:
-    """Return a document's content as indexed; None if it changed or cannot be read."""
+    """Return a document's content as indexed, or None if it changed or cannot be read."""
     if record is None or not workspace.access.allows(record.uri):
         return None
     source = known_source(record.uri, workspace.objects.storage_options)

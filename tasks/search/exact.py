@@ -76,8 +76,9 @@ MAX_IMPORT_PACKS, SHARE_OF_IMPORTS = 300, 0.25
 Imports affect only the order of results, so most of the time is reserved for the results.
 """
 _FIRST_PACKS, _MOST_PACKS = 16, 256
-"""Number of packs to read at once: few at first, because the first packs often suffice, but as many as possible in a
-bucket, where reading some of them takes as long as reading one."""
+"""Number of packs to read at a time: few at first, because the first packs often suffice, but as many as possible in a
+bucket, where reading some of them takes as long as reading one.
+"""
 
 _IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
 """The start of an import line, in the languages that Driftline parses."""
@@ -340,7 +341,7 @@ def what_is_missing(counts: ExactCounts, shown: int) -> str:
 
 
 def open_exact_tables(workspace: Workspace, where: LineFilter | None, *, texts: bool = True) -> list[LineQuery]:
-    """Open the tables of lines for an exact search; with ``texts``, read ahead what finds them, if in a bucket."""
+    """Open the lines tables for an exact search; with ``texts``, read ahead what finds them, if in a bucket."""
 
     def open_table(query: LineQuery) -> None:
         query.open()

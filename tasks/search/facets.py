@@ -34,7 +34,7 @@ class Facets:
     """For each countable option in FACETS, its values and their file counts, largest first.
 
     The values of ``tests`` are ``true`` and ``false``. Unless ``complete`` is set, there may be more files. ``files``
-    holds the counted files until the search is finished.
+    contains the counted files until the search is finished.
     """
 
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.request import FILTERS, WILDCARD, SearchFilter, extensions_of
 
 PathKind = Literal["file", "folder", "either"]
-"""What names refer to: documents, folders with everything below them, or both kinds."""
+"""What names refer to: documents, folders with everything under them, or both kinds."""
 
 
 def where_named(workspace: Workspace, names: Iterable[str], kind: PathKind = "either") -> LineFilter:

@@ -116,7 +116,7 @@ def grep(
     """Return the windows of ``texts`` nearest to a query, best first, in the format of ``search``; their source is "".
 
     Of the request, only ``top_k``, ``n_lines``, ``max_distance`` and ``min_relevance`` apply. Lines with no letters or
-    digits are never found. Memory holds the texts and 12 bytes per line.
+    digits are never found. Memory contains the texts and 12 bytes per line.
     """
     query = request.query
     asked = lowered(query) if ignore_case else query
@@ -278,9 +278,9 @@ def _read(path: str) -> bytes:
     except FileNotFoundError as error:
         raise SourceNotFound("No such file", path, "Check the spelling.") from error
     except PermissionError as error:
-        raise AccessDenied("The file cannot be read", path, "Check its permissions.") from error
+        raise AccessDenied("Cannot read the file", path, "Check its permissions.") from error
     except OSError as error:
-        raise StorageError("The file cannot be read", path, str(error)) from error
+        raise StorageError("Cannot read the file", path, str(error)) from error
 
 
 _COLUMNS = ("path", "size_bytes", "mtime_ns", "hash", "fingerprint", "reason", "racy", "ctime_ns", "inode")
@@ -380,7 +380,7 @@ class _Held:
             return False  # the code that reads it next reports the reason
 
     def search(self, request: SearchRequest) -> SearchReport | None:
-        """Return the nearest windows of the documents; None if there are no documents."""
+        """Return the nearest windows of the documents, or None if there are no documents."""
         if not self.filters:
             return None
         within = LineFilter(any_of=tuple(self.filters))

@@ -97,7 +97,7 @@ def judge_read(
     path: str = "",
     redaction: Redaction = DEFAULT_REDACTION,
 ) -> Freshness | None:
-    """Like ``judge``, from the result of reading the document; None if that is inconclusive.
+    """Like ``judge``, from the result of reading the document, or None if that is inconclusive.
 
     Lines of an ``unchanged`` document (``is_unchanged``) are not compared. Text is not extracted again from a changed
     document. ``redaction`` is the source's setting.
@@ -133,7 +133,7 @@ def clipped(line: str, at: int = 0) -> str:
 
 @lru_cache(64)
 def _word_of(query: str) -> re.Pattern[str] | None:
-    """Return a regular expression for the query's words, in lower case; None if there are none."""
+    """Return a regular expression for the query's words, in lower case, or None if there are none."""
     words = {*map(str.lower, _WORD.findall(query))} | {*keywords(query)}
     words = {word for word in words if len(word) > 1} or words
     return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
@@ -198,19 +198,20 @@ class Hit:
     ``column`` is where it matches the query. ``score`` orders the list: it is the probability that such a hit is
     relevant, and ``label`` classifies it; for more hits in the same file, the score is lower than the label suggests.
     In ``vector`` mode, ``score`` is the best line's cosine, and there is no label. ``distance`` is 1 - the best line's
-    cosine, ``relevance`` the fraction of random line pairs that are farther apart. ``copies`` lists other documents in
-    the source with the same name and content, which are not shown. ``context`` holds the lines from ``start_line`` to
-    ``end_line``, as indexed. Long lines are clipped around the match in ``text`` and ``context`` (``clipped``).
+    cosine, and ``relevance`` is the fraction of random line pairs that are more distant. ``copies`` lists other
+    documents in the source with the same name and content, which are not shown. ``context`` contains the lines from
+    ``start_line`` to ``end_line``, as indexed. Long lines are clipped around the match in ``text`` and ``context``
+    (``clipped``).
 
     ``freshness`` is the best line's state, and ``line_now`` its current number; both are None if that would require
-    more reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` its kind
-    (``storage.lines.outline.Kind``), and ``symbol_start`` and ``symbol_end`` its lines as indexed, including comments
-    above it; all are None outside definitions, or if definitions are not indexed. ``anchor`` is the best line's
-    position in a document whose text was extracted (``cell 7``); line numbers refer to the extracted text. ``fragment``
-    is the URL fragment for a viewer (``page=12``), None if no viewer supports one. ``matches`` holds the positions in
-    the best line that match the patterns of an exact search: the columns of the first character and after the last
-    character, 1-based. ``url`` is a permalink to the best line at a commit on its repository's host; None unless the
-    text there is known to be the same.
+    more reads. ``symbol`` is the qualified name of the innermost definition around the best line, ``kind`` is its kind
+    (``storage.lines.outline.DefinitionKind``), and ``symbol_start`` and ``symbol_end`` its lines as indexed, including
+    comments above it; all are None outside definitions, or if definitions are not indexed. ``anchor`` is the best
+    line's position in a document whose text was extracted (``cell 7``); line numbers refer to the extracted text.
+    ``fragment`` is the URL fragment for a viewer (``page=12``), None if no viewer supports one. ``matches`` contains
+    the positions in the best line that match the patterns of an exact search: the columns of the first character and
+    after the last character, 1-based. ``url`` is a permalink to the best line at a commit on its repository's host;
+    None unless the text there is known to be the same.
     """
 
     path: str
@@ -343,7 +344,7 @@ def links_of(
     records: SourceRecords,
     read: Mapping[tuple[str, str], Read],
 ) -> Links:
-    """Return the permalinks of the documents in ``windows``; ``read`` holds the readable ones."""
+    """Return the permalinks of the documents in ``windows``; ``read`` contains the readable ones."""
     return find_links(workspace, records.get, {window.file: window.hash for window in windows}, read)
 
 

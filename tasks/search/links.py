@@ -84,7 +84,7 @@ class SourceRecords:
     _coming: dict[str, Future[SourceRecord | None]] = field(default_factory=dict)
 
     def get(self, entity: str) -> SourceRecord | None:
-        """Return a source's record; None if it was removed."""
+        """Return a source's record, or None if it was removed."""
         if entity not in self._read:
             coming = self._coming.get(entity)
             self._read[entity] = coming.result() if coming else self._record(entity)
@@ -152,7 +152,7 @@ class Address:
 
 
 def address_of(remote: str) -> Address | None:
-    """Return the repository that a remote points to; None for a folder or an ambiguous remote.
+    """Return the repository that a remote points to, or None for a folder or an ambiguous remote.
 
     All spellings of a remote have the same ``key``. The user, password and SSH port are dropped.
 
@@ -192,7 +192,7 @@ def _scp(text: str) -> tuple[str, str]:
 
 
 def invalid_link(link: str) -> str | None:
-    """Return the problem with a source's ``link``, which is a host type or a template; None if it is valid.
+    """Return the problem with a source's ``link``, which is a host type or a template, or None if it is valid.
 
     Examples:
         >>> invalid_link("gitlab"), invalid_link("https://git.example.com/view/{repository}/{path}?id={commit}#n{line}")
@@ -223,7 +223,7 @@ class LinkTemplate:
 
     @classmethod
     def of(cls, record: SourceRecord) -> LinkTemplate | None:
-        """Return a source's template, from its remote and its setting; None if these are not enough for a link.
+        """Return a source's template, from its remote and its setting, or None if these are not enough for a link.
 
         The record may have been written by someone else, so an invalid setting is ignored.
         """
@@ -267,7 +267,7 @@ class Links:
     _found: Mapping[DocumentKey, tuple[LinkTemplate, _Revision]] = field(default_factory=dict)
 
     def url(self, entity: str, path: str, line: int) -> str | None:
-        """Return the link to a line (1-based); None if the document has no link."""
+        """Return the link to a line (1-based), or None if the document has no link."""
         found = self._found.get((entity, path))
         if found is None:
             return None
@@ -283,8 +283,8 @@ def find_links(
 ) -> Links:
     """Return the links of ``documents``, a mapping to the hashes of their indexed content.
 
-    ``record_of`` returns a source's record, read before this call; ``contents`` holds the bytes of documents that were
-    read. Sources whose index or repository cannot be read have no links.
+    ``record_of`` returns a source's record, read before this call; ``contents`` contains the bytes of documents that
+    were read. Sources whose index or repository cannot be read have no links.
     """
     found: dict[DocumentKey, tuple[LinkTemplate, _Revision]] = {}
     for entity in sorted({entity for entity, _ in documents}):
@@ -308,7 +308,7 @@ def find_links(
 
 _Fact = tuple[str, str, str, str, str]
 _KNOWN: LRUCache[_Fact, _Revision | None] = LRUCache(KNOWN_DOCUMENTS)
-"""Document locations, keyed by two names of the source, commit, path and hash; None if the content differs."""
+"""Document locations, keyed by two names of the source, commit, path and hash, or None if the content differs."""
 _KNOWN_LOCK = threading.Lock()
 
 

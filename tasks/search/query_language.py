@@ -171,7 +171,7 @@ def parse(
     more = tuple(Pattern.of(each, literal=literal, **options) for each, literal in given)
     question = replace(question, terms=replace(question.terms, patterns=(*question.terms.patterns, *more)))
     if question == Question(text) and text.strip():
-        raise UsageError("case: alone finds nothing", text[:200], "Add words, an exact string or a regular expression.")
+        raise UsageError("case: needs a search term", text[:200], "Add words, an exact string or a regular expression.")
     return question
 
 

@@ -4,7 +4,7 @@ A line is scored together with its neighbours, because a single line says little
 
     score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
           + 0.06 x BM25 of the four best blocks of its document
-          + 8 x cosine of the vectors around it; in prose 2 x, and 4 x the cosine of the vectors farther around
+          + 8 x cosine of the vectors around it; in prose 2 x, and 4 x the cosine of the vectors further away
           + half of the weights of the words in the names of the definitions around it
           + 5 if it begins a definition, in code
 
@@ -87,7 +87,7 @@ class Weights:
 
 WEIGHTS = Weights()
 USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0, auxiliary=0.75)
-"""Weights for questions about how to use something or what it is: they are answered by documentation, not source."""
+"""Weights for questions about how to use something or what it is: documentation answers these, not source code."""
 SENTENCE_WEIGHTS = replace(WEIGHTS, definition=6.0, name=4.0)
 """Weights for sentences: a name in them more often refers to something that the described definition uses."""
 NAME_WEIGHTS = replace(WEIGHTS, unnamed=0.6, mention=0.25)
@@ -173,7 +173,8 @@ def text_scores(
     weights: NDArray[np.float32],
     chosen: Weights = WEIGHTS,
 ) -> NDArray[np.float32]:
-    """Return, as ``(n,)``, BM25 of the words around each line, in its path, and in its enclosing definitions' names.
+    """Return the BM25 scores ``(n,)`` of the words around each line, in its path, and in its enclosing definitions'
+    names.
 
     ``counts``, ``in_path`` and ``in_names`` ``(n, t)`` are how often a line, its path and those names contain each word
     of the query, ``lengths`` ``(n,)`` the length of a line, ``weights`` ``(t,)`` the weight of each word.
@@ -197,7 +198,7 @@ def document_scores(
 ) -> NDArray[np.float32]:
     """Return each document's score, from its best blocks, as ``(count,)``.
 
-    ``document`` holds each block's document, best first.
+    ``document`` contains each block's document, best first.
     """
     gains, taken = np.zeros(count, np.float32), [0] * count
     for at, score in zip(document.tolist(), bm25.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Convert a model's distance to a relevance: the fraction of random line pairs that are farther apart (DESIGN,
+"""Convert a model's distance to a relevance: the fraction of random line pairs that are more distant (DESIGN,
 "Search").
 
 Distances differ between models, but relevance is comparable. ``sample_lines.txt`` contains prose and code of many
@@ -55,7 +55,7 @@ class Calibration:
         return float(self.distances[-farther]) if farther else math.inf
 
     def limit(self, request: SearchRequest) -> float | None:
-        """Combine a request's two limits into one distance; None for no limit."""
+        """Combine a request's two limits into one distance, or return None for no limit."""
         if request.min_relevance is None:
             return request.max_distance
         farthest = math.inf if request.max_distance is None else request.max_distance

@@ -245,7 +245,7 @@ class SearchFilter:
 
     @property
     def boundary(self) -> "Boundary | None":
-        """The boundary of ``within``; None for the whole workspace."""
+        """The boundary of ``within``, or None for the whole workspace."""
         if self.within is None:
             return None
         from driftline.storage.entities import Boundary
@@ -282,8 +282,8 @@ class SearchRequest(SearchFilter):
     max_distance: float | None = option(None, "Drop results with a cosine distance above this (0 to 2).", bounds=(0, 2))
     min_relevance: float | None = option(
         None,
-        "Drop results with a relevance below this (0 to 1): the fraction of random lines that are farther, not the "
-        "score.",
+        "Drop results with a relevance below this (0 to 1): the fraction of random lines that are more distant, "
+        "not the score.",
         bounds=(0, 1),
     )
     n_lines: int = option(
@@ -481,7 +481,7 @@ def _check_kinds(kinds: Sequence[str]) -> None:
 
 def _check_name(label: str, name: str) -> None:
     if not name.strip():
-        raise UsageError(f"A {label} is empty", fix="Omit it; '.' is a whole source.")
+        raise UsageError(f"Empty {label}", fix="Omit it; '.' is a whole source.")
     if not is_unicode(name) or "\0" in name:
         what = f"A {label} contains NUL or is not UTF-8, so that it can never match"
         raise UsageError(what, repr(name), "Check its encoding.")
@@ -492,8 +492,8 @@ def _check_inside(label: str, name: str) -> None:
         return
     clean = posixpath.normpath(name)
     if clean.split("/")[0] == "..":
-        raise UsageError(f"The {label} points outside its source", repr(name), "Give a path relative to the source.")
-    raise UsageError(f"A {label} must not contain '..'", repr(name), f"Write {clean!r}.")
+        raise UsageError(f"The {label} points outside its source", repr(name), "Use a path relative to the source.")
+    raise UsageError(f"A {label} must not contain '..'", repr(name), f"Use {clean!r}.")
 
 
 def _extensions(given: str) -> Iterator[str]:
@@ -501,16 +501,20 @@ def _extensions(given: str) -> Iterator[str]:
     for ext in alternatives(given):
         name = ext.removeprefix("*").removeprefix(".")
         if not name.strip():
-            raise UsageError("An extension is empty", repr(given), "Specify one, such as 'py'.")
+            raise UsageError("Empty extension", repr(given), "Specify one, such as 'py'.")
         if not is_unicode(name):
-            raise UsageError("An extension is not UTF-8, but all indexed ones are", repr(given), "Check its encoding.")
+            raise UsageError(
+                "The extension is not UTF-8, but all indexed extensions are", repr(given), "Check its encoding."
+            )
         if ext.startswith("*") or name != name.strip():
-            raise UsageError("An extension is not a glob", repr(given), f"Write {name.strip()!r}.")
+            raise UsageError("An extension must not be a glob", repr(given), f"Use {name.strip()!r}.")
         if "." in name or "/" in name or WILDCARD.search(name):
             fix = f"Use the glob {(name if '/' in name else f'*.{name}')!r}."
             raise UsageError("An extension must not contain a dot, slash or wildcard", repr(given), fix)
         if "," in name and not name.endswith(",v"):
-            raise UsageError("An extension contains a comma", repr(given), f"Write {'{' + name + '}'!r}, or name each.")
+            raise UsageError(
+                "The extension contains a comma", repr(given), f"Use {'{' + name + '}'!r}, or repeat the option."
+            )
         yield ext
 
 
@@ -518,9 +522,10 @@ def _extensions(given: str) -> Iterator[str]:
 class Explanation:
     """The steps and statistics of a search.
 
-    ``lines`` is the number of lines, ``matches`` how many pass its filter, ``examined`` the number of compared vectors.
-    ``index`` is the type of the vector index, None for an exhaustive comparison. ``blocks_without_definitions`` is the
-    number of blocks whose definitions were not determined. ``seconds`` is keyed by phase.
+    ``lines`` counts all lines, ``matches`` counts the lines that pass the filter, and ``examined`` counts the compared
+    vectors. ``index`` is the type of the vector index, None for an exhaustive comparison.
+    ``blocks_without_definitions`` is the number of blocks whose definitions were not determined. ``seconds`` is keyed
+    by phase.
     """
 
     mode: str

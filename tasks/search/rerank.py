@@ -24,7 +24,7 @@ from driftline.tasks.search.hits import add_definitions
 from driftline.tasks.search.ranking import FoundLine, Window, by_score
 
 LINES_AROUND, HEAD_LINES = 3, 6
-"""How many lines to read on each side of a window, and from the head of its definition if that is farther up."""
+"""How many lines to read on each side of a window, and from the head of its definition if that is further up."""
 WEIGHT_OF_COSINE = 25.0
 """The weight of the cosine relative to a hybrid score; chosen on the tuning halves of the benchmark."""
 WEIGHT_IN_VECTOR_MODE = 1.0

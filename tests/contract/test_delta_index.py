@@ -322,7 +322,7 @@ def test_an_index_whose_files_keep_vanishing_is_an_error(disk: DeltaIndex, monke
         raise ObjectNotFound("There is no such object", name)
 
     monkeypatch.setattr(ObjectStore, "open_input", vanish)
-    with pytest.raises(StorageError, match="disappeared during each of 5 attempts"):
+    with pytest.raises(StorageError, match="disappeared on all 5 attempts"):
         disk.read()
 
 

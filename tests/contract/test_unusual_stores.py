@@ -208,16 +208,16 @@ def test_a_skewed_clock_is_reported_as_such(
     with serving(SkewedProxy(s3_server, seconds=seconds, tells=tells)) as proxy:
         store = ObjectStore.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
         for operation in (lambda: store.get("a"), lambda: store.create("a", b"1"), lambda: list(store.list())):
-            with pytest.raises(AccessDenied, match=f"clock of this machine is {says}.*time server"):
+            with pytest.raises(AccessDenied, match=f"machine's clock is {says}.*time server"):
                 operation()
         options = {"aws_endpoint": proxy.endpoint, "aws_access_key_id": "a", "aws_secret_access_key": "b"}
-        with pytest.raises(AccessDenied, match="clock of this machine"):
+        with pytest.raises(AccessDenied, match="This machine's clock"):
             open_source(s3_bucket, options)
 
 
 def test_a_store_without_times_still_reports_a_skewed_clock() -> None:
-    assert bucket.describe("<Code>RequestTimeTooSkewed</Code>", "http://127.0.0.1:1").endswith("of the store")
-    assert bucket.describe("<ServerTime>soon</ServerTime>", "").endswith("of the store")
+    assert bucket.describe("<Code>RequestTimeTooSkewed</Code>", "http://127.0.0.1:1").endswith("from the store's clock")
+    assert bucket.describe("<ServerTime>soon</ServerTime>", "").endswith("from the store's clock")
     with contextlib.suppress(ValueError):
         now = datetime(2026, 1, 2, tzinfo=UTC)
         assert "1:00:00 h fast" in bucket.describe("<ServerTime>2026-01-01T23:00:00Z</ServerTime>", "", now=now)

@@ -134,7 +134,7 @@ def test_readers_that_cannot_be_read_grant_nothing_and_refuse_nobody_else(caplog
     readers._tried_at = readers._read_at = -authenticating.STALE_SECONDS
     readers.refresh()
     assert [*readers.readable_by("ann@acme.example")] == []
-    assert "cannot be read" in caplog.text
+    assert "Cannot read" in caplog.text
     tokens = KnownTokens(fail)
     tokens.refresh()
     with pytest.raises(StorageError, match="tokens"):

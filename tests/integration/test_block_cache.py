@@ -70,7 +70,7 @@ def test_a_full_disk_pauses_the_cache_and_an_eviction_in_between_does_not(
         monkeypatch.setattr(block_cache, "PAUSE_SECONDS", seconds)
         fail_with(errno.ENOSPC)
         assert not is_kept(f"b{seconds}")
-        assert "cannot be kept" in caplog.text
+        assert "Cannot cache blocks" in caplog.text
         monkeypatch.setattr(Path, "write_bytes", write)
         assert is_kept(f"b{seconds}") is is_kept_again
 

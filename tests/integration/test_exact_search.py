@@ -300,7 +300,7 @@ def test_the_field_case_is_no_word(workspace: Workspace) -> None:
     assert with_field
     assert parse(" csrf\t token ").is_plain
     for query in ("case:yes", " case:no case:auto "):
-        with pytest.raises(UsageError, match="case: alone finds nothing"):
+        with pytest.raises(UsageError, match="case: needs a search term"):
             find(workspace, query)
     assert locations(find(workspace, "case:yes", fixed=["TOKEN"])) == [("src/app.py", 8)]
 

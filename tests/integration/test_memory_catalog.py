@@ -106,7 +106,7 @@ def test_without_its_url_no_second_catalog_appears_and_no_blob_is_deleted(
     assert not (Path(location) / CATALOG).exists()
     swept = driftline("cleanup", "--delete", "--max-age-seconds", 0, "--json")
     assert swept.code == 0
-    assert "Memory blobs cannot be checked" in str(swept.json["skipped"])
+    assert "Cannot check memory blobs" in str(swept.json["skipped"])
     assert blobs(location) == kept
     monkeypatch.setenv("DATABASE_URL", postgres_catalog)
     assert json.loads(driftline("memory", "get", "small", "--in", ACME).out) == {"n": 1}
@@ -337,7 +337,7 @@ def test_memory_on_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
     if done.returncode == 77:
         pytest.skip("a read-only mount needs root, or user namespaces")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "cannot be written to" in done.stderr
+    assert "Cannot write to the catalog" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_catalog_that_cannot_be_created_is_an_error_of_the_tree(
         return really(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(kind, match=f"cannot be created \\({os.strerror(code)}"):
+    with pytest.raises(kind, match=f"Cannot create the catalog \\({os.strerror(code)}"):
         Catalog(f"sqlite:///{tmp_path}/_catalog.sqlite").make_private()
 
 

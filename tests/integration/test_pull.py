@@ -189,7 +189,7 @@ def test_pull_overwrites_only_copies_and_copies_are_read_only(tree: Path, model:
         pull_workspace(PullRequest(origin, str(tree)))
     assert files_in(tree) == before
     pull_workspace(PullRequest(origin, str(folder)))
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="Cannot write to a copy"):
         index(tree, str(folder), model)
 
 

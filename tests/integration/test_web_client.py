@@ -238,7 +238,7 @@ def test_requests_share_a_connection_until_it_or_the_client_is_closed() -> None:
 def test_a_server_that_does_not_answer_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = dl.connect(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.1)
-        with pytest.raises(dl.StorageError, match="cannot be reached"):
+        with pytest.raises(dl.StorageError, match="Cannot reach the server"):
             client.status()
 
 
@@ -295,5 +295,5 @@ def test_an_empty_answer_says_why(url: str) -> None:
     found = client.search("renew the lease", globs=["*.zz"])
     assert (found.results, found.unmatched) == ((), ("glob '*.zz'",))
     assert client.search("lease", mode="vector", max_distance=0.0001).nearest is not None
-    with pytest.raises(dl.UsageError, match="not closed"):
+    with pytest.raises(dl.UsageError, match="Unclosed"):
         client.search("lease", globs=["["])

@@ -139,7 +139,7 @@ def test_the_default_workspace_is_next_to_the_file(write: Write) -> None:
         ('[[sources]]\nuri = "web"\nschedule = true', "'schedule' cannot be used"),
         ('[[sources]]\nuri = "web"\nentity = "nonsense"', r"nonsense.*\[\[sources\]\] number 1"),
         ('[[sources]]\nuri = "web"\nentity = "org:acme"', "org:acme is not one.*number 1"),
-        ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "./web/"', "listed twice.*number 2"),
+        ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "./web/"', "Duplicate source.*number 2"),
         ('[[sources]]\nuri = "web"\n[[sources]]\nuri = "x/web"', "Two sources have the entity .*source:web.*number 2"),
         ('[workspaces.a]\ndirectories = ["web"]', r"'directories'.*\[workspaces.a\].*dirs"),
         (
@@ -155,7 +155,7 @@ def test_the_default_workspace_is_next_to_the_file(write: Write) -> None:
         ('[access]\nusers = {ann = "org:acme"}', r"'users' cannot be used.*\[access\]"),
         ('[access]\ngroups = {a = ["org:acme"]}', r"Groups need a header.*\[access\]"),
         ("[storage_options]\nx = [1]", r"'x' cannot be used.*\[storage_options\]"),
-        ('[memory]\ncatalog = "sqlite://"', r"catalog is not a table.*\[memory\].*below \[memory.catalog\]"),
+        ('[memory]\ncatalog = "sqlite://"', r"catalog is not a table.*\[memory\].*in \[memory.catalog\]"),
         ("[memory]\nindex = [1]", "index is not a table"),
         ('model = "~nobody-of-this-name/model"', "No home folder is known.*, model"),
         ('workspace = "~nobody-of-this-name/ws"', "No home folder is known.*, workspace"),

@@ -58,9 +58,16 @@ SETTLED = {
     r"\bfarther\b": "write 'more distant'",
     r"\bby meaning\b": "write 'semantically'",
     r"\bvariables? of the environment\b": "write 'environment variable'",
+    r"\banyway\b": "say what happens instead, or write 'in any case'",
+    r"\beverything below\b": "write 'everything under'",
+    r"`` holds\b": "write 'contains', 'lists' or 'is'",
+    r"\bin each of \{": "write 'on all N attempts'",
+    r"\bfrom (?:here|now|\d+) on\b": "write 'later', 'or later', or 'non-negative'",
+    r"; (?:None|\"\") (?:if|for)\b": "write ', or None if'",
+    r"\bReturn, as\b": "put the shape last",
 }
 """Phrases that the pages and the packages in ``SETTLED_PACKAGES`` no longer contain."""
-SETTLED_PACKAGES = frozenset({"storage"})
+SETTLED_PACKAGES = frozenset({"flows", "storage", "tasks"})
 
 
 def code_prose(path: Path) -> Iterator[tuple[int, str]]:

@@ -133,7 +133,7 @@ BAD_CURSORS: list[Any] = [
 
 @pytest.mark.parametrize("cursor", BAD_CURSORS)
 def test_an_invalid_cursor_is_refused(store: MemoryStore, cursor: str) -> None:
-    with pytest.raises(UsageError, match="cursor is invalid"):
+    with pytest.raises(UsageError, match="Invalid cursor"):
         store.retrieve_by_entity("org", "acme", cursor=cursor)
 
 

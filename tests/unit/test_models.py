@@ -145,13 +145,13 @@ def test_an_empty_directory_says_which_files_it_lacks(tmp_path: Path) -> None:
 def test_a_damaged_file_is_a_clear_error(directory: Path, damaged: str) -> None:
     path = directory / damaged
     path.write_bytes(path.read_bytes()[:100] + b"\xff")
-    with pytest.raises(ModelNotFound, match="cannot be read"):
+    with pytest.raises(ModelNotFound, match="Cannot read"):
         load(resolve_model(str(directory)))
 
 
 def test_the_dimension_of_damaged_weights_is_a_clear_error(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(b"\xff" * 64)
-    with pytest.raises(ModelNotFound, match="cannot be read"):
+    with pytest.raises(ModelNotFound, match="Cannot read"):
         dimension(resolve_model(str(directory)))
 
 
@@ -270,7 +270,7 @@ HOSTILE: dict[str, tuple[dict[str, NDArray[Any]], dict[str, int], object]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_model_that_makes_no_vectors_is_refused_when_it_is_loaded(tmp_path: Path, name: str) -> None:
     folder = save_model(tmp_path / "model", *HOSTILE[name])
-    with pytest.raises(ModelNotFound, match=r"cannot be read \(.{5,200}\)"):
+    with pytest.raises(ModelNotFound, match=r"Cannot read the embedding model \(.{5,200}\)"):
         WordTableEmbedder.open(folder)
 
 
@@ -283,7 +283,7 @@ def test_a_tokenizer_without_its_unknown_token_is_refused_when_it_is_loaded(tmp_
     if kind == "WordPiece":
         tokenizer["model"] |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
     file.write_text(json.dumps(tokenizer))
-    with pytest.raises(ModelNotFound, match=r"cannot be read \(.{5,200}\)"):
+    with pytest.raises(ModelNotFound, match=r"Cannot read the embedding model \(.{5,200}\)"):
         WordTableEmbedder.open(folder)
 
 
@@ -332,7 +332,7 @@ def test_the_dimension_of_a_header_that_lies_is_a_clear_error(tmp_path: Path, sh
     folder = save_model(tmp_path / "model", {"embeddings": vectors()})
     header = json.dumps({"embeddings": {"dtype": "F32", "shape": shape, "data_offsets": [0, 48]}}).encode()
     (tmp_path / "model/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 48)
-    with pytest.raises(ModelNotFound, match="cannot be read"):
+    with pytest.raises(ModelNotFound, match="Cannot read"):
         dimension(resolve_model(folder))
 
 
@@ -343,5 +343,5 @@ def test_deeply_nested_files_of_a_model_are_refused(tmp_path: Path, file: str) -
     size = len(nested).to_bytes(8, "little") if file == "model.safetensors" else b""
     (tmp_path / "model" / file).write_bytes(size + nested)
     for read in (dimension, load) if file == "model.safetensors" else (load,):
-        with pytest.raises(ModelNotFound, match="cannot be read"):
+        with pytest.raises(ModelNotFound, match="Cannot read"):
             read(resolve_model(folder))

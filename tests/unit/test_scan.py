@@ -234,7 +234,7 @@ def test_a_missing_root_is_an_error_and_deletes_nothing(tmp_path: Path) -> None:
     before = indexed(scan(spec, nothing, now_ns=NOW))
     shutil.rmtree(tmp_path / "root")
     for subtrees in ((Subtree(),), (Subtree("a/"),)):
-        with pytest.raises(StorageError, match="cannot be listed"):
+        with pytest.raises(StorageError, match="Cannot list the source"):
             scan(ScanSpec(spec.source, "fp", subtrees), before, now_ns=NOW)
 
 

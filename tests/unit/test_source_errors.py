@@ -9,7 +9,7 @@ from driftline.storage.sources.source import raise_translated
 
 
 def test_an_error_is_not_its_own_cause() -> None:
-    known = StorageError("The source cannot be opened", "ftp://host/docs")
+    known = StorageError("Cannot open the source", "ftp://host/docs")
     with pytest.raises(StorageError) as raised:
         raise_translated(known, "ftp://host/docs", "Listing failed")
     assert raised.value is known

@@ -229,12 +229,12 @@ def broken(folder: Path, location: Path, name: str, content: bytes | None) -> Pa
     ("name", "content", "message"),
     [
         ("tokenizer.json", None, "Not a sentence transformer"),
-        ("tokenizer.json", b"{}", "cannot be read"),
-        ("model.safetensors", b"\x00" * 40, "cannot be read"),
+        ("tokenizer.json", b"{}", "Cannot read"),
+        ("model.safetensors", b"\x00" * 40, "Cannot read"),
         ("config.json", b"[]", "config.json is not an object"),
         ("config.json", b'{"model_type": "bert"}', "num_hidden_layers"),
         ("config.json", b'{"model_type": "xlnet"}', "Weights of type xlnet are not supported"),
-        ("model.onnx", b"no graph", "cannot be read"),
+        ("model.onnx", b"no graph", "Cannot read"),
     ],
 )
 def test_a_model_that_is_no_transformer_is_refused(

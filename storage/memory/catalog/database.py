@@ -54,7 +54,7 @@ def separate_file(url: URL) -> URL:
 
 
 def catalog_file(url: URL) -> URL:
-    """Return the SQLite file that holds the catalog for ``url``: the separate file if it exists, otherwise ``url``
+    """Return the SQLite file that contains the catalog for ``url``: the separate file if it exists, otherwise ``url``
     itself.
     """
     separate = separate_file(url)
@@ -139,7 +139,7 @@ class Catalog:
     def write(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run ``work`` in a transaction, commit durably, and return its result."""
         if self.is_read_only:
-            raise AccessDenied("The catalog cannot be written to", self.where, "Make its folder writable.")
+            raise AccessDenied("Cannot write to the catalog", self.where, "Make its folder writable.")
         # In SQLite, a transaction that starts as a reader and writes later cannot wait for another writer.
         return self._run("BEGIN IMMEDIATE", work)
 
@@ -165,7 +165,7 @@ class Catalog:
             pass
         except OSError as error:
             kind = AccessDenied if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else CatalogError
-            what = f"The catalog cannot be created ({error.strerror})"
+            what = f"Cannot create the catalog ({error.strerror})"
             raise kind(what, self.where, "Make its folder writable, or free some space.") from error
 
     def check(self, workspace_id: str) -> None:
@@ -177,12 +177,12 @@ class Catalog:
             raise CatalogMismatch(
                 f"The catalog belongs to workspace {found.workspace_id if found else None}, not to {workspace_id}",
                 self.where,
-                "Give each workspace a catalog of its own.",
+                "Use a separate catalog for each workspace.",
             )
         return found
 
     def identity(self) -> CatalogIdentity | None:
-        """Return the ids of this catalog and of the workspace that owns it; None if there is no catalog yet.
+        """Return the ids of this catalog and of the workspace that owns it, or None if there is no catalog yet.
 
         Creates nothing. Raises CatalogMismatch if the catalog has an unsupported format.
         """
@@ -231,7 +231,7 @@ class Catalog:
                     kind = CatalogConnectionError if lost else CatalogError
                     attempts = len(RETRY_DELAYS_SECONDS) + 1
                     raise kind(
-                        f"The catalog failed in each of {attempts} attempts ({_reason(error)})",
+                        f"The catalog failed on all {attempts} attempts ({_reason(error)})",
                         self.where,
                         "Check that the database is running and reachable.",
                     ) from error
@@ -262,7 +262,7 @@ class Catalog:
         return True
 
     def _create(self, connection: Connection) -> None:
-        if not self.is_sqlite:  # SQLite has one writer at a time anyway
+        if not self.is_sqlite:  # SQLite allows one writer at a time in any case
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
         if self._exists(connection):
             return
@@ -286,7 +286,7 @@ def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlit
 def bulk_insert(
     connection: Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]], same: Mapping[str, Any]
 ) -> None:
-    """Insert rows: ``columns`` have equal length, and ``same`` holds the values shared by all rows.
+    """Insert rows: ``columns`` have equal length, and ``same`` contains the values shared by all rows.
 
     Large inserts bypass SQLAlchemy, which would take several times as long. JSON values are passed as text.
     """
@@ -339,7 +339,7 @@ def parse_url(text: str) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):  # ValueError: the port is not a number
-        raise UsageError("The catalog URL is invalid", "", "Write sqlite:///path or postgresql://…") from None
+        raise UsageError("Invalid catalog URL", "", "Use sqlite:///path or postgresql://…") from None
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"):
         return url.set(drivername="postgresql+psycopg")
     if url.drivername == "sqlite" and url.database and url.database != ":memory:":
@@ -347,7 +347,7 @@ def parse_url(text: str) -> URL:
     raise UsageError(
         "A catalog must be a SQLite file or a PostgreSQL database",
         url.render_as_string(hide_password=True),
-        "Write sqlite:///path or postgresql://user@host/database.",
+        "Use sqlite:///path or postgresql://user@host/database.",
     )
 
 

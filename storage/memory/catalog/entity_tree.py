@@ -48,7 +48,10 @@ def chunks(items: Iterable[_Item], size: int = MAX_PARAMETERS) -> Iterator[list[
 
 
 def lock_tenant(connection: Connection, tenant: Entity, *, create: bool = False) -> Tenant | None:
-    """Lock the tenant until the transaction ends, and increment its ``rev``; None if the tenant does not exist."""
+    """Lock the tenant until the transaction ends, and increment its ``rev``.
+
+    Returns None if the tenant does not exist.
+    """
     parameters = {"tenant": tenant.tenant.directory}
     row = connection.execute(_LOCK, parameters).one_or_none()
     if row is None and create:
@@ -134,7 +137,7 @@ def ancestors(connection: Connection, entity: Entity) -> list[EntityRecord]:
 def descendants(
     connection: Connection, entity: Entity, *, type: str | None = None, max_depth: int | None = None
 ) -> list[EntityRecord]:
-    """Return the entities below ``entity``, excluding itself, sorted by directory."""
+    """Return the entities under ``entity``, excluding itself, sorted by directory."""
     query = _below(entity, type)
     if max_depth is not None:
         query = query.where(closure.c.depth <= max_depth)
@@ -144,13 +147,13 @@ def descendants(
 def page(
     connection: Connection, *, entity: Entity | None = None, type: str | None = None, after: str = "", limit: int
 ) -> list[EntityRecord]:
-    """Return up to ``limit`` entities below ``entity`` (default: all) after ``after``, sorted by directory."""
+    """Return up to ``limit`` entities under ``entity`` (default: all) after ``after``, sorted by directory."""
     query = _below(entity, type).where(entities.c.path > after).limit(limit)
     return [_record(row, row.depth) for row in connection.execute(query)]
 
 
 def _below(entity: Entity | None, type: str | None) -> sa.Select[tuple[str, datetime, int]]:
-    """Select the entities below ``entity`` with their distance to it, or all entities with their distance to their
+    """Select the entities under ``entity`` with their distance to it, or all entities with their distance to their
     tenant.
     """
     top = entities.alias()

@@ -160,7 +160,7 @@ def _tenant(row: EntryRow) -> str:
 def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], within: Entity, now: datetime) -> Drafts:
     """Return ``new``, replacing keys already used by entries outside ``within`` with private forms.
 
-    ``known`` holds all entries with these keys. An entry that already has a private form in ``within`` is replaced
+    ``known`` contains all entries with these keys. An entry that already has a private form in ``within`` is replaced
     there.
     """
     inside = {row.key for row in known if f"{row.path}/".startswith(f"{within.directory}/")}

@@ -34,7 +34,7 @@ def check_key(key: Any) -> str:
     if not isinstance(key, str) or not key:
         raise BadEntry("A key must be a non-empty string", repr(key)[:80])
     if len(key) > MAX_KEY_CHARACTERS:
-        raise BadEntry(f"A key has more than {MAX_KEY_CHARACTERS:,} characters", repr(key[:40] + "…"), "Shorten it.")
+        raise BadEntry(f"The key has more than {MAX_KEY_CHARACTERS:,} characters", repr(key[:40] + "…"), "Shorten it.")
     if _FORBIDDEN.search(key):
         raise BadEntry("A key must not contain control characters or unpaired surrogates", repr(key)[:80])
     return key
@@ -92,7 +92,7 @@ def encode(value: Any, what: str = "value") -> bytes:
     try:
         return _ENCODER.encode(value).encode()
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
-        raise BadEntry(f"The {what} cannot be written as JSON ({error})", "", "Store JSON values.") from error
+        raise BadEntry(f"Cannot write the {what} as JSON ({error})", "", "Store JSON values.") from error
 
 
 def _as_json(value: object) -> Any:
