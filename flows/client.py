@@ -324,7 +324,6 @@ class ReadOnlyWorkspace(ABC):
             ['notes.md']
         """
 
-    @abstractmethod
     def search_memory(
         self,
         query: str,
@@ -354,6 +353,11 @@ class ReadOnlyWorkspace(ABC):
             Traceback (most recent call last):
             driftline.storage.errors.NotIndexed: The workspace has no memory. Store some: driftline memory put
         """
+        given = {"top_k": top_k, "entity": entity, "mode": mode, "max_distance": max_distance}
+        return self._search_memory(query, given)
+
+    @abstractmethod
+    def _search_memory(self, query: str, given: Mapping[str, Any]) -> list[dict[str, Any]]: ...
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.uri!r}>"
@@ -422,17 +426,8 @@ class Client(ReadOnlyWorkspace):
         for page in self.connection.pages("documents", parameters):
             yield from (Document(**document) for document in page["documents"])
 
-    def search_memory(
-        self,
-        query: str,
-        *,
-        top_k: int = DEFAULT_ENTRIES,
-        entity: str | None = None,
-        mode: Mode = "hybrid",
-        max_distance: float | None = None,
-    ) -> list[dict[str, Any]]:
-        given = {"q": query, "top_k": top_k, "entity": entity, "mode": mode, "max_distance": max_distance}
-        return list(self.connection.get("memory/search", given)["results"])
+    def _search_memory(self, query: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return list(self.connection.get("memory/search", {"q": query, **given})["results"])
 
     def _read(self, route: str, parameters: Mapping[str, Any] | None = None) -> Any:
         """Return a route's response as its model. Raises StorageError if the server runs an incompatible version."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from driftline.flows.client import TIMEOUT_SECONDS, Client, Connection, ReadOnlyWorkspace
 from driftline.flows.config.index_request import OPTIONS, IndexOptions, IndexRequest
-from driftline.storage.defaults import DEFAULT_ENTRIES, DEFAULT_N_LINES, DEFAULT_REDACTION, DEFAULT_TOP_K, Redaction
+from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_REDACTION, DEFAULT_TOP_K, Redaction
 from driftline.storage.option_table import called_with, from_keywords, listed, path_or_uri
-from driftline.tasks.search.request import Mode, SearchRequest
+from driftline.tasks.search.request import SearchRequest
 
 if TYPE_CHECKING:
     import ssl
@@ -172,21 +172,14 @@ class Workspace(ReadOnlyWorkspace):
             if (after := page.next) is None:
                 return
 
-    def search_memory(
-        self,
-        query: str,
-        *,
-        top_k: int = DEFAULT_ENTRIES,
-        entity: str | None = None,
-        mode: Mode = "hybrid",
-        max_distance: float | None = None,
-    ) -> list[dict[str, Any]]:
+    def _search_memory(self, query: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
         from driftline.flows.config.memory_settings import memory_of
         from driftline.flows.memory_backend import hits_to_dict
         from driftline.flows.served_memory import search_memory
 
-        options = {"scope": entity, "top_k": top_k, "mode": mode, "max_distance": max_distance}
-        found = search_memory(self.storage, memory_of(self.uri), None, query, **options)
+        options = dict(given)
+        scope = options.pop("entity")
+        found = search_memory(self.storage, memory_of(self.uri), None, query, scope=scope, **options)
         return list(hits_to_dict(found)["results"])
 
     def sql(

@@ -91,7 +91,7 @@ def workspace_for_indexing(
 
 
 def options_for(workspace: str) -> dict[str, str] | None:
-    """Return the storage options in the configuration of ``workspace``; None if there is none. Raises UsageError."""
+    """Return the storage options in the configuration of ``workspace``, or None if there is none. Raises UsageError."""
     if find_config(None) is None:
         return None
     from driftline.flows.config.driftline_toml import config_of

@@ -56,7 +56,7 @@ class BranchReport:
     """A source's branch.
 
     ``base`` is the main index's commit at the time of the snapshot, if known, and ``commit`` the commit indexed in the
-    branch, or that git had checked out; None for sources that are not in git. ``documents`` is the number of documents
+    branch, or that git had checked out, or None for sources that are not in git. ``documents`` counts the documents
     that differ from the current main index, ``lines`` their number of lines, and ``deleted`` the number of documents
     missing from the branch. ``size_bytes`` is the size of data not shared with the main index; ``age_seconds`` is the
     time since its last run.

@@ -53,7 +53,7 @@ class DeletionLimit:
         return self.max_fraction >= 1
 
     def refusal(self, lost: int, known: int, what: str, where: str) -> DeletionRefused | None:
-        """Return the error for deleting ``lost`` of ``known`` things, which are called ``what``; None if allowed."""
+        """Return the error for deleting ``lost`` of ``known`` things, which are called ``what``, or None if allowed."""
         if self.allows(lost, known):
             return None
         return DeletionRefused(
@@ -65,7 +65,7 @@ class DeletionLimit:
 
 
 def missing_documents(scans: Sequence[ScanResult]) -> pa.Table | None:
-    """Return the documents that the listing lacks (diff.DELETED_SCHEMA); None if it is incomplete and lacks any."""
+    """Return the documents that the listing lacks (diff.DELETED_SCHEMA), or None if it is incomplete and lacks any."""
     missing = pa.concat_tables([scan.diff.deleted for scan in scans])
     return missing if not len(missing) or all(scan.complete for scan in scans) else None
 

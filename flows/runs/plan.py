@@ -89,12 +89,12 @@ class SourcePlan:
         return (self.record.include, self.record.exclude) != before
 
     def about_filters(self) -> str:
-        """Return a sentence about filters that the run changes or takes from the record; "" if there are none."""
+        """Return a sentence about filters that the run changes or takes from the record, or "" if there are none."""
         if self.before is None:
             return ""
         now, before = _flags(self.record), _flags(self.before)
         if self.has_new_filters:
-            return f"From now on, the filters of {self.entity} are {now or 'none'}, instead of {before or 'none'}."
+            return f"The filters of {self.entity} are now {now or 'none'}, instead of {before or 'none'}."
         reset = "Other filters replace them; --include '*' removes them."
         return f"{self.entity} keeps the filters of its last run, {now}. {reset}" if now else ""
 

@@ -484,7 +484,7 @@ class LeasedRun:
     # -- together with other sources ---------------------------------------------------------
 
     def shared_batch(self) -> BatchSpec | None:
-        """Return the changes as a batch to commit with other sources; None if ``complete`` must be called instead."""
+        """Return the changes as a batch to commit with other sources, or None if the caller must call ``complete``."""
         work, plan = self.work, self.job.plan
         if not len(work.changes) or work.is_large or plan.replaces is not None:
             return None

@@ -275,7 +275,7 @@ class _Repair:
         return True
 
     def _why_unreadable(self, entity: Entity) -> str | None:
-        """Return why the documents of ``entity`` cannot be read again after removing them; None if they can."""
+        """Return why the documents of ``entity`` cannot be read again after removing them, or None if they can."""
         try:
             record = self.workspace.source(entity)
             if record is None:

@@ -358,7 +358,7 @@ class Reader:
         return names
 
     def folder_of(self, source: str) -> str:
-        """Return the source's folder inside its repository, at most FOLDERS_SECONDS old; "" if it is the repository."""
+        """Return the source's folder in its repository, or "" if it is the repository; at most FOLDERS_SECONDS old."""
         within = granted("search").within
 
         def read() -> str:

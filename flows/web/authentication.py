@@ -111,7 +111,7 @@ class KnownTokens(Known[TokenRecord]):
         super().__init__(lambda: {record.hash: record for record in read()}, "tokens")
 
     def find(self, token: str) -> TokenRecord | None:
-        """Return a token's record; None if it is unknown or invalid. Raises StorageError if the records are stale."""
+        """Return a token's record, or None if it is unknown or invalid. Raises StorageError for stale records."""
         if self.is_stale:
             raise StorageError("Cannot read the workspace's tokens", "", "Try again in a minute.")
         record = self._known.get(token_hash(token))
@@ -229,7 +229,7 @@ class Authentication:
         return self.tokens is None and self.proxy is None
 
     def access_of(self, client: str, headers: Headers) -> Access | None:
-        """Return the access of a request from address ``client``; None if it is denied.
+        """Return the access of a request from address ``client``, or None if it is denied.
 
         Raises StorageError if it depends on tokens that cannot be read.
         """
@@ -250,7 +250,7 @@ class Authentication:
         return self._narrowed(self.rules.boundary_of(user, headers))
 
     def access_with(self, token: str) -> Access | None:
-        """Return the access of ``token``; None if it is unknown, expired or revoked. Raises StorageError."""
+        """Return the access of ``token``, or None if it is unknown, expired or revoked. Raises StorageError."""
         if self.tokens is None or len(token) > MAX_TOKEN_CHARACTERS:
             return None
         record = self.tokens.find(token)

@@ -122,7 +122,7 @@ def _characters(tokens: Sequence[_Token]) -> int:
 
 
 def _tokens(name: str, text: str) -> tuple[_Token, ...]:
-    """Return the tokens of ``text``; none if they take longer than COLOURING_SECONDS."""
+    """Return the tokens of ``text``, or none if they take longer than COLOURING_SECONDS."""
     end = time.thread_time() + COLOURING_SECONDS
     found: list[_Token] = []
     for kind, value in _lexer_class(name)(stripnl=False).get_tokens(text):

@@ -162,7 +162,7 @@ def parse_cursor(cursor: str | None) -> tuple[int, str] | None:
             raise ValueError("no entry has this owner or key")
     except ValueError:
         fix = "Use the cursor of the previous page."
-        raise UsageError("The cursor is invalid", repr(cursor)[:80], fix) from None
+        raise UsageError("Invalid cursor", repr(cursor)[:80], fix) from None
     return owner, key
 
 

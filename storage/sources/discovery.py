@@ -132,7 +132,7 @@ class HostListing:
     """A host's listing. ``failure`` is the error that ended it early; ``problems`` lists what could not be read or
     disagrees.
 
-    ``at`` is when the listing started, in seconds by the host's clock; None if the host reports no time. ``requests``
+    ``at`` is when the listing started, in seconds by the host's clock, or None if the host reports none. ``requests``
     and ``unchanged_pages`` also count the requests for pull requests and readers. ``teams`` keeps the pages of teams'
     members by URL: a team may read many repositories.
     """

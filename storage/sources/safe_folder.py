@@ -86,7 +86,7 @@ class SafeFolder:
         return os.stat(path[start:], dir_fd=self.folder(path[:start]), follow_symlinks=False)
 
     def read(self, path: str, limit: int = -1) -> bytes | None:
-        """Return the first ``limit`` bytes (default: all) of a regular file; None for anything else."""
+        """Return the first ``limit`` bytes (default: all) of a regular file, or None for anything else."""
         start = path.rfind("/") + 1
         return read_regular(path[start:], limit, dir_fd=self.folder(path[:start]))
 
@@ -114,7 +114,7 @@ def check_names_are_utf8() -> None:
 
 
 def read_regular(path: str, limit: int = -1, *, dir_fd: int | None = None) -> bytes | None:
-    """Return the first ``limit`` bytes (default: all) of a regular file; None for a folder, pipe, socket or device.
+    """Return the first ``limit`` bytes (default: all) of a regular file, or None for a folder, pipe, socket or device.
 
     Follows no link. Raises OSError.
     """

@@ -435,7 +435,7 @@ class IgnoreFileLimits:
 class OwnIgnoreFiles:
     """The ``.driftlineignore`` files of a tree of tracked files, where git's ignore files have no effect.
 
-    ``files`` holds their paths and lines, outer folders first.
+    ``files`` lists their paths and lines, outer folders first.
     """
 
     def __init__(self, files: Iterable[tuple[str, Sequence[bytes]]]) -> None:

@@ -530,7 +530,7 @@ def arranged(
 ) -> list[Window]:
     """Sort ``windows`` by score and file: other hits in the file, and its name.
 
-    ``words`` holds the query's distinct terms, ``form`` its form; of a query that is a ``name``, its definition is
+    ``words`` are the query's distinct terms, ``form`` its form; of a query that is a ``name``, its definition is
     first. Each window is assigned the score that it is ranked
     by.
     """
