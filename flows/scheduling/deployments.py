@@ -149,7 +149,7 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
     given = {
         "sources": [source.uri],
         "entity": str(source.entity),
-        "include": list(source.include),
+        "include": list(source.include) or ["*"],  # none would keep the filters of the last run
         "exclude": list(source.exclude),
         "link": source.link,
     }

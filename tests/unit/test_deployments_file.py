@@ -59,6 +59,7 @@ def test_each_source_has_a_deployment_with_its_own_schedule(tmp_path: Path) -> N
     assert web["parameters"]["sources"] == [str(tmp_path / "web")]
     assert (web["parameters"]["include"], web["parameters"]["link"]) == (["*.py"], "gitlab")
     assert docs["parameters"]["entity"] == "org:acme/project:a/source:docs"
+    assert docs["parameters"]["include"] == ["*"]  # removes the filters of earlier runs
     assert {spec["parameters"]["workspace"] for spec in found.values()} == {str(tmp_path / ".driftline")}
 
 
