@@ -139,9 +139,10 @@ def fleet(
     from driftline.flows.config.driftline_toml import Configuration, fleets_of, open_config
     from driftline.flows.runs.fleet import FleetRequest, sync_fleets
 
-    uri, found = absolute_workspace(workspace), fleets_of(fleets) if fleets else open_config(None).fleets
+    uri, file = absolute_workspace(workspace), None if fleets else open_config(None)
+    found, settings = (file.fleets, file.index) if file is not None else (fleets_of(fleets or []), {})
     options = given | {"storage_options": options_of(storage_options)}
-    configuration = Configuration(Path("fleets"), uri, fleets=found)
+    configuration = Configuration(Path("fleets"), uri, fleets=found, index=settings)
     request = FleetRequest.of(configuration, uri, options, retry=retry, has_all_fleets=False)
     with flow_progress(quiet=True) as progress:
         work = attempt.with_options(name="sync")

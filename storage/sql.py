@@ -21,11 +21,12 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 MAX_SECONDS = 60.0
 MAX_BYTES = 2**30
 BATCH_ROWS = 65_536
+MAX_SCANS = 200
+"""Number of recorded runs that are searched for the last complete scan of each source."""
 
 _TIME = pa.timestamp("us")
 """UTC, stored without a zone."""
@@ -447,8 +450,12 @@ class _Contents:
     def skipped(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
         """Yield the files that are not indexed: those that were read, in the manifest, and those of recorded scans."""
         for tenant in self._tenants():
-            scanned = _skipped_by_scans(self._history(tenant))
-            for entity in self._entities(tenant):
+            entities = self._entities(tenant)
+            branches = ((entity, self.workspace.branch_of(entity)) for entity in entities)
+            wanted = {(str(entity), branch.name if branch else None) for entity, branch in branches}
+            runs = islice(RunHistory(self.workspace.objects, tenant).newest_first(), MAX_SCANS)
+            scanned = _skipped_by_scans(runs, wanted)
+            for entity in entities:
                 record, branch = self.workspace.readable_source(entity), self.workspace.branch_of(entity)
                 known = self.workspace.manifest(entity).read(columns=_SKIPPED.names[1:])
                 read = known.filter(pc.is_valid(known["reason"]))
@@ -589,10 +596,13 @@ class _Contents:
             yield from _filtered(rows, names, where)
 
 
-def _skipped_by_scans(runs: Iterable[RunRecord]) -> dict[tuple[str, str | None], dict[str, str]]:
+def _skipped_by_scans(
+    runs: Iterable[RunRecord], wanted: Set[tuple[str, str | None]]
+) -> dict[tuple[str, str | None], dict[str, str]]:
     """Return the reasons of skipped files by path, keyed by source and branch, from ``runs``, newest first.
 
-    Of each source, the last run that listed all files counts, and later ones that listed only some.
+    Of each source, the last run that listed all files counts, and later ones that listed only some. Stops once that is
+    known for all ``wanted`` sources.
     """
     found: dict[tuple[str, str | None], dict[str, str]] = {}
     complete = set[tuple[str, str | None]]()
@@ -605,6 +615,8 @@ def _skipped_by_scans(runs: Iterable[RunRecord]) -> dict[tuple[str, str | None],
             found[key] = skipped | found.get(key, {})
             if source.get("base") is None and not source.get("partial"):
                 complete.add(key)
+        if wanted <= complete:
+            break
     return found
 
 

@@ -297,7 +297,9 @@ def watcher_of(
 
     # One process embeds a user's edits faster than it could start others.
     how: dict[str, Any] = {"model": model, "executor": "inline", "wait_seconds": WAIT_SECONDS}
-    request = IndexRequest((source,), workspace, storage_options=storage_options, **how)
+    # Its current filters apply to each run: other runs may change them meanwhile.
+    uri, entity = (source, None) if isinstance(source, str) else (source.uri, source.entity)
+    request = IndexRequest((uri,), workspace, entity=entity, storage_options=storage_options, **how)
     return Watcher(request, _report, _failed)
 
 

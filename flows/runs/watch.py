@@ -102,8 +102,9 @@ class Watcher:
 
     def _with_a_way_on(self, error: DeletionRefused) -> DeletionRefused:
         (source,) = self.request.given
-        uri, entity = (source, None) if isinstance(source, str) else (source.uri, source.entity)
-        command = ["driftline", "index", uri, *(["--entity", entity] if entity else [])]
+        entity = self.request.entity
+        command = ["driftline", "index", source if isinstance(source, str) else source.uri]
+        command += ["--entity", entity] if entity else []
         command += ["--workspace", str(self.request.workspace), "--max-delete-fraction", "1"]
         return DeletionRefused(error.what, error.where, f"To delete them, run: {shlex.join(command)}")
 

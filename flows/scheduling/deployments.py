@@ -151,9 +151,9 @@ def _parameters(source: ConfiguredSource, configuration: Configuration) -> dict[
         "entity": str(source.entity),
         "include": list(source.include) or ["*"],  # none would keep the filters of the last run
         "exclude": list(source.exclude),
-        "link": source.link,
+        "link": source.link or "",
     }
-    return {name: value for name, value in given.items() if value} | dict(configuration.index)
+    return {name: value for name, value in given.items() if value or name == "link"} | dict(configuration.index)
 
 
 def _memory_parameters(entrypoint: str, configuration: Configuration) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from operator import call
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
+import pyarrow.compute as pc
 from cachetools import TTLCache
 from fastapi import Query
 from pydantic import Field, WithJsonSchema
@@ -144,12 +146,13 @@ def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) ->
 def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
     from driftline.storage.sql import views
 
-    found: dict[str, list[str]] = {}
-    for rows in views(workspace, within)["skipped"].read(["path", "reason"], None):
-        for path, reason in zip(*(rows[name].to_pylist() for name in ("path", "reason")), strict=True):
-            found.setdefault(reason, []).append(path)
-    listed = (Skipped(reason, len(paths), tuple(paths[:MAX_SKIPPED_PATHS])) for reason, paths in found.items())
-    return sorted(listed, key=lambda each: -each.count)
+    counts, paths = Counter[str](), defaultdict[str, list[str]](list)
+    for rows in views(workspace, within)["skipped"].read(["path", "reason"], None):  # a manifest may have a million
+        for each in pc.value_counts(rows["reason"]).to_pylist():
+            reason, missing = each["values"], MAX_SKIPPED_PATHS - len(paths[each["values"]])
+            counts[reason] += each["counts"]
+            paths[reason] += rows.filter(pc.equal(rows["reason"], reason))["path"].slice(0, missing).to_pylist()
+    return [Skipped(reason, count, tuple(paths[reason])) for reason, count in counts.most_common()]
 
 
 def _branch_names(workspace: Workspace, *, within: Boundary | None) -> tuple[str, ...]:

@@ -86,6 +86,11 @@ class Known(Generic[_Record]):
         return time.monotonic() - self._tried_at > REFRESH_SECONDS
 
     @property
+    def must_be_read(self) -> bool:
+        """Whether a request has to wait for ``refresh``, which may be in progress for another request."""
+        return self.is_old or self.is_stale
+
+    @property
     def is_stale(self) -> bool:
         """Whether the records have been unreadable for so long that they must not be trusted."""
         return time.monotonic() - self._read_at > STALE_SECONDS
@@ -222,7 +227,7 @@ class Authentication:
     def old(self) -> list[Known[Any]]:
         """The records to read again before the next request is authenticated."""
         readers = self.rules.readers if self.rules is not None else None
-        return [each for each in (self.tokens, readers) if each is not None and each.is_old]
+        return [each for each in (self.tokens, readers) if each is not None and each.must_be_read]
 
     @property
     def is_open(self) -> bool:

@@ -93,7 +93,7 @@ class Pages:
         search = SearchRequest("")
         try:
             search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND, facets=True)
-            if not search.query:
+            if search.is_empty:
                 home, branches = self.reader.home(), self.reader.branch_names()
                 return HTMLResponse(pages.home_page(search, home, datetime.now(UTC), branches))
             report = self.reader.search(search)
@@ -175,7 +175,7 @@ class SignIn:
         fields = {name: values[0] for name, values in parse_qs(body).items()}
         token, back = fields.get("token", "").strip(), _local(fields.get("next", "/"))
         tokens = self.authentication.tokens
-        if tokens is not None and tokens.is_old:
+        if tokens is not None and tokens.must_be_read:
             await run_sync(tokens.refresh)
         if self.authentication.access_with(token) is None:
             return HTMLResponse(pages.sign_in_page(back, "This token is unknown, revoked or expired."), 401)

@@ -168,7 +168,7 @@ class Lease:
             except LeaseLost as error:
                 _log.warning("%s", error)
                 return False
-            except DriftlineError as error:  # the next renewal may succeed; commits call check() in any case
+            except Exception as error:  # other leases share the thread, and commits call check() in any case
                 _log.warning("Could not renew the lease, will retry: %s", error)
             return True
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driftline.storage import helper_process
+from driftline.storage.errors import StorageError
 from driftline.storage.helper_process import HelperDied, HelperPool, HelperProcess, limit_cpu_time
 from driftline.storage.lines.outline import KINDS, Definition
 
@@ -452,6 +453,9 @@ def _parsed_apart(documents: list[PathAndText]) -> list[list[Definition]]:
         return []
     try:
         return _pool().ask(WALL_SECONDS, _decoded, marshal.dumps(documents))
+    except StorageError as error:  # no process can be started
+        log.warning("No definitions are indexed for %d documents: %s", len(documents), error)
+        return [[] for _ in documents]
     except (HelperDied, TimeoutError, EOFError, TypeError, ValueError) as error:
         if len(documents) == 1:
             log.warning("No definitions are indexed for %s: its parser crashed or takes too long", documents[0][0])

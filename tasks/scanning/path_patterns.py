@@ -405,7 +405,7 @@ class Matcher:
 
 
 class IgnoreFileLimits:
-    """Limits the ignore files of one scan. Files beyond the limits are skipped with a warning."""
+    """Limits the ignore files of one scan. What is beyond the limits has no effect, with a warning."""
 
     def __init__(self) -> None:
         self._bytes_left, self._patterns_left = MAX_SCAN_IGNORE_BYTES, MAX_SCAN_PATTERNS
@@ -414,16 +414,17 @@ class IgnoreFileLimits:
     def admit(self, path: str, size_bytes: int) -> bool:
         """Return whether the file at ``path`` may be read."""
         if size_bytes > MAX_IGNORE_BYTES:
-            log.warning("the ignore file %s is larger than %d bytes, and is skipped", path, MAX_IGNORE_BYTES)
-            return False
-        self._bytes_left -= size_bytes
+            log.warning("the ignore file %s has no effect after its first %d bytes", path, MAX_IGNORE_BYTES)
+        self._bytes_left -= min(size_bytes, MAX_IGNORE_BYTES)
         return self._is_within(self._bytes_left, path)
 
     def lines(self, path: str, data: bytes) -> list[bytes]:
         """Return the lines of a file that was admitted."""
+        if len(data) > MAX_IGNORE_BYTES:
+            data = data[:MAX_IGNORE_BYTES].rpartition(b"\n")[0]
         found = read_ignore_file(data)
-        self._patterns_left -= len(found)
-        return found if self._is_within(self._patterns_left, path) else []
+        left, self._patterns_left = max(self._patterns_left, 0), self._patterns_left - len(found)
+        return found if self._is_within(self._patterns_left, path) else found[:left]
 
     def _is_within(self, left: int, path: str) -> bool:
         if left < 0 and not self._has_warned:

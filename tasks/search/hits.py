@@ -162,13 +162,14 @@ def distinct_windows(find: Callable[[int], Sequence[Window]], limit: int, record
     count = limit
     while True:
         found = find(count)
-        kept = _distinct(found, records)
+        kept = of_distinct_files(found, records)
         if len(kept) >= limit or len(found) < count:
             return kept[:limit]
         count *= 2
 
 
-def _distinct(windows: Sequence[Window], records: SourceRecords) -> list[Window]:
+def of_distinct_files(windows: Sequence[Window], records: SourceRecords) -> list[Window]:
+    """Drop windows of files that an earlier window shows under another source."""
     if len({window.entity for window in windows}) < 2:
         return list(windows)
     owners: dict[tuple[str, ...], str] = {}
@@ -199,7 +200,7 @@ class Hit:
     relevant, and ``label`` classifies it; for more hits in the same file, the score is lower than the label suggests.
     In ``vector`` mode, ``score`` is the best line's cosine, and there is no label. ``distance`` is 1 - the best line's
     cosine, and ``relevance`` is the fraction of random line pairs that are more distant. ``copies`` lists other
-    documents in the source with the same name and content, which are not shown. ``context`` contains the lines from
+    documents with the same name and content, which are not shown. ``context`` contains the lines from
     ``start_line`` to ``end_line``, as indexed. Long lines are clipped around the match in ``text`` and ``context``
     (``clipped``).
 

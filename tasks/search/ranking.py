@@ -530,9 +530,8 @@ def arranged(
 ) -> list[Window]:
     """Sort ``windows`` by score and file: other hits in the file, and its name.
 
-    ``words`` are the query's distinct terms, ``form`` its form; of a query that is a ``name``, its definition is
-    first. Each window is assigned the score that it is ranked
-    by.
+    ``words`` are the query's distinct terms, ``form`` its form. If the query is a ``name``, its definition is first.
+    Each window is assigned the score that it is ranked by.
     """
     windows = _without_copies(windows)
     if not windows or not words or form == "sentence":
@@ -589,11 +588,14 @@ def _fit_of_name(window: Window, name: str) -> int:
 def _without_copies(windows: Sequence[Window]) -> list[Window]:
     """Drop windows of documents with the same name and content as an earlier window, which then lists their paths.
 
-    The path of a document in another source starts with its entity.
+    The path of a document in another source starts with its entity. Documents without a hash are never copies.
     """
     shown: dict[tuple[str, str], Window] = {}
     kept: list[Window] = []
     for window in windows:
+        if not window.hash:
+            kept.append(window)
+            continue
         first = shown.setdefault((window.hash, window.path.rpartition("/")[2]), window)
         path = window.path if window.entity == first.entity else f"{window.entity}/{window.path}"
         if first.file == window.file:

@@ -35,7 +35,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
 from driftline.tasks.search.facets import Facets, Match, counted
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
-from driftline.tasks.search.hits import HIT_TYPES, Hit, distinct_windows, hits
+from driftline.tasks.search.hits import HIT_TYPES, Hit, distinct_windows, hits, of_distinct_files
 from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.query_form import QueryForm, names_in, places_in, query_form
 from driftline.tasks.search.ranking import (
@@ -88,6 +88,8 @@ MAX_THREADS = 64
 """Maximum number of threads shared by all searches of a process."""
 MAX_BLOCKS = 6_400
 """Maximum number of candidate blocks."""
+MAX_COPIES = 64
+"""If copies leave fewer results than requested, at most this many times as many lines and windows are ranked."""
 
 _TENANTS: SharedCache[str, list[Entity]] = SharedCache(LRUCache(64))
 """Maps buckets to the tenants found by their last search."""
@@ -543,24 +545,31 @@ class _Finder:
         form = query_form(self.query)
         n_blocks, n_near = CANDIDATE_BLOCKS, CANDIDATE_NEAR_BLOCKS[form] if meaning else 0
         n_near = CANDIDATE_LINES if by_distance else n_near
+        judged, most = n_windows, MAX_COPIES * n_windows
         while True:
             blocks, found_near, lines = self._candidates(n_blocks, n_near)
             self.records.read_ahead(search_threads(), {entity for entity, _, _ in lines.documents})
             with self.explanation.timed("rank"):
-                options: dict[str, Any] = {"n_windows": n_windows, "meaning": meaning, "only": self.only}
+                options: dict[str, Any] = {"n_windows": judged, "meaning": meaning, "only": self.only}
                 options["weights"] = WEIGHTS_OF_FORMS.get(form, WEIGHTS)
                 rows = rank(self.embedded, lines, blocks, self.embedder, **options)
                 if (farthest := self.max_distance) is not None:
                     rows = (row for row in rows if row.distance <= farthest)
                 across = GROWTH if form == "sentence" else GROWTH_ACROSS
-                merged = merge_windows(self._kept(rows), max_gap, max(n_windows, JUDGED_WINDOWS), across)
-                windows = arranged(merged, lines.words, form, name=self.query.strip())[:n_windows]
+                merged = merge_windows(self._kept(rows), max_gap, max(judged, JUDGED_WINDOWS), across)
+                merged = of_distinct_files(merged, self.records)
+                windows = arranged(merged, lines.words, form, name=next(iter(names_in(self.query)), ""))
+                n_copies = len(merged) - len(windows)
+                windows = windows[:n_windows]
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
             all_near = not meaning or found_near < n_near
             # If the nearest lines are complete, so are all lines within the distance.
             all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
+            if len(windows) < n_windows and n_copies and judged < most:  # copies took the places of other documents
+                judged *= 4
+                continue
             if len(windows) == n_windows or (all_near and all_blocks):
                 return windows
             n_blocks, n_near = 4 * n_blocks, 4 * n_near

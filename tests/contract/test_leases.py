@@ -500,3 +500,19 @@ def test_a_lease_of_a_newer_format_is_not_touched(disk: ObjectStore) -> None:
     disk.replace(PATH, data.replace(b'"format_version": 1', b'"format_version": 2'), version)
     with pytest.raises(WorkspaceTooNew, match=PATH):
         acquire(disk, PATH, "run-2")
+
+
+def test_an_unexpected_error_of_one_renewal_ends_no_other(disk: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[object] = []
+
+    def fail(*_: object) -> str:
+        failures.append(_)
+        raise RuntimeError("a defect of the client library")
+
+    with acquire(disk, PATH, "run-1", ttl_seconds=0.3):
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "replace", fail)
+            until(lambda: bool(failures), "a renewal that fails")
+        with acquire(disk, "_leases/other.json", "run-1", ttl_seconds=0.3):
+            before = lease_file(disk)["renewed"]
+            until(lambda: lease_file(disk)["renewed"] > before, "the next renewal")

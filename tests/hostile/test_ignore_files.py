@@ -23,15 +23,19 @@ def sparse(path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", [".gitignore", ".driftlineignore"])
-def test_a_huge_ignore_file_is_skipped_with_a_warning(
+def test_only_the_start_of_a_huge_ignore_file_has_an_effect(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "a.txt").write_text("a\n")
-    sparse(tmp_path / name, HUGE)
+    for file in ("a.txt", "b.txt"):
+        (tmp_path / file).write_text("a\n")
+    (tmp_path / name).write_text("b.txt\n")
+    with (tmp_path / name).open("ab") as ignore_file:
+        ignore_file.truncate(HUGE)
     with caplog.at_level(logging.WARNING):
         listing = Walk(str(tmp_path), Rules()).run([Subtree()])
     assert "a.txt" in listing.paths
-    assert f"{tmp_path}/{name} is larger than {MAX_IGNORE_BYTES} bytes" in caplog.text
+    assert "b.txt" not in listing.paths
+    assert f"{tmp_path}/{name} has no effect after its first {MAX_IGNORE_BYTES} bytes" in caplog.text
 
 
 @pytest.mark.parametrize("name", [".git", ".git/config", ".git/info/exclude"])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
@@ -500,6 +503,27 @@ def test_only_the_trusted_proxy_vouches_for_users(site: Site, network: str, stat
         assert ask(address, "/api/v1/sources", **{**named, "X_Forwarded_User": " "}).status == 401
         assert ask(address, "/healthz", Host="search.example", Origin="https://search.example").status == 200
         assert ask(address, "/healthz", Host="evil.example").status == 421
+
+
+def test_requests_wait_for_the_tokens_that_another_request_is_reading() -> None:
+    record = TokenRecord(id="1", hash=token_hash("t"), scopes=("search",), created=datetime.now(UTC))
+    both = threading.Barrier(2)
+
+    def read() -> tuple[TokenRecord, ...]:
+        both.wait(PATIENCE_SECONDS)  # for the second request
+        time.sleep(0.2)
+        return (record,)
+
+    guarded = Guard(PlainTextResponse("ok"), ["x.example"], authentication=Authentication(KnownTokens(read)))
+    client = TestClient(guarded, base_url="http://x.example")
+
+    def status(is_late: bool) -> int:
+        if is_late:
+            both.wait(PATIENCE_SECONDS)
+        return client.get("/api/v1/status", headers={"Authorization": "Bearer t"}).status_code
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(status, (False, True))] == [200, 200]
 
 
 OWN_ONLY, WITH_B = {"own"}, {"own", "secretb"}

@@ -340,3 +340,18 @@ def test_workers_share_the_files_of_one_folder(
     report = dl.index(str(tmp_path / "flat"), workspace=str(tmp_path / "index"), model=str(tiny_model))
     assert report.sources[0].documents_total == 400
     assert executor.batches == expected
+
+
+@pytest.mark.parametrize("mode", ["text", "hybrid"])
+def test_copies_in_many_sources_leave_room_for_other_documents(tmp_path: Path, tiny_model: Path, mode: Any) -> None:
+    copied = "\n".join(f"def helper_{at}(x):\n    return renew_the_lease(x, {at})\n\n" for at in range(3))
+    files = {f"fork{at}/lease.py": copied for at in range(40)}
+    files |= {f"other/doc{at}.py": f"x = {at}\n\n# renew the lease sometimes\n" + "pad = 1\n" * 30 for at in range(12)}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    folders = sorted({str((tmp_path / name).parent) for name in files})
+    dl.index(folders, workspace=str(tmp_path / "ws"), model=str(tiny_model), executor="inline")
+    hits = dl.search(str(tmp_path / "ws"), "renew the lease", mode=mode, top_k=10).results
+    assert len(hits) == 10
+    assert max(len(hit.copies) for hit in hits) == 39

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -305,8 +306,12 @@ def test_a_source_keeps_its_entity_and_filters(command: str, tree: Path, tmp_pat
     save(tree / "c.md", "a zebra crosses\n")
     with watching_sources(Workspace.open(workspace)) if command == "web" else watched(str(tree), workspace):
         until(lambda: bool(dl.search(workspace, "zebra", mode="text").results))
+        narrower = replace(source, exclude=("sub/**", "b.md"))
+        index_sources(IndexRequest((narrower,), workspace, executor="inline", wait_seconds=PATIENCE_SECONDS))
+        save(tree / "d.md", "a giraffe crosses\n")
+        until(lambda: bool(dl.search(workspace, "giraffe", mode="text").results))
     assert [str(known) for known, _ in Workspace.open(workspace).sources()] == [entity]
-    assert {each.path for each in dl.open(workspace).documents() if each.reason is None} == {"b.md", "c.md"}
+    assert {each.path for each in dl.open(workspace).documents() if each.reason is None} == {"c.md", "d.md"}
 
 
 @pytest.mark.parametrize("command", ["watch", "web"])

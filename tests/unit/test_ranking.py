@@ -213,6 +213,11 @@ def test_copies_in_other_sources_are_merged() -> None:
     assert (first.path, first.copies, other.path) == ("a/x.py", ("source:b/b/x.py",), "b/y.py")
 
 
+def test_documents_without_a_hash_are_no_copies() -> None:
+    windows = [window("a/x.py", 1, 9, ""), window("b/x.py", 1, 8, "")]
+    assert [each.path for each in arranged(windows, ["lease"])] == ["a/x.py", "b/x.py"]
+
+
 def test_a_file_named_like_the_query_ranks_first() -> None:
     found = arranged(
         [window("a.py", 1, 10), window("net/lease_token.py", 1, 9.5), window("b.py", 1, 1)], ["leas", "token"]
