@@ -289,7 +289,8 @@ def prices_for() -> Mapping[str, float]:
 def config_of(workspace: str) -> Configuration | None:
     """Return the located configuration if it is that of ``workspace``, however both spell it. Raises UsageError."""
     config = locate_config(None)
-    return config if config is not None and config.workspace == absolute_workspace(workspace) else None
+    target = absolute_uri(absolute_workspace(workspace), Path.cwd())
+    return config if config is not None and config.workspace == target else None
 
 
 def memory_table_for(workspace: str) -> Mapping[str, Any]:

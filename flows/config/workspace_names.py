@@ -61,7 +61,10 @@ def absolute_workspace(workspace: str | os.PathLike[str], home: str | None = Non
         home = home or os.environ.get(HOME_VARIABLE)
         folder = with_home(home) if home else user_folder("XDG_DATA_HOME") / "driftline" / "workspaces"
         return str((folder / name).resolve())
-    return absolute_uri(workspace, Path.cwd()) if _URI.fullmatch(workspace) else str(with_home(workspace).resolve())
+    if not _URI.fullmatch(workspace):
+        return str(with_home(workspace).resolve())
+    path = local_path(workspace)
+    return os.path.abspath(path) if path is not None else absolute_uri(workspace, Path.cwd())
 
 
 def is_plain_name(workspace: str) -> bool:

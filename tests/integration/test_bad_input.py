@@ -113,7 +113,7 @@ WRONG_USE = {
     "a scheduler that does not answer": ("usage", ["index", "{tree}", "--executor", "tcp://127.0.0.1:1"], "scheduler"),
     "a fraction above 1": ("usage", ["index", "{tree}", "--max-delete-fraction", "2"], "max-delete-fraction"),
     "no source": ("usage", ["index"], "SOURCE"),
-    "one source twice": ("usage", ["index", "{tree}", "{tree}/."], "twice"),
+    "one source twice": ("usage", ["index", "{tree}", "{tree}/."], "Duplicate source"),
     "a search without a workspace": ("workspace_not_found", ["search", "x"], "workspace"),
     "the status of nothing": ("workspace_not_found", ["status"], "workspace"),
 }

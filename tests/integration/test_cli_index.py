@@ -308,7 +308,7 @@ def test_filters_are_recorded_and_used_again_until_others_are_given(tree: Path, 
     assert states(kept) == {"unchanged": 1, "lines_total": 2}
     assert "keeps the filters of its last run, --include src/ --exclude deep/" in kept.err
     replaced = driftline("index", tree, "--include", "*.md", "--json")
-    assert "are --include '*.md', instead of --include src/ --exclude deep/" in replaced.err
+    assert "are now --include '*.md', instead of --include src/ --exclude deep/" in replaced.err
     other = states(replaced)
     assert other == {"new": 2, "deleted": 1, "lines_embedded": 3, "lines_total": 3}
     assert states(driftline("index", tree, "--json")) == {"unchanged": 2, "lines_total": 3}

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -26,6 +27,7 @@ from driftline.flows.web import search_processes
 from driftline.flows.web.search_processes import SearchProcesses
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import CorruptFile, StorageError, UsageError
+from driftline.storage.lance.reader_process import WorkerProcess
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.search.search import SearchReport, search
@@ -201,7 +203,12 @@ def test_a_search_that_is_stopped_with_its_process_is_repeated(
         processes.start(workspace)
         neighbour = pool.submit(processes.run, second_time, workspace, seen)
         until(seen.exists)
-        monkeypatch.setattr(search_processes, "SEARCH_SECONDS", 0.1)
+        run = WorkerProcess.run
+
+        def hurried(helper: WorkerProcess, seconds: float, function: Any, *args: Any) -> Any:
+            return run(helper, 0.1 if function is sleep else seconds, function, *args)
+
+        monkeypatch.setattr(WorkerProcess, "run", hurried)
         monkeypatch.setattr(search_processes, "ATTEMPTS", 1)
         with pytest.raises(StorageError, match="Narrow the search"):
             processes.run(sleep, workspace, 2 * PATIENCE_SECONDS)

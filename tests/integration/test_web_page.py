@@ -376,7 +376,7 @@ def test_the_page_of_sql_shows_rows_a_plot_and_what_is_wrong(site: Site) -> None
 def test_the_index_page_shows_sources_growth_runs_and_what_was_skipped(site: Site) -> None:
     page = site.page
     site.browser.open(f"{site.url}index", SOURCE, "Growth: lines")
-    page.locator("summary").first.click()
+    page.locator("summary", has_text="binary").click()
     expect(page.get_by_text("photo.bin")).to_be_visible()
     expect(page.locator("tr[id]").first).to_contain_text("index")
     assert page.locator("figure svg").first.bounding_box()["width"] >= 400  # type: ignore[index]

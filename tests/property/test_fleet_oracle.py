@@ -279,7 +279,7 @@ class World:
 
     def sync(self, **options: Any) -> dict[str, Any]:
         print("sync")
-        return self.fleet.sync(retry=True, max_delete_fraction=1.0, how={"indexes": "none", "workers": 1}, **options)
+        return self.fleet.sync(retry=True, max_delete_fraction=1.0, indexes="none", workers=1, **options)
 
     def sync_and_die(self) -> None:
         """Run a sync that fails at, or dies after, one of its writes or git commands."""
