@@ -96,7 +96,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def workspace(tree: Path) -> Path:
     folder = tree.with_name("ws")
-    for more in ([], ["--branch", "feature/x"]):
+    for more in ([], [], ["--branch", "feature/x"]):  # growth is drawn from the second run on
         assert main(["index", str(tree), "--workspace", str(folder), *more]) == 0
     return folder
 
