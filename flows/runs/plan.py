@@ -133,7 +133,7 @@ def _flags(record: SourceRecord) -> str:
 
 
 def _refuse_filters_without_files(plan: SourcePlan) -> None:
-    """Raise UsageError if a source has files, and its filters include none of them."""
+    """Raise UsageError if a source has files, and its filters exclude all of them."""
     found = scan(ScanSpec.of(plan.source, plan.record, "", ()), lambda _: SCHEMA.empty_table(), now_ns=0)
     if not found.listed and {*found.skipped["reason"].to_pylist()} == {SkipReason.EXCLUDED}:
         where = f"{_flags(plan.record)} in {plan.source.uri}"
@@ -179,7 +179,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
             if plan.source.is_local:
                 for root in (plan.source.uri, os.path.abspath(given if isinstance(given, str) else given.uri)):
                     plan.rules.check(root)
-            if isinstance(given, str) and plan.record.include and plan.has_new_filters:
+            if isinstance(given, str) and plan.has_new_filters:
                 _refuse_filters_without_files(plan)
             if plan.source.uri in uris:
                 raise UsageError("Duplicate source", plan.source.uri, "Specify it once.")

@@ -405,7 +405,7 @@ class Matcher:
 
 
 class IgnoreFileLimits:
-    """Limits the ignore files of one scan. What is beyond the limits has no effect, with a warning."""
+    """Limits the ignore files of one scan. Rules beyond the limits have no effect, with a warning."""
 
     def __init__(self) -> None:
         self._bytes_left, self._patterns_left = MAX_SCAN_IGNORE_BYTES, MAX_SCAN_PATTERNS

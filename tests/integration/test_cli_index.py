@@ -314,7 +314,7 @@ def test_filters_are_recorded_and_used_again_until_others_are_given(tree: Path, 
     assert states(driftline("index", tree, "--json")) == {"unchanged": 2, "lines_total": 3}
     assert driftline("index", tree, "--include", "!*.md").code == 2
     removed = driftline("index", tree, "--include", "*", "--json")
-    assert "are none, instead of --include '*.md'" in removed.err
+    assert "are now none, instead of --include '*.md'" in removed.err
     assert states(removed)["unchanged"] == 2 < states(removed)["new"]
     assert "filters" not in driftline("index", tree).err
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from driftline.flows.config.index_request import IndexRequest
+from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
@@ -188,8 +188,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     def request(self, **options: Any) -> IndexRequest:
         return IndexRequest(
-            (str(self.tree),), self.workspace, entity="source:tree", exclude=(".gitignore",), model=str(self.model),
-            workers=1, indexes="none", **options,
+            (SourceRequest(str(self.tree), "source:tree", exclude=(".gitignore",)),), self.workspace,
+            model=str(self.model), workers=1, indexes="none", **options,
         )  # fmt: skip
 
     def expected_counts(self, full: bool) -> dict[str, int]:
