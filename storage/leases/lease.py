@@ -168,8 +168,10 @@ class Lease:
             except LeaseLost as error:
                 _log.warning("%s", error)
                 return False
-            except Exception as error:  # other leases share the thread, and commits call check() in any case
+            except DriftlineError as error:  # the next renewal may succeed; commits call check() in any case
                 _log.warning("Could not renew the lease, will retry: %s", error)
+            except Exception:  # a bug must not end the renewals of the leases that share this thread
+                _log.exception("Could not renew the lease, will retry: %s", self._where)
             return True
 
     @property
