@@ -27,7 +27,7 @@ from driftline.flows.commands.app import (
     parameters,
     show,
 )
-from driftline.flows.config.index_request import FLEET_OPTIONS, OPTIONS, IndexRequest, SourceRequest, options_in
+from driftline.flows.config.index_request import FLEET_OPTIONS, OPTIONS, IndexRequest, options_in
 from driftline.flows.config.locate import (
     WORKSPACE_VARIABLE,
     named_branch,
@@ -265,41 +265,43 @@ def watch(source: SourceArgument = ".", workspace: WorkspaceOption = None, model
     target = workspace_for_indexing(workspace, [source], None)
     from driftline.flows.config.locate import options_for
 
-    watcher = watcher_of(known_at(source, target), target, model, options_for(target))
+    options = options_for(target)
+    watcher = watcher_of(source, target, entity_at(source, target, options), model=model, storage_options=options)
     with suppress(KeyboardInterrupt):  # the usual way to stop it
         watcher.run()
     warn(f"stopped; continue with: driftline watch {source}")
     return DONE
 
 
-def known_at(source: str, workspace: str) -> str | SourceRequest:
-    """Return the workspace's source at the folder ``source``, with its own entity and filters, or else ``source``."""
-    from driftline.flows.config.locate import options_for
-    from driftline.flows.runs.plan import known_request
+def entity_at(folder: str, workspace: str, storage_options: Mapping[str, Any] | None = None) -> str | None:
+    """Return the entity of the workspace's only source at ``folder``, or None if there is none or several."""
     from driftline.storage.workspace.workspace import Workspace
 
     try:
-        known = Workspace.open(workspace, options_for(workspace)).readable_sources()
+        known = Workspace.open(workspace, storage_options).readable_sources()
     except WorkspaceNotFound:
-        return source
-    there = [known_request(entity, record) for entity, record in known if record.uri == os.path.realpath(source)]
-    return there[0] if len(there) == 1 else source
+        return None
+    there = [str(entity) for entity, record in known if record.uri == os.path.realpath(folder)]
+    return there[0] if len(there) == 1 else None
 
 
 def watcher_of(
-    source: str | SourceRequest,
+    uri: str,
     workspace: str,
+    entity: str | None = None,
+    *,
     model: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Watcher:
-    """Return a watcher of ``source`` that reports each run on standard error."""
+    """Return a watcher of the folder ``uri`` that reports each run on standard error.
+
+    Each run applies the filters that the source has then, since other runs may change them meanwhile.
+    """
     from driftline.flows.runs.watch import Watcher
 
     # One process embeds a user's edits faster than it could start others.
     how: dict[str, Any] = {"model": model, "executor": "inline", "wait_seconds": WAIT_SECONDS}
-    # Its current filters apply to each run: other runs may change them meanwhile.
-    uri, entity = (source, None) if isinstance(source, str) else (source.uri, source.entity)
-    request = IndexRequest((uri,), workspace, entity=entity, storage_options=storage_options, **how)
+    request = IndexRequest(uri, workspace, entity=entity, storage_options=storage_options, **how)
     return Watcher(request, _report, _failed)
 
 
@@ -316,20 +318,18 @@ def _failed(error: DriftlineError) -> None:
 @contextmanager
 def watching_sources(workspace: Workspace) -> Iterator[None]:
     """Update each local source of ``workspace`` on changes, in its own thread, until the context exits."""
-    from driftline.flows.runs.plan import known_request
     from driftline.storage.sources.source import known_source
 
-    known = (known_request(entity, record) for entity, record in workspace.sources())
-    local = [source for source in known if known_source(source.uri).is_local]
+    local = [(record.uri, str(entity)) for entity, record in workspace.sources() if known_source(record.uri).is_local]
     stop, options = threading.Event(), workspace.objects.storage_options
 
-    def run(source: SourceRequest) -> None:
+    def run(uri: str, entity: str) -> None:
         try:
-            watcher_of(source, workspace.objects.uri, storage_options=options).run(stop)
+            watcher_of(uri, workspace.objects.uri, entity, storage_options=options).run(stop)
         except DriftlineError as error:
-            warn(f"{source.uri} is no longer watched: {error}")
+            warn(f"{uri} is no longer watched: {error}")
 
-    threads = [threading.Thread(target=run, args=(each,), name=f"watch {each.uri}") for each in local]
+    threads = [threading.Thread(target=run, args=each, name=f"watch {each[0]}") for each in local]
     for thread in threads:
         thread.start()
     try:

@@ -22,7 +22,7 @@ import pytest
 from watchfiles import Change
 
 import driftline as dl
-from driftline.flows.commands.index import known_at, watcher_of, watching_sources
+from driftline.flows.commands.index import entity_at, watcher_of, watching_sources
 from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs import watch
@@ -288,7 +288,7 @@ def test_only_a_local_folder_is_watched(driftline: Callable[..., object], tmp_pa
 def watched(source: str, workspace: str) -> Iterator[None]:
     """Watch a source, as ``driftline watch`` does, until the context exits."""
     stop = threading.Event()
-    watcher = watcher_of(known_at(source, workspace), workspace)
+    watcher = watcher_of(source, workspace, entity_at(source, workspace))
     thread = threading.Thread(target=watcher.run, args=(stop,))
     thread.start()
     try:
