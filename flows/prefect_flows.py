@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
@@ -48,6 +48,9 @@ from driftline.storage.defaults import (
 from driftline.storage.errors import StorageError
 from driftline.storage.option_table import Option, documented, given_values, spread
 from driftline.storage.workspace.workspace import Workspace
+
+if TYPE_CHECKING:  # an index run does not load it
+    from driftline.flows.config.driftline_toml import Configuration
 
 _R = TypeVar("_R")
 
@@ -136,14 +139,11 @@ def fleet(
     Returns:
         The sync's report, as in ``driftline fleet sync --json``.
     """
-    from driftline.flows.config.driftline_toml import Configuration, fleets_of, open_config
     from driftline.flows.runs.fleet import FleetRequest, sync_fleets
 
-    uri, file = absolute_workspace(workspace), None if fleets else open_config(None)
-    found, settings = (file.fleets, file.index) if file is not None else (fleets_of(fleets or []), {})
+    configuration = configuration_of(absolute_workspace(workspace), fleets)
     options = given | {"storage_options": options_of(storage_options)}
-    configuration = Configuration(Path("fleets"), uri, fleets=found, index=settings)
-    request = FleetRequest.of(configuration, uri, options, retry=retry, has_all_fleets=False)
+    request = FleetRequest.of(configuration, configuration.workspace, options, retry=retry, has_all_fleets=False)
     with flow_progress(quiet=True) as progress:
         work = attempt.with_options(name="sync")
         report: FleetsReport = work(lambda: {"report": sync_fleets(request, progress)})["report"]
@@ -151,8 +151,20 @@ def fleet(
         get_run_logger().info("%s", report.in_words())
         progress.finish(report.in_words(), has_changed=report.sync is not None and report.sync.has_changed)
     if failures := report.failures:
-        raise StorageError(f"{len(failures):,} problems, first {failures[0]}", uri, "See the artifact driftline-fleet.")
+        raise StorageError(
+            f"{len(failures):,} problems, first {failures[0]}", report.workspace, "See the artifact driftline-fleet."
+        )
     return report.to_dict()
+
+
+def configuration_of(workspace: str, fleets: list[FleetTable] | None) -> Configuration:
+    """Return the configuration of ``fleets``, or the fleets and settings of the worker's ``driftline.toml``."""
+    from driftline.flows.config.driftline_toml import Configuration, fleets_of, open_config
+
+    if fleets:
+        return Configuration(Path("fleets"), workspace, fleets=fleets_of(fleets))
+    file = open_config(None)
+    return Configuration(file.path, workspace, fleets=file.fleets, index=file.index)
 
 
 def _run(request: IndexRequest, workspace: str, max_deltas: int) -> dict[str, Any]:

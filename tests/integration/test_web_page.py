@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -26,6 +27,7 @@ from tests.servers.axe import violations
 from tests.servers.browser import WAIT_MILLISECONDS, Browser, open_browser
 from tests.servers.git_server import git
 from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.web import ask
 
 HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&#?%41.py"
 SOURCE = "org:default/project:default/source:tree"
@@ -371,6 +373,11 @@ def test_the_page_of_sql_shows_rows_a_plot_and_what_is_wrong(site: Site) -> None
     expect(page.get_by_role("alert")).to_be_visible()
     assert ["400" in each for each in site.said] == [True]
     site.said.clear()
+
+
+@pytest.mark.parametrize("query", ["fixed=renew", "regex=^class"])
+def test_exact_text_needs_no_words(served: str, query: str) -> None:
+    assert "src/lease.py" in ask(urlsplit(served).netloc, f"/?{query}").body
 
 
 def test_the_index_page_shows_sources_growth_runs_and_what_was_skipped(site: Site) -> None:

@@ -13,6 +13,9 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from driftline.flows.config.driftline_toml import Configuration, fleets_of, load_config
 from driftline.flows.config.toml_schema import FleetTable
+from driftline.flows.config.workspace_names import CONFIG_VARIABLE
+from driftline.flows.prefect_flows import configuration_of
+from driftline.flows.runs.fleet import FleetRequest
 from driftline.flows.scheduling.deployments import Deployments, _pause_others, deployment_name, deployments_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
@@ -59,7 +62,7 @@ def test_each_source_has_a_deployment_with_its_own_schedule(tmp_path: Path) -> N
     assert web["parameters"]["sources"] == [str(tmp_path / "web")]
     assert (web["parameters"]["include"], web["parameters"]["link"]) == (["*.py"], "gitlab")
     assert docs["parameters"]["entity"] == "org:acme/project:a/source:docs"
-    assert docs["parameters"]["include"] == ["*"]  # removes the filters of earlier runs
+    assert (docs["parameters"]["include"], docs["parameters"]["link"]) == (["*"], "")  # remove those of earlier runs
     assert {spec["parameters"]["workspace"] for spec in found.values()} == {str(tmp_path / ".driftline")}
 
 
@@ -143,3 +146,18 @@ def test_prefect_reads_the_file_without_driftline() -> None:
     assert {one["concurrency_limit"]["collision_strategy"] for one in spec["deployments"][2:]} == {"CANCEL_NEW"}
     (automation,) = spec["automations"]
     assert automation["trigger"]["posture"] == "Proactive"
+
+
+def test_a_flow_without_fleets_syncs_those_of_the_file_with_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "driftline.toml").write_text(
+        'redact = "strict"\nmax_file_bytes = 10\n[[fleet]]\nprovider = "folder"\nurl = "mirrors"\n'
+    )
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "driftline.toml"))
+    found = configuration_of("/srv/index", None)
+    request = FleetRequest.of(found, found.workspace, {}).run
+    assert (found.workspace, [each.host.provider for each in found.fleets]) == ("/srv/index", ["folder"])
+    assert (request.redact, request.max_file_bytes) == ("strict", 10)
+    given = configuration_of("/srv/index", [FleetTable(provider="folder", url="others")])
+    assert FleetRequest.of(given, given.workspace, {}).run.redact is None
