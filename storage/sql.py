@@ -607,7 +607,7 @@ def _skipped_by_scans(
     found: dict[tuple[str, str | None], dict[str, str]] = {}
     complete = set[tuple[str, str | None]]()
     for run in runs:
-        for source in run.report.get("sources", ()) if run.kind == "index" else ():
+        for source in run.report.get("sources", ()) if run.kind == INDEX else ():
             key = source["entity"], source.get("branch")
             if key in complete or "scan" not in source.get("phases", ()):
                 continue

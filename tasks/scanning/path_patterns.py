@@ -204,6 +204,8 @@ IGNORE_FILES = (".gitignore", OUR_IGNORE_FILE)
 """The ignore files read in every folder; later ones take precedence."""
 
 MAX_IGNORE_BYTES = 1024 * 1024
+MAX_BLOB_BYTES = 4 * MAX_IGNORE_BYTES
+"""Git returns a file of a commit only as a whole, so a larger ignore file is not read at all."""
 MAX_PATTERN_BYTES = 4_096
 """The longest path on Linux."""
 MAX_SCAN_IGNORE_BYTES, MAX_SCAN_PATTERNS = 16 * MAX_IGNORE_BYTES, 200_000
@@ -413,9 +415,12 @@ class IgnoreFileLimits:
 
     def admit(self, path: str, size_bytes: int) -> bool:
         """Return whether the file at ``path`` may be read."""
+        if size_bytes > MAX_BLOB_BYTES:
+            log.warning("the ignore file %s is larger than %d bytes, and is skipped", path, MAX_BLOB_BYTES)
+            return False
         if size_bytes > MAX_IGNORE_BYTES:
             log.warning("the ignore file %s has no effect after its first %d bytes", path, MAX_IGNORE_BYTES)
-        self._bytes_left -= min(size_bytes, MAX_IGNORE_BYTES)
+        self._bytes_left -= size_bytes
         return self._is_within(self._bytes_left, path)
 
     def lines(self, path: str, data: bytes) -> list[bytes]:

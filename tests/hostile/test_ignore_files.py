@@ -9,7 +9,14 @@ import pytest
 
 from driftline.storage.sources.source import RepositorySource, open_source
 from driftline.tasks.scanning import path_patterns
-from driftline.tasks.scanning.path_patterns import MAX_IGNORE_BYTES, MAX_PATTERN_BYTES, PatternList, Rules, translate
+from driftline.tasks.scanning.path_patterns import (
+    MAX_IGNORE_BYTES,
+    MAX_PATTERN_BYTES,
+    IgnoreFileLimits,
+    PatternList,
+    Rules,
+    translate,
+)
 from driftline.tasks.scanning.scan import ScanSpec, _list_commit
 from driftline.tasks.scanning.walk import Subtree, Walk
 from tests.servers.git_server import GitServer, git
@@ -36,6 +43,13 @@ def test_only_the_start_of_a_huge_ignore_file_has_an_effect(
     assert "a.txt" in listing.paths
     assert "b.txt" not in listing.paths
     assert f"{tmp_path}/{name} has no effect after its first {MAX_IGNORE_BYTES} bytes" in caplog.text
+
+
+def test_a_huge_ignore_file_of_a_commit_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    limits = IgnoreFileLimits()
+    assert limits.admit("big/.driftlineignore", MAX_IGNORE_BYTES + 1)
+    assert not limits.admit("huge/.driftlineignore", HUGE)
+    assert "huge/.driftlineignore is larger than" in caplog.text
 
 
 @pytest.mark.parametrize("name", [".git", ".git/config", ".git/info/exclude"])
