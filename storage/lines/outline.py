@@ -57,6 +57,12 @@ class Definition:
         """Return whether it is a test module, or is inside one."""
         return self.is_code and _TESTS.search(f"{self.name}." if self.kind in _SCOPES else self.name) is not None
 
+    @property
+    def is_constructor(self) -> bool:
+        """Return whether it has the name of its class, as a constructor does."""
+        parts = parts_of_name(self.name)
+        return parts[-1:] == parts[-2:-1]
+
     def matches_name(self, name: str) -> bool:
         """Return whether it has this name, ignoring case; for ``Session.get``, both parts must match."""
         parts, own = parts_of_name(name.lower()), parts_of_name(self.name.lower())

@@ -30,6 +30,7 @@ from driftline.tasks.search.ranking import (
     FoundLine,
     Neighbourhood,
     Weights,
+    Window,
     count_words,
     document_scores,
     line_scores,
@@ -73,6 +74,16 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def texts_of(self, windows: Sequence[Window]) -> list[str]:
+        """Return the text of each window, as far as its lines are candidates."""
+        position = {document: at for at, document in enumerate(self.documents)}
+        keys = self.lines.document << _NUMBER_BITS | self.lines.number
+        at = np.fromiter((position[(*each.file, each.hash)] for each in windows), np.int64) << _NUMBER_BITS
+        bounds = np.array([(each.first, each.last) for each in windows], np.int64).reshape(-1, 2)
+        first = np.searchsorted(keys, at | bounds[:, 0]).tolist()
+        end = np.searchsorted(keys, at | bounds[:, 1], side="right").tolist()
+        return ["\n".join(self.texts[start:stop]) for start, stop in zip(first, end, strict=True)]
 
     def definition_of(self, at: int) -> Definition | None:
         """Return a line's innermost enclosing definition, if it is known."""
@@ -226,7 +237,8 @@ def _documents(rows: pa.Table) -> list[DocumentVersion]:
 
 JUDGED_LINES = 20
 """How many of the lexically best lines per result are also scored semantically."""
-MIN_RESULTS = 10
+MIN_RESULTS = 50
+"""The number of results for which lines are judged if fewer are requested: a list must begin like a longer one."""
 DISTANCE_DIGITS = 6
 """Distances are rounded to this many digits. Further digits of float32 sums depend on the order of addition, and a line
 equal to the query must have distance 0.
@@ -242,7 +254,9 @@ LINES_OF_LARGE = 64
 OTHER_CASE_OF_CONSTANT = 0.3
 """Factor for a definition named like a constant in another case: ``download_delay()`` is not DOWNLOAD_DELAY."""
 IMPLEMENTS = 0.25
-"""Deduction for a definition that only extends the type it is named after, so ``struct`` ranks above ``impl``."""
+"""Deduction for a definition that only belongs to the type it is named after, so ``struct`` ranks above ``impl``, and a
+class above its constructor.
+"""
 HEAD_OF_FILE = 0.9
 """The score of the lines after the first in the first block of a file named in the query."""
 MENTION_OF_CONSTANT = 0.25
@@ -411,7 +425,9 @@ def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[
 
 
 def _share(definition: Definition, names: Sequence[str]) -> float:
-    """Return how well a definition matches a name: less for prose, another case, nesting, few lines, or an ``impl``."""
+    """Return how well a definition matches a name: less for prose, another case, nesting, few lines, an ``impl``, or a
+    constructor.
+    """
     named = [parts_of_name(name) for name in names if definition.matches_name(name)]
     if not named:
         return 0.0
@@ -420,7 +436,8 @@ def _share(definition: Definition, names: Sequence[str]) -> float:
     in_another_case = OTHER_CASE_OF_CONSTANT if all(map(is_constant, names)) else 0.8
     whole = (1.0 if definition.is_code else 0.5) * (1.0 if exact else in_another_case)
     size = min(1.0, (definition.last - definition.line) / LINES_OF_LARGE)
-    return whole - 0.05 * (len(own) - len(named[0])) - 0.1 * (1 - size) - IMPLEMENTS * (definition.kind == "impl")
+    implements = definition.kind == "impl" or (definition.is_constructor and len(named[0]) == 1)
+    return whole - 0.05 * (len(own) - len(named[0])) - 0.1 * (1 - size) - IMPLEMENTS * implements
 
 
 def _begins_definition(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:

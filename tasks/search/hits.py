@@ -200,7 +200,7 @@ class Hit:
     relevant, and ``label`` classifies it; for more hits in the same file, the score is lower than the label suggests.
     In ``vector`` mode, ``score`` is the best line's cosine, and there is no label. ``distance`` is 1 - the best line's
     cosine, and ``relevance`` is the fraction of random line pairs that are more distant. ``copies`` lists other
-    documents with the same name and content, which are not shown. ``context`` contains the lines from
+    documents with nearly the same text, which are not shown. ``context`` contains the lines from
     ``start_line`` to ``end_line``, as indexed. Long lines are clipped around the match in ``text`` and ``context``
     (``clipped``).
 

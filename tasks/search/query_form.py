@@ -44,6 +44,16 @@ def names_in(query: str) -> list[str]:
     return [word for word in dict.fromkeys(words) if _SPELT_AS_NAME.fullmatch(word)]
 
 
+def name_in(query: str) -> str:
+    """Return the name that ``query`` consists of, if it is spelled like one, or like a type, otherwise "".
+
+    >>> name_in("Session"), name_in("Session.get"), name_in("session"), name_in("the Session")
+    ('Session', 'Session.get', '', '')
+    """
+    names = names_in(query) if len(query.split()) == 1 else []
+    return next((name for name in names if _SPELT_AS_NAME.fullmatch(name) or re.search(r"[A-Z_\d]", name)), "")
+
+
 def is_constant(name: str) -> bool:
     """Return whether a name is spelled like a constant, a setting or an environment variable: MAX_TRIES."""
     return "_" in name and name.isupper() and name.isidentifier()

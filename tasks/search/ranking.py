@@ -15,9 +15,11 @@ merged into windows (``merge_windows``), which ``arranged`` orders, taking files
 from __future__ import annotations
 
 import posixpath
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.tokenizer import name_parts, terms, terms_of
 from driftline.tasks.search.query_form import QueryForm
+from driftline.tasks.search.request import is_auxiliary, is_prose
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Weights:
     other files; ``stem`` for a file name that contains all query words, or part of it for some; ``full_stem_match`` for
     a file name that consists of them; ``again`` for each better window in the same file, or in the same prose section.
     These apply to queries about a topic: phrases of up to ``phrase_words`` significant words and questions of up to
-    ``question_words``. They fade for longer queries, and do not apply to sentences, which describe one item.
+    ``question_words``. They fade for longer queries.
 
     A few lines of code are enough to embed their meaning. Prose needs a paragraph, and even then words are better
     evidence.
@@ -88,8 +91,12 @@ class Weights:
 WEIGHTS = Weights()
 USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0, auxiliary=0.75)
 """Weights for questions about how to use something or what it is: documentation answers these, not source code."""
-SENTENCE_WEIGHTS = replace(WEIGHTS, definition=6.0, name=4.0)
-"""Weights for sentences: a name in them more often refers to something that the described definition uses."""
+SENTENCE_WEIGHTS = replace(
+    WEIGHTS, definition=6.0, name=4.0, file=0.0, stem=0.0, full_stem_match=0.0, again=0.0, phrase_words=1_000
+)
+"""Weights for sentences, which describe one item, whatever its file: a name in them more often refers to something that
+the described definition uses. They do not fade.
+"""
 NAME_WEIGHTS = replace(WEIGHTS, unnamed=0.6, mention=0.25)
 """Weights for queries that are a single name; among other words, WebSocket may be a topic."""
 WEIGHTS_OF_FORMS: Mapping[QueryForm, Weights] = {
@@ -382,8 +389,7 @@ class Window:
     this hit's; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is a hit's
     relevance, at most ``max_score``, or the cosine if hits are sorted by cosine (``max_score`` is then 0). ``penalty``
     is the deduction from the score for better windows in the same place; it does not reduce the likelihood. ``copies``
-    lists other documents with the same name and content. If the query ``named`` the definition, the
-    window stays inside it.
+    lists other documents with nearly the same text. If the query ``named`` the definition, the window stays inside it.
     """
 
     entity: str
@@ -433,6 +439,12 @@ class Window:
             max_score=found.max_score,
             named=found.named,
         )
+
+    def add_copy(self, other: Window) -> None:
+        """List another window's document, and its copies, as copies of this window's."""
+        path = other.path if other.entity == self.entity else f"{other.entity}/{other.path}"
+        added = (path, *other.copies) if other.file != self.file else other.copies
+        self.copies = tuple(dict.fromkeys((*self.copies, *added)))
 
     def can_merge(self, line: int) -> bool:
         """Return whether the window may grow to a line: always, unless the query names the window's definition."""
@@ -525,7 +537,6 @@ def arranged(
     windows: Sequence[Window],
     words: Sequence[str],
     form: QueryForm = "phrase",
-    weights: Weights = WEIGHTS,
     name: str = "",
 ) -> list[Window]:
     """Sort ``windows`` by score and file: other hits in the file, and its name.
@@ -533,9 +544,9 @@ def arranged(
     ``words`` are the query's distinct terms, ``form`` its form. If the query is a ``name``, its definition is first.
     Each window is assigned the score that it is ranked by.
     """
-    windows = _without_copies(windows)
-    if not windows or not words or form == "sentence":
+    if not windows or not words:
         return list(windows)
+    weights = WEIGHTS_OF_FORMS.get(form, WEIGHTS)
     limit = weights.question_words if form in ("question", "usage") else weights.phrase_words
     least, best = min(window.score for window in windows), max(0.0, *(window.score for window in windows))
     # If the query is a single name, its definition's score says nothing about how well file names match.
@@ -558,14 +569,17 @@ def arranged(
         window.penalty = -best * fading * weights.again * of_place[place]
         window.score -= window.penalty
         of_place[place] += 1
-    if form == "name":
-        _lift_definitions(windows, name)
+    if name:
+        _lift_definitions(windows, name, 1 if form == "name" else 2)
     return by_score(windows)
 
 
-def _lift_definitions(windows: Sequence[Window], name: str) -> None:
-    """Raise the scores of definitions of ``name``, if there are any, or of ``_name``, so that the best is first."""
-    found = [(fit, window) for window in windows if (fit := _fit_of_name(window, name))]
+def _lift_definitions(windows: Sequence[Window], name: str, least: int) -> None:
+    """Raise the scores of the definitions that fit ``name`` best, so that one is first.
+
+    Definitions with a ``_fit_of_name`` below ``least`` are not raised.
+    """
+    found = [(fit, window) for window in windows if (fit := _fit_of_name(window, name)) >= least]
     best = max((fit for fit, _ in found), default=0)
     fitting = [window for fit, window in found if fit == best]
     if fitting:
@@ -575,34 +589,114 @@ def _lift_definitions(windows: Sequence[Window], name: str) -> None:
 
 
 def _fit_of_name(window: Window, name: str) -> int:
-    """Return 2 for the start of a definition of ``name`` in code, 1 if leading underscores differ, otherwise 0."""
+    """Return 2 for the start of a definition of ``name`` in code, 1 if leading underscores differ, otherwise 0.
+
+    Also 1 for a constructor of the class ``name``.
+    """
     definition = window.definition
     if definition is None or not definition.is_code or not window.first <= definition.line <= window.last:
         return 0
     parts, own = parts_of_name(name), parts_of_name(definition.name)
     if own[-len(parts) :] == parts:
-        return 2
+        return 1 if definition.is_constructor and len(parts) == 1 else 2
     return int([each.strip("_") for each in own[-len(parts) :]] == [each.strip("_") for each in parts])
 
 
-def _without_copies(windows: Sequence[Window]) -> list[Window]:
-    """Drop windows of documents with the same name and content as an earlier window, which then lists their paths.
+COPIED = 0.7
+"""Minimum fraction of the shingles of a window, or of its copy if that has fewer, that both have."""
+SHINGLE = 3
+"""Words per shingle."""
+MIN_SHINGLES = 8
+"""A window with fewer shingles, such as one line, is only a copy of a window in a file with the same name."""
+_WORD = re.compile(r"[a-z0-9]+|[^\W_a-z0-9]")
+"""Words, or single characters in other scripts, some of which separate no words."""
 
-    The path of a document in another source starts with its entity. Documents without a hash are never copies.
+
+def without_copies(windows: Sequence[Window], texts: Sequence[str]) -> list[Window]:
+    """Drop windows that repeat an earlier window, which then lists their documents as copies.
+
+    These are windows of a document with the same name and content, and, judging by their ``texts``, windows with nearly
+    the same words in another document, if both are prose, or if the names of the files or of the definitions are equal.
+    A window in a file that only repeats others, such as a bundle, is replaced by its first copy in another file.
     """
-    shown: dict[tuple[str, str], Window] = {}
+    documents: dict[tuple[str, str], tuple[str, str]] = {}
+    shown_in: dict[tuple[str, str], int] = {}
+    holding: dict[tuple[bytes | str, ...], list[int]] = defaultdict(list)
     kept: list[Window] = []
-    for window in windows:
-        if not window.hash:
-            kept.append(window)
+    known: list[tuple[int, set[str]]] = []  # the number of shingles and the names of each window in ``kept``
+    all_names = [*map(_names_of, windows)]
+    named = {(name, window.file) for window, names in zip(windows, all_names, strict=True) for name in names}
+    in_files = Counter(name for name, _ in named)
+    for window, text, of_window in zip(windows, texts, all_names, strict=True):
+        names = {name for name in of_window if in_files[name] > 1}
+        shingles = _shingles(text) if names else set()  # most windows of code share no name
+        content = (window.hash, window.path.rpartition("/")[2])
+        original = documents.setdefault(content, window.file) if window.hash else window.file
+        if original != window.file:
+            kept[shown_in[original]].add_copy(window)
             continue
-        first = shown.setdefault((window.hash, window.path.rpartition("/")[2]), window)
-        path = window.path if window.entity == first.entity else f"{window.entity}/{window.path}"
-        if first.file == window.file:
+        at = _copied_window(window, names, shingles, holding, kept, known)
+        if at is None:
+            for each in shingles:
+                holding[each].append(len(kept))
+            shown_in.setdefault(window.file, len(kept))
             kept.append(window)
-        elif path not in first.copies:
-            first.copies += (path,)
+            known.append((len(shingles), names))
+            continue
+        shown_in.setdefault(window.file, at)
+        shown, copy = kept[at], window
+        if is_auxiliary(shown.path) and not is_auxiliary(copy.path):
+            shown, copy = copy, shown
+            shown.score = copy.score
+        shown.add_copy(copy)
+        kept[at] = shown
     return kept
+
+
+def _copied_window(
+    window: Window,
+    names: set[str],
+    shingles: set[tuple[bytes | str, ...]],
+    holding: Mapping[tuple[bytes | str, ...], list[int]],
+    kept: Sequence[Window],
+    known: Sequence[tuple[int, set[str]]],
+) -> int | None:
+    """Return the position in ``kept`` of the window that ``window`` repeats most, or None."""
+    shared = Counter(chain.from_iterable(holding[each] for each in shingles if each in holding))
+    for at, count in shared.most_common():
+        size, named = min(known[at][0], len(shingles)), known[at][1]
+        if count < COPIED * size or kept[at].file == window.file or not named & names:
+            continue
+        if size >= MIN_SHINGLES or _stem(kept[at].path) == _stem(window.path):
+            return at
+    return None
+
+
+def _names_of(window: Window) -> set[str]:
+    """Return the names that windows with copied text have in common: the file's and the definition's, or prose."""
+    definition = window.definition
+    defined = parts_of_name(definition.name)[-1:] if definition is not None and definition.is_code else ()
+    return {_stem(window.path), *defined} | ({"/"} if is_prose(window.path) else set())
+
+
+def _shingles(text: str) -> set[tuple[bytes | str, ...]]:
+    """Return the distinct runs of SHINGLE words in ``text``, in lower case; a shorter text is one run."""
+    lower = text.lower()
+    words: list[bytes] | list[str] = (
+        lower.encode().translate(_ASCII_PARTS).split() if text.isascii() else _WORD.findall(lower)
+    )
+    return {*zip(*(words[at:] for at in range(SHINGLE)), strict=False)} or {tuple(words)}
+
+
+def extended(found: list[Window], windows: Sequence[Window]) -> list[Window]:
+    """Append those ``windows`` that share no line with any of ``found``, so the beginning of a list never changes."""
+
+    def is_new(window: Window) -> bool:
+        return not any(
+            each.file == window.file and each.first <= window.last and window.first <= each.last for each in found
+        )
+
+    return found + [window for window in windows if is_new(window)]
 
 
 def by_score(windows: Sequence[Window]) -> list[Window]:

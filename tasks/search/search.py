@@ -32,12 +32,12 @@ from driftline.storage.option_table import from_keywords
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.records import html_table
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
+from driftline.tasks.search.candidates import MIN_RESULTS, Candidates, gather, lines_of, rank
 from driftline.tasks.search.facets import Facets, Match, counted
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
 from driftline.tasks.search.hits import HIT_TYPES, Hit, distinct_windows, hits, of_distinct_files
 from driftline.tasks.search.links import SourceRecords
-from driftline.tasks.search.query_form import QueryForm, names_in, places_in, query_form
+from driftline.tasks.search.query_form import QueryForm, name_in, names_in, places_in, query_form
 from driftline.tasks.search.ranking import (
     GROWTH,
     GROWTH_ACROSS,
@@ -47,7 +47,9 @@ from driftline.tasks.search.ranking import (
     FoundLine,
     Window,
     arranged,
+    extended,
     merge_windows,
+    without_copies,
 )
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest
@@ -545,7 +547,8 @@ class _Finder:
         form = query_form(self.query)
         n_blocks, n_near = CANDIDATE_BLOCKS, CANDIDATE_NEAR_BLOCKS[form] if meaning else 0
         n_near = CANDIDATE_LINES if by_distance else n_near
-        judged, most = n_windows, MAX_COPIES * n_windows
+        judged, most = max(n_windows, MIN_RESULTS), MAX_COPIES * n_windows
+        found: list[Window] = []
         while True:
             blocks, found_near, lines = self._candidates(n_blocks, n_near)
             self.records.read_ahead(search_threads(), {entity for entity, _, _ in lines.documents})
@@ -558,20 +561,20 @@ class _Finder:
                 across = GROWTH if form == "sentence" else GROWTH_ACROSS
                 merged = merge_windows(self._kept(rows), max_gap, max(judged, JUDGED_WINDOWS), across)
                 merged = of_distinct_files(merged, self.records)
-                windows = arranged(merged, lines.words, form, name=next(iter(names_in(self.query)), ""))
+                windows = without_copies(merged, lines.texts_of(merged))
                 n_copies = len(merged) - len(windows)
-                windows = windows[:n_windows]
+                found = extended(found, arranged(windows, lines.words, form, name=name_in(self.query)))
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
             all_near = not meaning or found_near < n_near
             # If the nearest lines are complete, so are all lines within the distance.
             all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
-            if len(windows) < n_windows and n_copies and judged < most:  # copies took the places of other documents
+            if len(found) < n_windows and n_copies and judged < most:  # copies took the places of other documents
                 judged *= 4
                 continue
-            if len(windows) == n_windows or (all_near and all_blocks):
-                return windows
+            if len(found) >= n_windows or (all_near and all_blocks):
+                return found[:n_windows]
             n_blocks, n_near = 4 * n_blocks, 4 * n_near
 
     def nearest_allowed(self) -> list[Window]:

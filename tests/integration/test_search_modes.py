@@ -221,6 +221,16 @@ def test_a_large_top_k_returns_every_line(tmp_path: Path, tiny_model: Path, mode
     assert lines == {("a.txt", 1), ("a.txt", 16), ("b.txt", 1)}
 
 
+def test_a_list_begins_like_a_longer_one(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(dl.__file__).parents[1] / "tasks/search", tmp_path / "code", ignore=ignored)
+    dl.index(str(tmp_path / "code"), workspace=str(tmp_path / "ws"))
+    workspace = dl.open(str(tmp_path / "ws"))
+    for query in ("how are windows merged", "BM25 of words", "clip long lines", "tests"):
+        found = {top_k: [(hit.path, hit.line) for hit in workspace.search(query, top_k=top_k)] for top_k in (3, 10, 50)}
+        assert (found[3], found[10]) == (found[50][:3], found[50][:10]), query
+
+
 def test_a_query_without_results_says_so_in_every_interface(corpus: Path, driftline: Driftline) -> None:
     nonsense, at = "quantum marmalade trousers", ("--workspace", corpus)
     reported = driftline("search", nonsense, *at, "--json")

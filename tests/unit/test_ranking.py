@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.tokenizer import terms
 from driftline.tasks.search import ranking
-from driftline.tasks.search.query_form import QueryForm, query_form
+from driftline.tasks.search.query_form import QueryForm, name_in, query_form
 from driftline.tasks.search.ranking import (
     WEIGHTS,
     CandidateLines,
@@ -21,9 +22,11 @@ from driftline.tasks.search.ranking import (
     arranged,
     count_words,
     document_scores,
+    extended,
     filename_boosts,
     semantic_scores,
     text_scores,
+    without_copies,
     word_weights,
 )
 from driftline.tasks.search.relevance import label, likelihood
@@ -206,16 +209,26 @@ def test_the_definition_of_the_queried_name_is_first(query: str, first: str) -> 
     assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
 
 
+@pytest.mark.parametrize("query", ["Lease", "LeaseLost", "_Lease", "lease"])
+def test_a_class_comes_before_its_constructor_and_words_with_its_stem(query: str) -> None:
+    name = query.capitalize() if query == "lease" else query
+    windows = [window(f"{at}.java", 3, 20.0 - at) for at in range(3)]
+    for each, of in zip(windows, ("leases", f"{name}.{name}", name), strict=True):
+        each.definition = Definition("class", of, 3, 3, 9)
+    found = arranged(windows, ["leas"], query_form(query), name=name_in(query))
+    assert found[0].path == ("0.java" if query == "lease" else "2.java")
+
+
 def test_copies_in_other_sources_are_merged() -> None:
     windows = [window("a/x.py", 1, 9, "same"), window("b/x.py", 1, 8, "same"), window("b/y.py", 1, 7, "same")]
     windows[1].entity = "source:b"
-    first, other = arranged(windows, ["lease"])
+    first, other = without_copies(windows, ["a lease is held"] * 3)
     assert (first.path, first.copies, other.path) == ("a/x.py", ("source:b/b/x.py",), "b/y.py")
 
 
 def test_documents_without_a_hash_are_no_copies() -> None:
     windows = [window("a/x.py", 1, 9, ""), window("b/x.py", 1, 8, "")]
-    assert [each.path for each in arranged(windows, ["lease"])] == ["a/x.py", "b/x.py"]
+    assert [each.path for each in without_copies(windows, ["a lease", "a lock"])] == ["a/x.py", "b/x.py"]
 
 
 def test_a_file_named_like_the_query_ranks_first() -> None:
@@ -329,11 +342,63 @@ def test_without_windows_or_words_nothing_is_arranged() -> None:
 
 def test_documents_with_the_same_name_and_content_are_shown_once_and_named() -> None:
     windows = [window(f"{folder}/a.js", line, 9, "same") for line in (1, 60) for folder in ("src", "dist", "esm")]
-    found = arranged([*windows, window("b.js", 1, 8, "same")], ["lease"])
+    windows.append(window("b.js", 1, 8, "same"))
+    found = without_copies(windows, [*["a lease is held"] * 3, *["a lock is held"] * 3, "a lease is held"])
     assert [(each.path, each.first, each.copies) for each in found] == [
         ("src/a.js", 1, ("dist/a.js", "esm/a.js")),
-        ("b.js", 1, ()),
         ("src/a.js", 60, ()),
+        ("b.js", 1, ()),
+    ]
+
+
+LEASE = "def renew(lease, clock):\n    deadline = clock.now() + lease.duration\n    return lease.renewed(deadline)\n"
+MANUAL = "A lease expires unless its holder renews it, which is why every holder reads the clock of the store.\n"
+
+
+def defined(path: str, name: str, score: float) -> Window:
+    """Return a window that starts a function."""
+    found = window(path, 3, score)
+    found.definition = Definition("function", name, 3, 3, 9)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "text", "other_text", "copied"),
+    [
+        (defined("a/x.py", "renew", 9), defined("b/y.py", "Holder.renew", 8), LEASE, LEASE + "# the end\n", True),
+        (defined("a/x.py", "renew", 9), defined("b/x.py", "extend", 8), LEASE, LEASE, True),
+        (defined("a/x.py", "renew", 9), defined("b/y.py", "extend", 8), LEASE, LEASE, False),
+        (defined("a/x.py", "renew", 9), defined("a/x.py", "renew", 8), LEASE, LEASE, False),
+        (defined("a/x.py", "renew", 9), defined("b/y.py", "renew", 8), LEASE, LEASE.replace("lease", "lock"), False),
+        (defined("a/x.py", "renew", 9), defined("b/y.py", "renew", 8), LEASE, "def renew(): ...", False),
+        (defined("a/x.py", "renew", 9), defined("b/y.py", "renew", 8), "return lease", LEASE, False),
+        (window("book.html", 1, 9), window("book.pdf", 4, 8), MANUAL, MANUAL.replace(" ", "\n")[:70], True),
+        (window("ja.html", 1, 9), window("ja.pdf", 4, 8), "パッケージをインストール", "ッケージをインストール", True),
+    ],
+)  # fmt: skip
+def test_a_window_with_nearly_the_text_of_another_is_its_copy(
+    first: Window, other: Window, text: str, other_text: str, copied: bool
+) -> None:
+    first, other = replace(first), replace(other)
+    found = without_copies([first, other], [text, other_text])
+    assert found == ([first] if copied else [first, other])
+    assert first.copies == ((other.path,) if copied else ())
+
+
+def test_a_source_replaces_its_copy_in_a_bundle() -> None:
+    windows = [defined("dist/x.js", "renew", 9), defined("esm/x.js", "renew", 8), defined("src/x.ts", "renew", 7)]
+    found = without_copies(windows, [LEASE] * 3)
+    assert [(each.path, each.score, each.copies) for each in found] == [("esm/x.js", 9, ("dist/x.js", "src/x.ts"))]
+
+
+def test_a_longer_list_begins_like_a_shorter_one() -> None:
+    found = [window("a.py", 10, 9), window("b.py", 1, 8)]
+    later = [window("c.py", 1, 9.5), window("a.py", 10, 9), window("a.py", 40, 3)]
+    assert [(each.path, each.first) for each in extended(found, later)] == [
+        ("a.py", 10),
+        ("b.py", 1),
+        ("c.py", 1),
+        ("a.py", 40),
     ]
 
 
