@@ -440,6 +440,10 @@ class Window:
             named=found.named,
         )
 
+    def shares_lines(self, file: tuple[str, str], first: int, last: int) -> bool:
+        """Return whether it has any of the lines from ``first`` to ``last`` of ``file``."""
+        return self.file == file and self.first <= last and first <= self.last
+
     def add_copy(self, other: Window) -> None:
         """List another window's document, and its copies, as copies of this window's."""
         path = other.path if other.entity == self.entity else f"{other.entity}/{other.path}"
@@ -607,7 +611,7 @@ COPIED = 0.7
 SHINGLE = 3
 """Words per shingle."""
 MIN_SHINGLES = 8
-"""A window with fewer shingles, such as one line, is only a copy of a window in a file with the same name."""
+"""A window with fewer shingles, such as one line, is only a copy of one as short in a file with the same name."""
 _WORD = re.compile(r"[a-z0-9]+|[^\W_a-z0-9]")
 """Words, or single characters in other scripts, some of which separate no words."""
 
@@ -645,7 +649,8 @@ def without_copies(windows: Sequence[Window], texts: Sequence[str]) -> list[Wind
             continue
         shown_in.setdefault(window.file, at)
         shown, copy = kept[at], window
-        if is_auxiliary(shown.path) and not is_auxiliary(copy.path):
+        is_whole = len(shingles) >= COPIED * known[at][0]  # not only a part of the text
+        if is_whole and is_auxiliary(shown.path) and not is_auxiliary(copy.path):
             shown, copy = copy, shown
             shown.score = copy.score
         shown.add_copy(copy)
@@ -667,7 +672,8 @@ def _copied_window(
         size, named = min(known[at][0], len(shingles)), known[at][1]
         if count < COPIED * size or kept[at].file == window.file or not named & names:
             continue
-        if size >= MIN_SHINGLES or _stem(kept[at].path) == _stem(window.path):
+        is_equal = len(shingles) == known[at][0] and _stem(kept[at].path) == _stem(window.path)
+        if size >= MIN_SHINGLES or is_equal:
             return at
     return None
 
@@ -692,11 +698,33 @@ def extended(found: list[Window], windows: Sequence[Window]) -> list[Window]:
     """Append those ``windows`` that share no line with any of ``found``, so the beginning of a list never changes."""
 
     def is_new(window: Window) -> bool:
-        return not any(
-            each.file == window.file and each.first <= window.last and window.first <= each.last for each in found
-        )
+        return not any(each.shares_lines(window.file, window.first, window.last) for each in found)
 
     return found + [window for window in windows if is_new(window)]
+
+
+def with_whole_definitions(windows: Sequence[Window]) -> list[Window]:
+    """Extend the first window, and those of definitions named in the query, to their definitions, if these fit.
+
+    Windows inside the same definition are dropped. A definition that does not fit may do so without its comment.
+    """
+    kept: list[Window] = []
+    dropped: set[int] = set()
+    for at, window in enumerate(windows):
+        if id(window) in dropped:
+            continue
+        kept.append(window)
+        definition = window.definition
+        if definition is None or not definition.is_code or not (at == 0 or window.named):
+            continue
+        first = definition.first if definition.last - definition.first < MAX_WINDOW_LINES else definition.line
+        first, last = min(first, window.first), max(definition.last, window.last)
+        near = [each for each in windows if each is not window and each.shares_lines(window.file, first, last)]
+        inside = all(each.first >= first and each.last <= last for each in near)
+        if last - first < MAX_WINDOW_LINES and inside and not {*map(id, near)} & {*map(id, kept)}:
+            window.first, window.last = first, last
+            dropped.update(map(id, near))
+    return kept
 
 
 def by_score(windows: Sequence[Window]) -> list[Window]:

@@ -49,6 +49,7 @@ from driftline.tasks.search.ranking import (
     arranged,
     extended,
     merge_windows,
+    with_whole_definitions,
     without_copies,
 )
 from driftline.tasks.search.relevance import Calibration
@@ -563,7 +564,8 @@ class _Finder:
                 merged = of_distinct_files(merged, self.records)
                 windows = without_copies(merged, lines.texts_of(merged))
                 n_copies = len(merged) - len(windows)
-                found = extended(found, arranged(windows, lines.words, form, name=name_in(self.query)))
+                windows = arranged(windows, lines.words, form, name=name_in(self.query))
+                found = extended(found, with_whole_definitions(windows))
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count

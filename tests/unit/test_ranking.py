@@ -26,6 +26,7 @@ from driftline.tasks.search.ranking import (
     filename_boosts,
     semantic_scores,
     text_scores,
+    with_whole_definitions,
     without_copies,
     word_weights,
 )
@@ -367,6 +368,8 @@ def defined(path: str, name: str, score: float) -> Window:
     [
         (defined("a/x.py", "renew", 9), defined("b/y.py", "Holder.renew", 8), LEASE, LEASE + "# the end\n", True),
         (defined("a/x.py", "renew", 9), defined("b/x.py", "extend", 8), LEASE, LEASE, True),
+        (defined("a/x.py", "renew", 9), defined("b/x.py", "renew", 8), "return lease", "return lease", True),
+        (defined("a/x.py", "renew", 9), defined("b/x.py", "renew", 8), LEASE, "return lease.renewed(d)", False),
         (defined("a/x.py", "renew", 9), defined("b/y.py", "extend", 8), LEASE, LEASE, False),
         (defined("a/x.py", "renew", 9), defined("a/x.py", "renew", 8), LEASE, LEASE, False),
         (defined("a/x.py", "renew", 9), defined("b/y.py", "renew", 8), LEASE, LEASE.replace("lease", "lock"), False),
@@ -389,6 +392,36 @@ def test_a_source_replaces_its_copy_in_a_bundle() -> None:
     windows = [defined("dist/x.js", "renew", 9), defined("esm/x.js", "renew", 8), defined("src/x.ts", "renew", 7)]
     found = without_copies(windows, [LEASE] * 3)
     assert [(each.path, each.score, each.copies) for each in found] == [("esm/x.js", 9, ("dist/x.js", "src/x.ts"))]
+
+
+def test_a_source_with_only_a_part_of_the_text_replaces_nothing() -> None:
+    windows = [defined("dist/x.js", "renew", 9), defined("src/x.ts", "renew", 1), defined("src/x.ts", "renew", 7)]
+    found = without_copies(windows, [LEASE * 2 + MANUAL, "def renew(lease, clock):", LEASE])
+    assert [(each.path, each.copies) for each in found] == [("dist/x.js", ("src/x.ts",)), ("src/x.ts", ())]
+
+
+@pytest.mark.parametrize(
+    ("definition", "other", "lines"),
+    [
+        ((10, 8, 30), None, [(8, 30)]),
+        ((10, 8, 60), None, [(12, 14)]),
+        ((10, 2, 38), None, [(10, 38)]),
+        ((10, 8, 30), (20, 25), [(8, 30)]),
+        ((10, 8, 30), (28, 33), [(12, 14), (28, 33)]),
+    ],
+)
+def test_the_first_window_shows_its_whole_definition_if_it_fits(
+    definition: tuple[int, int, int], other: tuple[int, int] | None, lines: list[tuple[int, int]]
+) -> None:
+    first = replace(window("a.py", 12, 9), last=14, definition=Definition("function", "renew", *definition))
+    windows = [first] + ([replace(window("a.py", other[0], 8), last=other[1])] if other else [])
+    assert [(each.first, each.last) for each in with_whole_definitions(windows)] == lines
+
+
+def test_only_the_first_and_named_windows_show_whole_definitions() -> None:
+    windows = [defined(f"{at}.py", "renew", 9 - at) for at in range(3)]
+    windows[2].named = True
+    assert [(each.first, each.last) for each in with_whole_definitions(windows)] == [(3, 9), (3, 3), (3, 9)]
 
 
 def test_a_longer_list_begins_like_a_shorter_one() -> None:
