@@ -7,7 +7,7 @@ import other flows' libraries, such as the memory catalog's.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
@@ -80,9 +80,16 @@ def _with_options(*options: Option) -> Callable[[Callable[..., _R]], Callable[..
     return decorate
 
 
+def _source_names(parameters: Mapping[str, Any]) -> str:
+    """Return the last part of the entity, or of each source's path: full paths do not fit into Prefect's lists."""
+    if entity := parameters.get("entity"):
+        return str(entity).rpartition(":")[2]
+    return ", ".join(uri.rstrip("/").rpartition("/")[2].removesuffix(".git") or uri for uri in parameters["sources"])
+
+
 @flow(
     name="driftline-index",
-    flow_run_name=lambda: f"index {', '.join(flow_run.parameters['sources'])}",
+    flow_run_name=lambda: f"index {_source_names(flow_run.parameters)}",
     on_crashed=[release_leases],
     on_cancellation=[release_leases],
 )
