@@ -481,7 +481,8 @@ def analyze_document_states(
 
     Args:
         paths: the files, or the workspace.
-        workspace: the workspace (default: the workspace that commands in the current folder use), or the source.
+        workspace: the workspace (default: the workspace that commands in the current folder use), or the source. A
+            ``LineStore`` also compares the files with the metadata that its documents were stored with.
         documents: paths relative to the source. The result omits paths that are neither documents nor files to index.
 
     Returns:
@@ -494,6 +495,7 @@ def analyze_document_states(
         >>> driftline.analyze_document_states(location, "source:tree", ["notes.md"])
         [('notes.md', <DocumentState.UNCHANGED: 'unchanged'>)]
     """
+    from driftline.tasks.indexing.line_store import LineStore
     from driftline.tasks.scanning.scan import analyze_document_states as analyze
     from driftline.tasks.scanning.scan import states_of_files
 
@@ -503,5 +505,7 @@ def analyze_document_states(
         from driftline.flows.config.locate import workspace_for_reading
 
         workspace = workspace_for_reading(None)
-    named = [path_or_uri("A path", each) for each in listed("paths", paths) or ()]
-    return states_of_files(_stored(workspace), named)
+    named = [os.path.expanduser(path_or_uri("A path", each)) for each in listed("paths", paths) or ()]
+    known = workspace.states_of(named) if isinstance(workspace, LineStore) else {}
+    others = dict(states_of_files(_stored(workspace), [each for each in named if each not in known]))
+    return [(each, known.get(each) or others[each]) for each in named]

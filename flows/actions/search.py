@@ -146,7 +146,8 @@ def workspace_index(
     """Update a workspace to the current state of files, folders, globs and bucket URIs.
 
     Returns ``{indexed, updated, skipped, total_lines}``: the number of new, changed and unchanged documents, and of
-    lines in the workspace. ``skipped_files`` lists files that were not indexed. ``dry_run`` counts without writing.
+    lines in the workspace. ``deleted`` is added if documents were deleted. ``skipped_files`` lists files that were not
+    indexed. ``dry_run`` counts without writing.
     """
     from driftline.flows.actions.sources import index_paths
 
@@ -164,11 +165,13 @@ def workspace_index(
         model=model,
     )
     counts = [report.to_dict() for report in reports]
+    deleted = sum(count["deleted"] for count in counts)
     return {
         "indexed": sum(count["new"] for count in counts),
         "updated": sum(count["changed"] for count in counts),
         "skipped": sum(count["unchanged"] + count["touched"] for count in counts),
         "total_lines": handles.workspace(uri).stats().total_lines,
+        **({"deleted": deleted} if deleted else {}),
         **skipped.to_dict(),
     }
 
