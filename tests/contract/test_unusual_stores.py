@@ -19,7 +19,7 @@ from driftline.storage.objects import bucket, store_requests
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.checks import survived_check
+from driftline.tasks.maintenance.verification import survived_check
 from driftline.tasks.search.search import search
 from tests.servers.flaky import Fault, FlakyProxy
 from tests.servers.proxies import CephProxy, Proxy, SkewedProxy

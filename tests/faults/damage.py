@@ -22,7 +22,7 @@ from driftline.flows.commands.main import main
 from driftline.storage.lance.reader_process import ProcessDied, survived
 from driftline.storage.lines import line_counts
 from driftline.storage.lines.line_table import LineTable
-from driftline.tasks.maintenance import checks, search_quality
+from driftline.tasks.maintenance import search_quality, verification
 
 DOCUMENTS = 8
 MEASURED_QUERIES = 3
@@ -140,7 +140,7 @@ def _command(arguments: list[str]) -> tuple[int, str, str]:
     from tests.faults import damage as this
 
     search_quality.QUERIES = MEASURED_QUERIES
-    checks._checked_indexes = this.checked_indexes
+    verification._checked_indexes = this.checked_indexes
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)

@@ -15,7 +15,7 @@ import driftline as dl
 from driftline.storage.defaults import CUT
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.checks import verify
+from driftline.tasks.maintenance.verification import verify
 from driftline.tasks.search.search import search
 from driftline.tasks.text import MAX_ROW_CHARACTERS, MAX_ROWS_OF_LINE
 
