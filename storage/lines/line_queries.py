@@ -216,7 +216,7 @@ class Passage:
     last: int
 
 
-class once(Generic[_Value]):
+class locked_property(Generic[_Value]):
     """Like ``functools.cached_property``, but with one lock per instance, so tables open in parallel."""
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:
@@ -254,7 +254,7 @@ class LineQuery:
         if not 0 <= self.fallback_threshold <= 1:
             raise UsageError("fallback_threshold must be between 0 and 1", str(self.fallback_threshold))
 
-    @once
+    @locked_property
     def dataset(self) -> LanceDataset:
         return self.table.open(self.version, cached=True)
 
@@ -281,30 +281,30 @@ class LineQuery:
         if self.index is not None:
             read_ahead(self.table, self.dataset, (VECTOR,))
 
-    @once
+    @locked_property
     def sql(self) -> str | None:
         return self.where.to_sql() if self.where else None
 
     # Commit markers are counted separately: an index finds them, but cannot find all other lines.
 
-    @once
+    @locked_property
     def lines(self) -> int:
         """The number of lines in the table."""
         return int(self.dataset.count_rows()) - len(self.sources)
 
-    @once
+    @locked_property
     def matches(self) -> int:
         """The number of lines that match the filter."""
         if self.sql is None:
             return self.lines
         return self._matching_rows - self._count(no_lines(self.sql))
 
-    @once
+    @locked_property
     def _matching_rows(self) -> int:
         """Like ``matches``, but including commit markers, which are few and slow to exclude."""
         return self._count(self.sql)
 
-    @once
+    @locked_property
     def sources(self) -> tuple[str, ...]:
         """The entities that wrote to the table, according to their commit markers."""
         version = self.exact_version
@@ -318,24 +318,24 @@ class LineQuery:
             _SOURCES[version] = sources
         return sources
 
-    @once
+    @locked_property
     def exact_version(self) -> tuple[str | int, ...]:
         """An id for this version, derived from its files: a deleted and recreated table may reuse URI and version."""
         files = map(data_file, self.dataset.get_fragments()[:1])
         return (self.dataset.uri, self.dataset.version, *files)
 
-    @once
+    @locked_property
     def filters_afterwards(self) -> bool:
         if self.sql is None or self.strategy in ("auto", "prefilter"):
             return False
         return self.strategy == "postfilter" or self.matches >= self.fallback_threshold * self.lines
 
-    @once
+    @locked_property
     def examined_blocks(self) -> list[int]:
         """How many blocks each search found before the post-filter."""
         return []
 
-    @once
+    @locked_property
     def index(self) -> str | None:
         """The type of vector index that searches use, or None for exact search."""
         few = max(EXACT_SEARCH_ROWS, EXACT_SEARCH_SHARE * self.dataset.count_rows())
@@ -509,11 +509,11 @@ class LineQuery:
             return np.zeros(0, np.bool_)
         return np.isin(rows, self._scanned([], filter=_is_among(rows), with_row_id=True)["_rowid"].to_numpy())
 
-    @once
+    @locked_property
     def _filtered(self) -> _Filtered:
         return (*self.exact_version, self.sql)
 
-    @once
+    @locked_property
     def _allowed(self) -> NDArray[np.uint64]:
         """The row ids that pass the filter, sorted."""
         return _ALLOWED.get_or_compute(self._filtered, self._read_allowed)
@@ -535,7 +535,7 @@ class LineQuery:
             pa.array(at.tolist(), pa.int64())
         )  # a list: for an array, Arrow would import numpy.ma, which is slow
 
-    @once
+    @locked_property
     def _kept_blocks(self) -> pa.Table | None:
         """All blocks that pass the filter, keyed by row, if they are few and reading them pays off; otherwise None."""
         if not self.table.is_local:
@@ -573,14 +573,14 @@ class LineQuery:
                 return Scored(rows[held][:limit], cosines[held][:limit])
             fetch *= 4
 
-    @once
+    @locked_property
     def _allowed_codes(self) -> BlockCodes:
         def read() -> BlockCodes:
             return self._codes.among(_is_in(self._codes.rows, self._allowed))
 
         return _ALLOWED_CODES.get_or_compute(self._filtered, read)
 
-    @once
+    @locked_property
     def _codes(self) -> BlockCodes:
         def read(fragments: Sequence[LanceFragment] | None) -> pa.Table:
             where = f"{CODE_COLUMN} IS NOT NULL"

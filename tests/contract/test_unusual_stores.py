@@ -19,7 +19,7 @@ from driftline.storage.objects import bucket, store_requests
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.verification import survived_check
+from driftline.tasks.maintenance.verification import damaged_indexes
 from driftline.tasks.search.search import search
 from tests.servers.flaky import Fault, FlakyProxy
 from tests.servers.proxies import CephProxy, Proxy, SkewedProxy
@@ -244,6 +244,6 @@ def test_a_table_that_the_store_refuses_to_read_is_not_damaged(
     with serving(RefusingProxy(s3_server, status, code)) as proxy:
         workspace = Workspace.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
         table = workspace.lines(workspace.tenants()[0])
-        for read in (table.damaged_fragments, partial(survived_check, table, ""), partial(search, workspace, "lease")):
+        for read in (table.damaged_fragments, partial(damaged_indexes, table, ""), partial(search, workspace, "lease")):
             with pytest.raises(AccessDenied, match=code):
                 read()

@@ -256,7 +256,7 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(own: Corner, monkeyp
         from driftline.storage.lines import line_counts
 
         # Runs in this process, which is patched:
-        patch.setattr("driftline.tasks.maintenance.verification.survived", operator.call)
+        patch.setattr("driftline.tasks.maintenance.verification.run_in_worker", operator.call)
         original = line_counts._finds
         lost = {own.table.open().version}
         patch.setattr(
