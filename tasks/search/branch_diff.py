@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Entity
+from driftline.storage.lines.definition_lookup import outlines_of
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import LineQuery
 from driftline.storage.lines.line_table import each_document
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, innermost
+from driftline.storage.lines.table_searcher import TableSearcher
 from driftline.storage.workspace.branch_cuts import read_branch
 from driftline.storage.workspace.workspace import Branch, Workspace
 from driftline.tasks.search.hits import Hit
@@ -115,9 +116,9 @@ def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[D
     """
     found: list[Duplicate] = []
     for branch in workspace.branches.values():
-        query = LineQuery(workspace.on(()).lines(branch.entity))
+        searcher = TableSearcher(workspace.on(()).lines(branch.entity))
         for path, definition, vectors in _new_functions(workspace, branch):
-            duplicate = _nearest(query, branch, path, definition, vectors, limit)
+            duplicate = _nearest(searcher, branch, path, definition, vectors, limit)
             if duplicate is not None:
                 found.append(duplicate)
     return sorted(found, key=lambda each: (each.distance, each.path, each.line))
@@ -166,15 +167,15 @@ def _vectors(rows: pa.Table, definition: Definition) -> NDArray[np.float32]:
 
 
 def _nearest(
-    query: LineQuery, branch: Branch, path: str, new: Definition, vectors: NDArray[np.float32], limit: float
+    searcher: TableSearcher, branch: Branch, path: str, new: Definition, vectors: NDArray[np.float32], limit: float
 ) -> Duplicate | None:
     """Return the main index function whose lines are nearest to ``vectors``.
 
     Returns None if none is within ``limit``.
     """
-    hits = [query.nearest(vector, NEAREST, 2 * limit).to_pylist() for vector in vectors]
+    hits = [searcher.nearest(vector, NEAREST, 2 * limit).to_pylist() for vector in vectors]
     locations = [(hit["entity"], hit["path"], hit["line_number"]) for found in hits for hit in found]
-    outlines = query.outlines(sorted(set(locations)))
+    outlines = outlines_of(searcher, sorted(set(locations)))
     distances: dict[tuple[str, str, Definition], NDArray[np.float64]] = defaultdict(
         lambda: np.full(len(vectors), 2 * limit)
     )

@@ -81,7 +81,7 @@ class Candidates:
 
 
 def lines_of(blocks: pa.Table, query: str) -> Candidates:
-    """Return the lines of ``blocks`` (``LineQuery.blocks``), with their counts of the words of ``query``.
+    """Return the lines of ``blocks`` (``TableSearcher.blocks``), with their counts of the words of ``query``.
 
     The column ``near``, if there is one, marks semantically near blocks.
     """
@@ -177,7 +177,7 @@ def _definitions(
 
 
 def gather(found: Candidates, nearest: pa.Table) -> Candidates:
-    """Merge ``found`` and ``nearest`` (``line_queries.nearest_lines``) into distinct lines."""
+    """Merge ``found`` and ``nearest`` (``table_searcher.nearest_lines``) into distinct lines."""
     of_nearest = _documents(nearest)
     documents = sorted({*found.documents, *of_nearest})
     moved = _positions(found.documents, documents)

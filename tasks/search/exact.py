@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lance.failures import without_panic
+from driftline.storage.lines.definition_lookup import definitions_of
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.packs import Packs, allowed, documents_of, lines_of, packs_of, texts
 from driftline.storage.lines.regex_patterns import Pattern, quoted
+from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter
@@ -154,7 +155,7 @@ class ExactFinder:
     set if some were not read. ``read`` counts the packs read.
     """
 
-    tables: Sequence[LineQuery]
+    tables: Sequence[TableSearcher]
     patterns: Sequence[Pattern]
     late: Callable[[], bool]
     order: Callable[[str, str], int]
@@ -218,16 +219,16 @@ class ExactFinder:
     def _candidate_packs(self) -> list[_PackRow]:
         """Return the packs that may match, in the order of the results."""
         found: dict[IndexedDocument, list[tuple[int, int]]] = defaultdict(list)
-        for table, query in enumerate(self.tables):
-            packs = packs_of(query)
-            rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(query, packs)).tolist(), pa.int64()))
+        for table, searcher in enumerate(self.tables):
+            packs = packs_of(searcher)
+            rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(searcher, packs)).tolist(), pa.int64()))
             columns = (rows[name].to_pylist() for name in ("path", "entity", "hash", "line", "_rowid"))
             for path, entity, digest, line, row in zip(*columns, strict=True):
                 found[IndexedDocument(path, entity, digest, table)].append((line, row))
         documents = sorted(found, key=lambda each: (self.order(*each.key), each))
         return [(each, row, line) for each in self.chosen(documents) for line, row in sorted(found[each])]
 
-    def _may_match(self, query: LineQuery, packs: Packs) -> NDArray[np.bool_]:
+    def _may_match(self, searcher: TableSearcher, packs: Packs) -> NDArray[np.bool_]:
         """Return which packs may match a pattern, among documents that may match all patterns."""
         if any(pattern.multiline for pattern in self.patterns):
             of_patterns = [packs.documents_that_may_hold(pattern.required) for pattern in self.patterns]
@@ -236,7 +237,7 @@ class ExactFinder:
             of_patterns = [packs.may_hold(pattern.required) for pattern in self.patterns]
             left = np.asarray(np.stack(of_patterns).any(axis=0))
         if left.any():
-            left &= allowed(query, packs)
+            left &= allowed(searcher, packs)
         if self.documents is not None:
             possible_rows = np.flatnonzero(left)
             rows = packs.rows.select(["entity", "path"]).take(pa.array(possible_rows))
@@ -340,13 +341,13 @@ def what_is_missing(counts: ExactCounts, shown: int) -> str:
     return ""
 
 
-def open_exact_tables(workspace: Workspace, where: LineFilter | None, *, texts: bool = True) -> list[LineQuery]:
+def open_exact_tables(workspace: Workspace, where: LineFilter | None, *, texts: bool = True) -> list[TableSearcher]:
     """Open the lines tables for an exact search; with ``texts``, read ahead what finds them, if in a bucket."""
 
-    def open_table(query: LineQuery) -> None:
-        query.open()
-        if texts and not query.table.is_local:
-            packs_of(query)
+    def open_table(searcher: TableSearcher) -> None:
+        searcher.open()
+        if texts and not searcher.table.is_local:
+            packs_of(searcher)
 
     return open_tables(workspace, where, open_table)
 
@@ -364,7 +365,7 @@ class ExactSearch:
     """
 
     workspace: Workspace
-    tables: Sequence[LineQuery]
+    tables: Sequence[TableSearcher]
     terms: ExactTerms
     late: Callable[[], bool]
     left_out: Sequence[Callable[[str], bool]] = ()
@@ -440,7 +441,7 @@ class ExactSearch:
         """Return the documents that pass the filters; if the time is up, the ones found so far."""
         found: list[tuple[int, str, str, IndexedDocument]] = []
         with self.timers.timed("exact"):
-            every = ((table, row) for table, query in enumerate(self.tables) for row in documents_of(query))
+            every = ((table, row) for table, searcher in enumerate(self.tables) for row in documents_of(searcher))
             for table, (path, entity, digest) in every:
                 if self.late():
                     self.cut = True
@@ -456,8 +457,8 @@ class ExactSearch:
         """Return the code definitions of a name, keyed by document. Case-sensitive, like uses."""
         parts = parts_of_name(name)
         found: dict[DocumentKey, list[tuple[IndexedDocument, Definition]]] = {}
-        for table, query in enumerate(self.tables):
-            for entity, path, digest, definition in query.definitions(name):
+        for table, searcher in enumerate(self.tables):
+            for entity, path, digest, definition in definitions_of(searcher, name):
                 if definition.is_code and parts_of_name(definition.name)[-len(parts) :] == parts:
                     found.setdefault((entity, path), []).append(
                         (IndexedDocument(path, entity, digest, table), definition)
@@ -662,26 +663,26 @@ def _these(workspace: Workspace, documents: Iterable[DocumentKey]) -> LineFilter
 
 
 def _beginnings(
-    tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
+    tables: Sequence[TableSearcher], lines: Sequence[Line], n_lines: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Like ``_contexts``, for documents' first lines, without reading the tables' lists of packs."""
     passages = {document: Passage(*document.key, 0, n_lines) for document, _ in lines}
     read: dict[Passage, list[str]] = {}
-    for table, query in enumerate(tables):
+    for table, searcher in enumerate(tables):
         of_table = [passage for document, passage in passages.items() if document.table == table]
         for start in range(0, len(of_table), _MOST_PACKS):
-            read |= lines_of(query, of_table[start : start + _MOST_PACKS])
+            read |= lines_of(searcher, of_table[start : start + _MOST_PACKS])
     yield from ((0, tuple(read[passages[document]])) for document, _ in lines)
 
 
 def _contexts(
-    tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
+    tables: Sequence[TableSearcher], lines: Sequence[Line], n_lines: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield, for each line, its context and the context's first line number."""
     packs: dict[IndexedDocument, tuple[list[int], list[int]]] = {}
-    for table, query in enumerate(tables):
+    for table, searcher in enumerate(tables):
         of_table = {document.key: document for document, _ in lines if document.table == table}
-        packs |= {of_table[key]: found for key, found in packs_of(query).of(of_table).items()} if of_table else {}
+        packs |= {of_table[key]: found for key, found in packs_of(searcher).of(of_table).items()} if of_table else {}
     needed: dict[Line, range] = {}
     for document, number in lines:
         first_lines, _ = packs[document]

@@ -27,10 +27,11 @@ from driftline.storage.defaults import (
 )
 from driftline.storage.documents import INSIDE, container_of, content_hash, holds_records
 from driftline.storage.errors import DriftlineError, ObjectNotFound
-from driftline.storage.lines.line_queries import LineQuery, Passage
+from driftline.storage.lines.definition_lookup import outlines_of
 from driftline.storage.lines.outline import Definition, anchor_at, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.packs import lines_of
+from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.redaction import holds_redacted, redact, redact_lines
 from driftline.storage.sources.source import Source, known_source
@@ -276,7 +277,7 @@ HIT_TYPES: Mapping[str, pa.DataType] = {
 
 def hits(
     workspace: Workspace,
-    tables: Sequence[LineQuery],
+    tables: Sequence[TableSearcher],
     windows: Sequence[Window],
     query: str,
     n_lines: int,
@@ -367,11 +368,11 @@ def anchored(path: str, anchor: str | None) -> dict[str, Any]:
     return {"anchor": anchor, "fragment": fragment_of(path, anchor)}
 
 
-def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> None:
+def add_definitions(tables: Sequence[TableSearcher], windows: Sequence[Window]) -> None:
     """Add the tables' definitions to windows whose definition is unknown."""
     lacking = {(each.entity, each.path, each.best): each for each in windows if not each.outlined}
     for table in tables if lacking else ():
-        for line, outline in table.outlines([*lacking]).items():
+        for line, outline in outlines_of(table, [*lacking]).items():
             window = lacking[line]
             window.definition, window.outlined = innermost(decode_outline(outline), window.best), True
 
@@ -411,7 +412,7 @@ def _judged(window: Window, document: Read | None, redaction: Redaction, *, unch
 
 
 def anchors_of(
-    tables: Sequence[LineQuery], windows: Sequence[Window], read: Mapping[tuple[str, str], Read]
+    tables: Sequence[TableSearcher], windows: Sequence[Window], read: Mapping[tuple[str, str], Read]
 ) -> dict[tuple[str, str, int], str]:
     """Return the anchors of the best lines of ``windows``, keyed by entity, path and line."""
     best_lines: list[tuple[str, str, int]] = []
@@ -419,7 +420,9 @@ def anchors_of(
         document = read.get((window.entity, window.path))
         if is_named_like_document(window.path) or (isinstance(document, bytes) and is_extracted(window.path, document)):
             best_lines.append((window.entity, window.path, window.best))
-    found = {line: outline for table in tables if best_lines for line, outline in table.outlines(best_lines).items()}
+    found = {
+        line: outline for table in tables if best_lines for line, outline in outlines_of(table, best_lines).items()
+    }
     named = {line: anchor_at(outline, line[2]) for line, outline in found.items()}
     return {line: name for line, name in named.items() if name is not None}
 
@@ -456,7 +459,7 @@ def is_readable(source: Source, path: str) -> bool:
     return info is None or info.size_bytes <= DEFAULT_MAX_DOCUMENT_BYTES
 
 
-def _indexed(tables: Sequence[LineQuery], passages: Sequence[Passage]) -> dict[Passage, list[str]]:
+def _indexed(tables: Sequence[TableSearcher], passages: Sequence[Passage]) -> dict[Passage, list[str]]:
     """Return the lines of each passage, read from the table that contains its document."""
     found: dict[Passage, list[str]] = {}
     for table in tables if passages else ():

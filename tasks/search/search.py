@@ -23,9 +23,10 @@ from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
 from driftline.storage.lance.failures import without_panic
+from driftline.storage.lines.definition_lookup import blocks_at_places, blocks_defining, outlines_of
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored, nearest_blocks
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
+from driftline.storage.lines.table_searcher import NOTHING, RESULT_COLUMNS, Scored, TableSearcher, nearest_blocks
 from driftline.storage.lines.tokenizer import keywords, normalize_query
 from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.option_table import from_keywords
@@ -298,7 +299,7 @@ def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
 
 
 def why_nothing(
-    workspace: Workspace, queries: Sequence[LineQuery], filters: SearchFilter
+    workspace: Workspace, queries: Sequence[TableSearcher], filters: SearchFilter
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the globs that match no documents, and messages about filters that match nothing.
 
@@ -316,7 +317,7 @@ def why_nothing(
 def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
     found = (each for tenant in workspace.tenants() for each in tables_of(workspace, tenant, where))
     tables = ((workspace.lines(entity), narrowed) for entity, narrowed in found)
-    return any(LineQuery(table, narrowed).matches for table, narrowed in tables if table.exists())
+    return any(TableSearcher(table, narrowed).matches for table, narrowed in tables if table.exists())
 
 
 def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
@@ -393,10 +394,10 @@ def _deep(workspace: Workspace, deep: bool | None, mode: Mode) -> Encoder | None
 
 def _open(
     workspace: Workspace, model: ModelRef, mode: Mode, where: LineFilter | None, filtering: tuple[Strategy, float]
-) -> tuple[list[LineQuery], Embedder]:
+) -> tuple[list[TableSearcher], Embedder]:
     """Open a query over each tenant's table, if there is one, and load the embedder in parallel."""
 
-    def open_table(query: LineQuery) -> None:
+    def open_table(query: TableSearcher) -> None:
         query.open(words=mode != "vector", lines=mode == "vector", blocks=mode == "hybrid")
 
     shared = nullcontext(search_threads()) if workspace.objects.is_local else None
@@ -408,18 +409,18 @@ def _open(
 def open_tables(
     workspace: Workspace,
     where: LineFilter | None,
-    open_table: Callable[[LineQuery], object],
+    open_table: Callable[[TableSearcher], object],
     filtering: tuple[Strategy, float] = ("auto", FALLBACK_THRESHOLD),
-) -> list[LineQuery]:
+) -> list[TableSearcher]:
     """Return a query over each existing lines table, with its sources' filter.
 
     ``open_table`` opens each, in parallel, and may read ahead what the search needs of it.
     """
     where = relative_to_sources(workspace, where) if where else None
 
-    def opened_table(found: tuple[Entity, LineFilter | None]) -> LineQuery | None:
+    def opened_table(found: tuple[Entity, LineFilter | None]) -> TableSearcher | None:
         entity, narrowed = found
-        query = LineQuery(workspace.lines(entity), narrowed, *filtering)
+        query = TableSearcher(workspace.lines(entity), narrowed, *filtering)
         try:
             open_table(query)
         except DriftlineError:
@@ -428,7 +429,7 @@ def open_tables(
             return None
         return query
 
-    def opened(tenant: Entity) -> list[LineQuery]:
+    def opened(tenant: Entity) -> list[TableSearcher]:
         tables = [*tables_of(workspace, tenant, where)]
         if workspace.objects.is_local or len(tables) == 1:
             return [*filter(None, map(opened_table, tables))]
@@ -472,13 +473,13 @@ def tables_of(
         yield entity, where if only_it else LineFilter(entities=(entity,), all_of=(where,) if where else None)
 
 
-def _count_ahead(table: LineQuery, records: SourceRecords) -> None:
+def _count_ahead(table: TableSearcher, records: SourceRecords) -> None:
     """Warm the caches: count a table's lines for ``_count``, and read its sources' records."""
     if table.lines:
         records.read_ahead(search_threads(), table.sources)
 
 
-def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
+def _count(explanation: Explanation, queries: Sequence[TableSearcher]) -> None:
     """Record how many lines passed the filter, and how many were compared."""
     explanation.lines = sum(query.lines for query in queries)
     explanation.matches = sum(query.matches for query in queries)
@@ -494,7 +495,7 @@ class _Finder:
     query: str
     embedded: NDArray[np.float32]
     embedder: Embedder
-    tables: Sequence[LineQuery]
+    tables: Sequence[TableSearcher]
     max_distance: float | None
     explanation: Explanation
     records: SourceRecords
@@ -584,7 +585,8 @@ class _Finder:
         with self.explanation.timed("names"):
             names, places = names_in(self.query), places_in(self.query)
             named = [
-                np.append(table.holding(places), table.defining(names, CANDIDATE_DEFINITIONS)) for table in self.tables
+                np.append(blocks_at_places(table, places), blocks_defining(table, names, CANDIDATE_DEFINITIONS))
+                for table in self.tables
             ]
         if any(map(len, named)) and len(self.query.split()) == 1 and self.max_distance is None:
             near = 0  # a definition with exactly this name is better evidence than similar lines
@@ -627,7 +629,7 @@ class _Finder:
     ) -> pa.Table:
         """Return each block found, once per table, best ``bm25`` first; ``near`` marks semantic blocks."""
 
-        def read(table: LineQuery, by_words: Scored, by_name: NDArray[np.uint64], by_meaning: Scored) -> pa.Table:
+        def read(table: TableSearcher, by_words: Scored, by_name: NDArray[np.uint64], by_meaning: Scored) -> pa.Table:
             near_rows = {*by_meaning.rows.tolist()}
             bm25 = dict(zip(by_words.rows.tolist(), by_words.scores.tolist(), strict=True))
             rows = [*dict.fromkeys(chain(bm25, by_name.tolist(), by_meaning.rows.tolist()))]
@@ -649,7 +651,7 @@ class _Finder:
         ]
         if self.only.needs_definitions:
             lines = [(*row.file, row.number) for row in rows]
-            outlines = {line: text for table in self.tables for line, text in table.outlines(lines).items()}
+            outlines = {line: text for table in self.tables for line, text in outlines_of(table, lines).items()}
             known = ((innermost(decode(outlines.get(line, "")), line[2]), line in outlines) for line in lines)
             rows = [
                 row._replace(definition=definition, outlined=outlined)

@@ -16,8 +16,8 @@ import pytest
 
 import driftline as dl
 from driftline.storage.entities import Entity
-from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.lines.outline import Definition
+from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search import search as searching
 from driftline.tasks.search.hits import Hit
