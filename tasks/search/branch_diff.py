@@ -20,9 +20,9 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, 
 from driftline.storage.lines.table_searcher import TableSearcher
 from driftline.storage.workspace.branch_cuts import read_branch
 from driftline.storage.workspace.workspace import Branch, Workspace
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.hits import Hit, SearchReport
+from driftline.tasks.search.ranked import notes_on, search_ranked
 from driftline.tasks.search.request import SearchRequest
-from driftline.tasks.search.search import SearchReport, answer, notes_on
 
 MAX_FETCHED = 400
 """How many hits to fetch when searching for lines that are new on a branch."""
@@ -39,7 +39,7 @@ def changed_paths(workspace: Workspace, branch: Branch) -> list[str]:
 
 
 def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Like ``answer`` on the branches of ``workspace``, dropping hits whose best line is in the main index.
+    """Like ``search_ranked`` on the branches of ``workspace``, dropping hits whose best line is in the main index.
 
     Lines that only moved within their document are not new. Raises the same errors as ``search``.
     """
@@ -51,7 +51,7 @@ def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
     )
     count = request.top_k
     while True:
-        report = answer(workspace, replace(request, also=(*request.also, where), top_k=count))
+        report = search_ranked(workspace, replace(request, also=(*request.also, where), top_k=count))
         new = [*_new(workspace, report.results)]
         if len(new) >= request.top_k or len(report.results) < count or count >= MAX_FETCHED:
             best = tuple(new[: request.top_k])

@@ -21,7 +21,7 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, 
 from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, terms
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
-from driftline.tasks.search.query_form import is_constant, names_in, places_in
+from driftline.tasks.search.query_language import is_constant, names_in, places_in
 from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,

@@ -34,7 +34,9 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter
 from driftline.tasks.search.hits import (
+    ExactCounts,
     Hit,
+    SearchReport,
     add_definitions,
     anchored,
     anchors_of,
@@ -49,17 +51,10 @@ from driftline.tasks.search.hits import (
     symbol_of,
 )
 from driftline.tasks.search.links import SourceRecords
+from driftline.tasks.search.query_language import ExactTerms, use_of
+from driftline.tasks.search.ranked import nothing_indexed, open_tables, search_ranked, search_threads, why_nothing
 from driftline.tasks.search.ranking import Window
 from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
-from driftline.tasks.search.search import (
-    ExactCounts,
-    SearchReport,
-    answer,
-    nothing_indexed,
-    open_tables,
-    search_threads,
-    why_nothing,
-)
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
@@ -86,31 +81,6 @@ _IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
 
 DocumentKey = tuple[str, str]
 """Entity and path."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExactTerms:
-    """What a document must contain: a match for each pattern, a definition of each name, a use of each name.
-
-    A line matches if it matches one of the patterns, defines one of the names in ``definitions``, or uses one of
-    ``uses`` without defining it. With ``inside``, only lines inside definitions of these names match.
-    """
-
-    patterns: tuple[Pattern, ...] = ()
-    definitions: tuple[str, ...] = ()
-    uses: tuple[str, ...] = ()
-    inside: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.patterns or self.definitions or self.uses or self.inside)
-
-    def spans(self, lines: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """Return the matches of all patterns and names in each line: start and end in characters, in order."""
-        patterns = [*self.patterns, *map(use_of, (*self.uses, *self.definitions))]
-        array = pa.array(lines, pa.string())
-        of_patterns = [pattern.spans(array) for pattern in patterns] if len(lines) else []
-        by_line = zip(*of_patterns, strict=True) if of_patterns else ([] for _ in lines)
-        return [sorted({span for found in of_line for span in found}) for of_line in by_line]
 
 
 class IndexedDocument(NamedTuple):
@@ -293,9 +263,9 @@ def search_exactly(
     They are ordered by importance, path and line. Every line of every indexed document that passes the request's
     filters is searched, whether or not it contains a word. With ``files``, only the first line of each document is a
     result; with ``count``, lines are only counted. If the request has a query, its words rank the lines like in
-    ``answer``; lines with none of them come last, in order. The search stops after ``max_seconds`` of ``clock``.
+    ``search_ranked``; lines with none of them come last, in order. The search stops after ``max_seconds`` of ``clock``.
 
-    Raises UsageError, NotIndexed, StorageError, CorruptFile and, with a query, the errors of ``answer``.
+    Raises UsageError, NotIndexed, StorageError, CorruptFile and, with a query, the errors of ``search_ranked``.
     """
     asked = "Exact terms" if terms else "Filters without words"
     if request.kinds or request.symbols:
@@ -543,7 +513,7 @@ class ExactSearch:
             wider = replace(wider, also=(*request.also, _these(self.workspace, of_document)))
         scores: dict[Line, Hit] = {}
         with self.timers.timed("rank"):
-            by_words = answer(self.workspace, wider).results
+            by_words = search_ranked(self.workspace, wider).results
         for hit in by_words:
             inside = [
                 each
@@ -615,12 +585,6 @@ class ExactSearch:
                 matches=tuple((begin + 1, end + 1) for begin, end in matches),
                 **symbol_of(window.definition),
             )
-
-
-def use_of(name: str) -> Pattern:
-    """Return the whole-word pattern for a name, or for the last part of a qualified name."""
-    parts = [part for part in name.replace("::", ".").replace("->", ".").replace("#", ".").split(".") if part]
-    return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=False, words=True)
 
 
 def _by_importance(entity: str, path: str) -> int:

@@ -1,4 +1,4 @@
-"""Turn line hits into results: windows with text, context and freshness.
+"""Turn line hits into a search's report: windows with text, context and freshness.
 
 A file is shown once, even if several sources contain it. ``judge`` compares a hit with the current file.
 """
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -38,9 +38,11 @@ from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.records import html_table
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
+from driftline.tasks.search.facets import Facets
 from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.ranking import MAX_WINDOW_LINES, Window
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
+from driftline.tasks.search.request import Explanation
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
 
 Read = bytes | DriftlineError
@@ -273,6 +275,98 @@ HIT_TYPES: Mapping[str, pa.DataType] = {
     each.name: _ARROW.get(str(each.type).partition(" ")[0].partition("[")[0], pa.string()) for each in fields(Hit)
 } | {"matches": pa.list_(pa.list_(pa.int64()))}
 """The Arrow types of a hit's fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactCounts:
+    """How many ``lines`` and ``documents`` an exact search found: all matches if ``complete`` is set.
+
+    Otherwise ``reason`` explains why not: the ``limit`` on results, or the ``time``. Filter-only queries count no
+    lines.
+    """
+
+    lines: int
+    documents: int
+    reason: Literal["limit", "time"] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are no more matches."""
+        return self.reason is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object for ``search --json``."""
+        return {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SearchReport:
+    """The result of a search: an iterable of hits, best first.
+
+    Examples:
+        >>> report = SearchReport("lease", ())
+        >>> report
+        <SearchReport 'lease': 0 results>
+        >>> [hit.path for hit in report]
+        []
+    """
+
+    query: str
+    results: tuple[Hit, ...]
+    explanation: Explanation | None = None
+    notes: tuple[str, ...] = ()
+    """Notes: why there are no results, or that no result is a good match."""
+    nearest: Hit | None = None
+    """If there are no results, the nearest line that passes the filters, at any distance."""
+    unmatched: tuple[str, ...] = ()
+    """If there are no results, the globs that match no documents."""
+    exact: ExactCounts | None = None
+    """The counts of an exact search, and whether they are complete."""
+    facets: Facets | None = None
+    """How many files match by facet, if requested."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as a dictionary.
+
+        Returns:
+            The ``search --json`` object.
+
+        Examples:
+            >>> SearchReport("lease", ()).to_dict()
+            {'query': 'lease', 'results': []}
+        """
+        found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
+        found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
+        found |= {"exact": self.exact.to_dict()} if self.exact else {}
+        found |= {"facets": self.facets.to_dict()} if self.facets else {}
+        found |= {"notes": list(self.notes)} if self.notes else {}
+        found |= {"unmatched": list(self.unmatched)} if self.unmatched else {}
+        return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
+
+    def to_arrow(self) -> pa.Table:
+        """Return the hits as a table.
+
+        Returns:
+            One row per hit, with the fields of ``Hit`` as columns.
+
+        Examples:
+            >>> SearchReport("lease", ()).to_arrow().num_rows
+            0
+        """
+        rows = [hit.to_dict() for hit in self.results]
+        return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in HIT_TYPES.items()})
+
+    def __iter__(self) -> Iterator[Hit]:
+        return iter(self.results)
+
+    def __repr__(self) -> str:
+        count = f"{len(self.results)} result{'' if len(self.results) == 1 else 's'}"
+        shown = "".join(f"\n  {hit.rank}. {hit.path}:{hit.line}  {hit.text.strip()[:80]}" for hit in self.results)
+        return f"<SearchReport {self.query!r}: {count}{shown}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(f"{hit.path}:{hit.line}", f"{hit.score:.2f}", hit.text) for hit in self.results]
+        return html_table(("line", "score", "text"), rows) + html_table(("notes",), [(note,) for note in self.notes])
 
 
 def hits(

@@ -26,7 +26,7 @@ from driftline.storage.lines import table_searcher
 from driftline.storage.lines.table_searcher import LineFilter, TableSearcher, nearest_lines
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.search.search import search
+from tests.support.searches import search
 
 TOP_K = 10
 SHARES = (0.5, 0.1, 0.01, 0.001)

@@ -29,8 +29,8 @@ from driftline.storage.lines.table_searcher import TableSearcher
 from driftline.storage.lines.tokenizer import keywords, normalize_query
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
+from driftline.tasks.search.ranked import CANDIDATE_BLOCKS, CANDIDATE_LINES
 from driftline.tasks.search.ranking import WEIGHTS, Neighbourhood, Weights, merge_windows
-from driftline.tasks.search.search import CANDIDATE_BLOCKS, CANDIDATE_LINES
 from driftline.tasks.task_context import ModelRef, load_embedder
 
 TOP_K = 10

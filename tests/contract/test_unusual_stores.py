@@ -20,10 +20,10 @@ from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.verification import damaged_indexes
-from driftline.tasks.search.search import search
 from tests.servers.flaky import Fault, FlakyProxy
 from tests.servers.proxies import CephProxy, Proxy, SkewedProxy
 from tests.servers.serving import serving
+from tests.support.searches import search
 
 SHARE = 0.25
 """The share of requests that fail; six failures in a row are rare."""

@@ -29,14 +29,13 @@ from driftline.tasks.search.exact import (
     MAX_IMPORT_PACKS,
     ExactFinder,
     ExactSearch,
-    ExactTerms,
     Matches,
     open_exact_tables,
     search_exactly,
 )
-from driftline.tasks.search.query_language import parse
+from driftline.tasks.search.hits import ExactCounts, SearchReport
+from driftline.tasks.search.query_language import ExactTerms, parse
 from driftline.tasks.search.request import SearchRequest
-from driftline.tasks.search.search import ExactCounts, SearchReport
 from driftline.tasks.text import decode, split_lines
 
 FILES: dict[str, bytes] = {

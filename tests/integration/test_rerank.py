@@ -21,7 +21,7 @@ from driftline.tasks.embedding.transformer import as_words, load_transformer
 from driftline.tasks.search.ranking import Window
 from driftline.tasks.search.request import Mode
 from driftline.tasks.search.rerank import reranked, texts_of
-from driftline.tasks.search.search import search
+from tests.support.searches import search
 
 Driftline = Callable[..., Any]
 
