@@ -651,7 +651,7 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         _file_system_class(uri, uri.partition("://")[0])
     from fsspec.core import url_to_fs
 
-    from driftline.storage.objects.bucket_options import for_fsspec
+    from driftline.storage.objects.bucket import for_fsspec
 
     try:
         translated = for_fsspec(uri.partition("://")[0], options)
