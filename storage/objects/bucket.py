@@ -515,7 +515,10 @@ class Bucket:
         return with_retries(replace, is_transient)
 
     def _refuses_own_etags(self, path: str, version: str, error: BaseError) -> bool:
-        """Return whether ``error`` is about the format of ``version``; if so, later requests use the other format."""
+        """Return whether the store rejected ``version`` only because of how its etag is quoted.
+
+        If so, later requests use the accepted form.
+        """
         if self._scheme != "s3" or not is_about_a_condition(error):
             return False
         if isinstance(error, PreconditionError):
