@@ -266,7 +266,7 @@ class Walk:
         return True
 
     def _is_git_directory(self, folder: str, git_entries: Collection[str]) -> bool:
-        """Return whether ``folder`` in the source is a git directory; ``git_entries`` are its entries named like git's."""
+        """Return whether ``folder`` in the source is a git directory, given its ``git_entries``."""
         return bool(folder) and _BARE.issubset(git_entries) and bare_repository(f"{self._root}/{folder}") is not None
 
     def _scan_folder(self, folder: str, level: _Level, without: Collection[str]) -> tuple[list[str], set[str]]:
