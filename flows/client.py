@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from driftline.flows.runs.branches import BranchReport
     from driftline.storage.workspace.records import WorkspaceStats
     from driftline.tasks.search.documents import Document, Excerpt
-    from driftline.tasks.search.search import SearchReport
+    from driftline.tasks.search.hits import SearchReport
 
 TOKEN_VARIABLE = "DRIFTLINE_TOKEN"
 TIMEOUT_SECONDS = 90.0
@@ -398,7 +398,7 @@ class Client(ReadOnlyWorkspace):
         return self.connection.url
 
     def _search(self, request: SearchRequest) -> SearchReport:
-        from driftline.tasks.search.search import SearchReport  # loads Lance
+        from driftline.tasks.search.hits import SearchReport  # loads Lance
 
         if any(value == () for value in request.given().values()):
             return SearchReport(request.query, (), None, ("A filter with no values matches nothing.",))

@@ -10,8 +10,7 @@ from driftline.flows.runs.branches import BranchReport
 from driftline.storage.workspace.records import WorkspaceStats
 from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.facets import Facets
-from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.search import ExactCounts, SearchReport
+from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
 
 
 class ExactMatches(BaseModel):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
     from driftline.tasks.indexing.line_store import LineStore
     from driftline.tasks.search.documents import Document, Excerpt
-    from driftline.tasks.search.search import SearchReport
+    from driftline.tasks.search.hits import SearchReport
 
     Searchable: TypeAlias = "Workspace | StoredWorkspace | LineStore | str | os.PathLike[str]"
 
@@ -329,9 +329,9 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
 
 def _find(stored: StoredWorkspace, request: SearchRequest) -> SearchReport:
     from driftline.flows.runs.search import resolved
-    from driftline.tasks.search.query_language import ask
+    from driftline.tasks.search.search import search as search_workspace
 
-    return ask(*resolved(stored, request))
+    return search_workspace(*resolved(stored, request))
 
 
 def _stored(workspace: Searchable) -> StoredWorkspace:

@@ -18,8 +18,7 @@ from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.search import MemoryHit
 from driftline.storage.workspace.records import WorkspaceStats
 from driftline.tasks.search.documents import Excerpt
-from driftline.tasks.search.hits import Hit, clipped
-from driftline.tasks.search.search import SearchReport
+from driftline.tasks.search.hits import Hit, SearchReport, clipped
 
 MAX_SOURCES = 100
 MAX_LINE_CHARACTERS = MAX_SHOWN_CHARACTERS

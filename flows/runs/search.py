@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from driftline.storage.entities import Boundary
     from driftline.storage.lines.line_filter import LineFilter
     from driftline.storage.workspace.workspace import Workspace
-    from driftline.tasks.search.search import SearchReport
+    from driftline.tasks.search.hits import SearchReport
 
 
 def resolved(
@@ -30,14 +30,14 @@ def resolved(
     The returned request sees nothing outside ``within``, and may be limited further by the request's own boundary.
     Raises UsageError for an unknown branch or named workspace.
     """
-    from driftline.tasks.search.query_language import asked_by
+    from driftline.tasks.search.query_language import parse_request
 
     if (narrower := request.boundary) is not None:
         within = narrower if within is None else within.narrowed(narrower)
     also = request.also
     if request.workspace_name is not None:
         also = (*also, named_workspace(request.workspace_name, config)[0])
-    branch = request.branch if request.branch is not None else asked_by(request).branch
+    branch = request.branch if request.branch is not None else parse_request(request).branch
     opened = on_named_branch(workspace, branch, within)
     return opened, replace(request, branch=None, workspace_name=None, also=also, within=within)
 
@@ -55,11 +55,11 @@ def find(
     ``run`` executes it in this or another process. Raises the same errors as ``driftline.search``.
     """
     from driftline.flows.output.search_journal import record_search
-    from driftline.tasks.search.query_language import ask
+    from driftline.tasks.search.search import search
 
     opened, complete = resolved(workspace, request, within, config)
     started = time.monotonic()
-    report: SearchReport = run(ask, opened, replace(complete, explain=True))
+    report: SearchReport = run(search, opened, replace(complete, explain=True))
     record_search(opened, report.explanation, time.monotonic() - started)
     return report if request.explain else replace(report, explanation=None)
 

@@ -25,7 +25,7 @@ from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.objects.store_requests import phase
-from driftline.storage.sources.repository import more_readers
+from driftline.storage.sources.commit_tree import more_readers
 from driftline.storage.workspace.workspace import marker_tokens
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, embed_group
 from driftline.tasks.indexing.commit import ChangeSet, GroupCommitFailed, Staged, commit_together, publish_together

@@ -32,7 +32,7 @@ from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, St
 from driftline.storage.leases.lease import peek
 from driftline.storage.objects import store_requests
 from driftline.storage.redaction import RULES_VERSION
-from driftline.storage.sources.repository import CommitTree
+from driftline.storage.sources.commit_tree import CommitTree
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source

@@ -48,7 +48,8 @@ from driftline.tasks.search.documents import (
     read_folder,
 )
 from driftline.tasks.search.filters import parse_entity
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.hits import Hit, SearchReport
+from driftline.tasks.search.ranked import search_ranked
 from driftline.tasks.search.request import (
     MEMORY_OPTIONS,
     OPTIONS,
@@ -57,7 +58,7 @@ from driftline.tasks.search.request import (
     options_in,
     without_empty,
 )
-from driftline.tasks.search.search import SearchReport, answer, prepare, warm
+from driftline.tasks.search.search import prepare, warm
 
 if TYPE_CHECKING:
     from driftline.flows.served_memory import Memory
@@ -317,7 +318,7 @@ class Reader:
         """
         within = granted("search").within
         request = SearchRequest(text, top_k=limit, n_lines=0, mode="vector", within=within)
-        report: SearchReport = self.run(answer, self._on(branch, within), request)
+        report: SearchReport = self.run(search_ranked, self._on(branch, within), request)
         return report.results
 
     def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:

@@ -74,18 +74,20 @@ TOKENIZER, CONFIG, POOLING = "tokenizer.json", "config.json", "1_Pooling/config.
 SAFETENSORS = "model.safetensors"
 GRAPHS = ("onnx/model_quantized.onnx", "onnx/model_int8.onnx", "model_quantized.onnx", "onnx/model.onnx", "model.onnx")
 """Graphs written by optimum and transformers.js. The first that exists is used, or else the weights."""
-MAX_FILE_BYTES = 2 * 2**30
 MAX_TOKENS = 128
 """Maximum number of input tokens: the length all-MiniLM-L6-v2 was trained with."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepFiles:
-    """A transformer's files, in a directory or a zip archive; ``graph`` is the file with the graph or the weights."""
+    """A transformer's files, in a directory or a zip archive.
+
+    ``weights`` is the ONNX graph, or the safetensors file to build one from.
+    """
 
     name: str
     path: Path
-    graph: str
+    weights: str
     pooling: bool
 
     def read(self, name: str) -> bytes:
@@ -132,7 +134,7 @@ def resolve_deep_model(name: str | None = None) -> DeepFiles:
 def deep_fingerprint(files: DeepFiles) -> str:
     """Hash a transformer's weights, its tokenizer, and the text preparation of definitions."""
     digest = hashlib.blake2b(f"{TEXT_VERSION}\0{MAX_TOKENS}".encode(), digest_size=10)
-    for name in (files.graph, TOKENIZER):
+    for name in (files.weights, TOKENIZER):
         digest.update(files.read(name))
     return digest.hexdigest()
 
@@ -423,7 +425,7 @@ def _session(files: DeepFiles, threads: int) -> InferenceSession:
     options.log_severity_level = 3
     # Idle threads would otherwise spin while the rest of a search runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    graph = _drawn(files) if files.graph == SAFETENSORS else files.read(files.graph)
+    graph = _drawn(files) if files.weights == SAFETENSORS else files.read(files.weights)
     try:
         session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base

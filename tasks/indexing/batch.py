@@ -367,7 +367,7 @@ def _embed(
         texts.counts += np.bincount(lines.doc_index.to_numpy(), minlength=len(texts.counts))
         texts.left_out.update(lines.left_out)
         if not dry_run and len(lines):
-            fragments += _written(texts, context, piece, lines, watch, reporter)
+            fragments += _write_fragments(texts, context, piece, lines, watch, reporter)
     return fragments
 
 
@@ -433,7 +433,7 @@ def _parts(text: str, most: int) -> Iterator[tuple[int, str]]:
         start, first = end, first + lines
 
 
-def _written(
+def _write_fragments(
     batch: _Texts,
     context: TaskContext,
     piece: Piece,
@@ -441,7 +441,10 @@ def _written(
     watch: Stopwatch,
     reporter: CountReporter,
 ) -> list[str]:
-    """Embed a piece's lines and write them as fragments. Parts of texts get no definitions."""
+    """Embed a piece's lines and write them as fragments.
+
+    A piece that is only part of a document gets no definitions.
+    """
     chosen = [batch.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
     parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in chosen])
     outlined = definitions_in_worker(parts)

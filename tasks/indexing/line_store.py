@@ -22,7 +22,7 @@ from driftline.storage.errors import NotIndexed, UsageError
 from driftline.storage.globs import is_unicode
 from driftline.storage.layout import new_ulid
 from driftline.storage.lines.line_filter import normalise
-from driftline.storage.lines.line_queries import LineFilter, nearest_lines
+from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
 from driftline.storage.option_table import listed, path_or_uri
 from driftline.storage.workspace.records import PROGRAM_SCHEME, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source

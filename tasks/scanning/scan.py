@@ -38,7 +38,7 @@ from driftline.storage.errors import (
     ObjectNotFound,
     UsageError,
 )
-from driftline.storage.sources.repository import TreeEntry
+from driftline.storage.sources.commit_tree import TreeEntry
 from driftline.storage.sources.source import FileInfo, RepositorySource, Source, open_source
 from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace

@@ -23,9 +23,9 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction import extractor, office, process
 from driftline.tasks.extraction.extractor import Extracted, is_extracted, read_document
 from driftline.tasks.extraction.process import Refused, extract_apart
-from driftline.tasks.search.search import search
 from tests.support.documents import DOCUMENTS, ENCRYPTED_PDF, archive, docx, opendocument, paragraph, pdf, xlsx
 from tests.support.fuzzing import CANARY, fuzz
+from tests.support.searches import search
 from tests.support.waiting import until
 
 MUTATIONS = 12

@@ -22,7 +22,7 @@ from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StaleBuild, UsageError
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.checks import FindingKind
+from driftline.tasks.maintenance.verification import FindingKind
 from tests.support.oracle import assert_in_step, files_below, indexed_rows, save_tiny_model
 from tests.support.waiting import PATIENCE_SECONDS
 

@@ -27,9 +27,9 @@ from driftline.tasks.extraction.extractor import read_document
 from driftline.tasks.indexing import batch
 from driftline.tasks.indexing.rows import Donated
 from driftline.tasks.search.documents import read_excerpt
-from driftline.tasks.search.search import search
 from tests.servers.s3_server import S3Server
 from tests.support.documents import DOCUMENTS, pdf
+from tests.support.searches import search
 from tests.support.waiting import until
 
 Driftline = Callable[..., Any]
