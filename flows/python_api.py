@@ -375,13 +375,12 @@ def sql(
         >>> driftline.sql(location, "SELECT path, lines FROM documents").to_pylist()
         [{'path': 'notes.md', 'lines': 1}]
     """
-    from driftline.flows.config.locate import on_named_branch
+    from driftline.flows.config.locate import boundary_in, on_named_branch
     from driftline.flows.output.search_journal import searches_table
-    from driftline.storage.entities import Boundary, Entity
     from driftline.storage.sql import query as run
 
     opened = _stored(workspace)
-    boundary = None if within is None else Boundary.of(Entity.parse(within, opened.config.hierarchy))
+    boundary = None if within is None else boundary_in(opened, within)
     there, journal = on_named_branch(opened, branch, boundary), searches_table(opened)
     with run(there, query, parameters or (), within=boundary, searches=journal, max_seconds=timeout_seconds) as result:
         return result.table()

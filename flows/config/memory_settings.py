@@ -443,15 +443,3 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
         return None if has_embedded_catalog(workspace) else url
     except UsageError:  # another type of database, which cannot be a catalog
         return None
-
-
-def boundary_in(workspace: Workspace, within: str) -> Entity:
-    """Return the entity whose full path is ``within``: one in the memory hierarchy, or a source.
-
-    The catalog is not consulted, so the path names the same entity for lines and for memory. Raises BadEntity,
-    UsageError.
-    """
-    levels = workspace.config.hierarchy
-    if within.strip("/").rpartition("/")[2].startswith(f"{levels[-1]}:"):
-        return Entity.parse(within, levels)
-    return boundary_of(memory_of(workspace.objects.uri), within)
