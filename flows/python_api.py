@@ -127,7 +127,7 @@ class Workspace(ReadOnlyWorkspace):
             >>> ws.runs(limit=1)[0].kind
             'index'
         """
-        from driftline.flows.output.run_history import newest_runs
+        from driftline.flows.output.report_page import newest_runs
 
         return newest_runs(self.storage, limit)
 
@@ -328,7 +328,7 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
 
 
 def _find(stored: StoredWorkspace, request: SearchRequest) -> SearchReport:
-    from driftline.flows.runs.search import resolved
+    from driftline.flows.search import resolved
     from driftline.tasks.search.query_language import ask
 
     return ask(*resolved(stored, request))
@@ -376,7 +376,7 @@ def sql(
         [{'path': 'notes.md', 'lines': 1}]
     """
     from driftline.flows.config.locate import boundary_in, on_named_branch
-    from driftline.flows.output.search_journal import searches_table
+    from driftline.flows.search import searches_table
     from driftline.storage.sql import query as run
 
     opened = _stored(workspace)

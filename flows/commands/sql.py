@@ -43,7 +43,7 @@ def sql(
     The query is read-only, and can access only the workspace.
     """
     opened = open_for_reading(workspace)
-    from driftline.flows.output.search_journal import searches_table
+    from driftline.flows.search import searches_table
     from driftline.storage.sql import query as run
 
     boundary = None if within is None else boundary_in(opened, within)

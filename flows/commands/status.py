@@ -71,9 +71,9 @@ def runs(
 ) -> int:
     """List the runs of the workspace, newest first."""
     opened = open_for_reading(workspace)
-    from driftline.flows.output.run_history import newest_runs, to_row
-    from driftline.flows.output.search_journal import searches_by_hour
+    from driftline.flows.output.report_page import newest_runs, to_row
     from driftline.flows.output.terminal_reports import print_runs
+    from driftline.flows.search import searches_by_hour
 
     result = {
         "workspace": opened.objects.uri,
@@ -107,9 +107,8 @@ def report(
     from datetime import UTC, datetime
 
     from driftline.flows.config.driftline_toml import prices_for
-    from driftline.flows.output.report_page import render
-    from driftline.flows.output.run_history import newest_runs
-    from driftline.flows.output.search_journal import searches_by_hour
+    from driftline.flows.output.report_page import newest_runs, render
+    from driftline.flows.search import searches_by_hour
     from driftline.storage.layout import REPORT
 
     recent_runs = newest_runs(opened, limit, searches_by_hour(opened))

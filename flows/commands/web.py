@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, WorkspaceOption, app
-from driftline.flows.commands.index import watching_sources
 from driftline.flows.config.locate import boundary_in, open_for_reading, workspace_for_indexing
 from driftline.flows.output.plain_text import warn
 from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFound
@@ -138,6 +137,8 @@ def _indexing(hooks: Hooks | None, watched: Workspace | None) -> Iterator[None]:
         if hooks is not None:
             stack.enter_context(hooks.running())
         if watched is not None:
+            from driftline.flows.runs.watch import watching_sources
+
             stack.enter_context(watching_sources(watched))
         yield
 

@@ -17,7 +17,7 @@ import pytest
 import driftline
 from driftline.flows.commands.web import _access_rules
 from driftline.flows.runs import fleet as fleet_runs
-from driftline.flows.runs.index import remove_source
+from driftline.flows.runs.remove import remove_source
 from driftline.flows.web import authentication as authenticating
 from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import Authentication, TrustedProxy

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.runs import source_run
+from driftline.storage.deltas import manifest
 from driftline.storage.deltas.delta_index import DeltaIndex
 from driftline.storage.entities import Entity
 from driftline.storage.errors import StorageError
@@ -37,7 +37,7 @@ def run(driftline: Callable[..., Any], tmp_path: Path) -> Callable[..., dict[str
 def test_runs_fold_deltas_that_no_compaction_folded(
     run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_run, "FOLDED_BY_RUNS", 3)
+    monkeypatch.setattr(manifest, "RUNS_FOLD_DELTAS", 3)
     assert [run(n)["deltas"] for n in range(7)] == [1, 2, 0, 1, 2, 0, 1]
     assert_in_step(Workspace.open(str(tmp_path / "ws")), Entity.parse(SOURCE), files_below(tmp_path / "tree"))
 
@@ -47,9 +47,9 @@ def test_an_unchanged_run_and_one_of_a_large_manifest_fold_nothing(
 ) -> None:
     run(1)
     run(2)
-    monkeypatch.setattr(source_run, "FOLDED_BY_RUNS", 1)
+    monkeypatch.setattr(manifest, "RUNS_FOLD_DELTAS", 1)
     assert run()["deltas"] == 2
-    monkeypatch.setattr(source_run, "MAX_FOLD_BYTES", 10)
+    monkeypatch.setattr(manifest, "RUNS_FOLD_BYTES", 10)
     assert run(3)["deltas"] == 3
 
 
@@ -59,7 +59,7 @@ def test_a_run_succeeds_although_its_deltas_cannot_be_folded(
     def fail(_: DeltaIndex) -> None:
         raise StorageError("The disk is full")
 
-    monkeypatch.setattr(source_run, "FOLDED_BY_RUNS", 1)
+    monkeypatch.setattr(manifest, "RUNS_FOLD_DELTAS", 1)
     monkeypatch.setattr(DeltaIndex, "compact", fail)
     report = run(1)
     assert report["deltas"] == 1
