@@ -60,7 +60,7 @@ def open_for_reading(given: str | None, config: str | None = None, *, default: s
     """Open the workspace that a command reads: ``given``, then ``default``, then the nearest.
 
     It has the storage options of its ``driftline.toml``, and may read only the sources that ``source_access`` allows.
-    ``config`` is the configuration file that the caller specified, if any. Raises the errors of
+    ``config`` is the configuration file that the caller specified, if any. Propagates errors from
     ``workspace_for_reading`` and ``Workspace.open``.
     """
     target = workspace_for_reading(given or default)
