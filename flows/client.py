@@ -153,7 +153,7 @@ class Connection:
         parts = self._parts
         if parts.scheme == "http":
             return http.client.HTTPConnection(parts.netloc, timeout=self.timeout), True
-        return http.client.HTTPSConnection(parts.netloc, timeout=self.timeout, context=cast(Any, self.verify)), True
+        return http.client.HTTPSConnection(parts.netloc, timeout=self.timeout, context=cast("Any", self.verify)), True
 
     def _error(self, status: int, content: Any) -> DriftlineError:
         problem = content if isinstance(content, dict) else {}
@@ -433,7 +433,7 @@ class Client(ReadOnlyWorkspace):
         """Return a route's response as its model. Raises StorageError if the server runs an incompatible version."""
         from pydantic import TypeAdapter, ValidationError
 
-        from driftline.flows.http_answers import ANSWERS
+        from driftline.flows.response_models import ANSWERS
 
         content = self.connection.get(route, parameters)
         try:

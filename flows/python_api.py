@@ -127,7 +127,7 @@ class Workspace(ReadOnlyWorkspace):
             >>> ws.runs(limit=1)[0].kind
             'index'
         """
-        from driftline.flows.output.run_history import newest_runs
+        from driftline.flows.output.report_page import newest_runs
 
         return newest_runs(self.storage, limit)
 
@@ -328,7 +328,7 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
 
 
 def _find(stored: StoredWorkspace, request: SearchRequest) -> SearchReport:
-    from driftline.flows.runs.search import resolved
+    from driftline.flows.search import resolved
     from driftline.tasks.search.search import search as search_workspace
 
     return search_workspace(*resolved(stored, request))
@@ -375,13 +375,12 @@ def sql(
         >>> driftline.sql(location, "SELECT path, lines FROM documents").to_pylist()
         [{'path': 'notes.md', 'lines': 1}]
     """
-    from driftline.flows.config.locate import on_named_branch
-    from driftline.flows.output.search_journal import searches_table
-    from driftline.storage.entities import Boundary, Entity
+    from driftline.flows.config.locate import boundary_in, on_named_branch
+    from driftline.flows.search import searches_table
     from driftline.storage.sql import query as run
 
     opened = _stored(workspace)
-    boundary = None if within is None else Boundary.of(Entity.parse(within, opened.config.hierarchy))
+    boundary = None if within is None else boundary_in(opened, within)
     there, journal = on_named_branch(opened, branch, boundary), searches_table(opened)
     with run(there, query, parameters or (), within=boundary, searches=journal, max_seconds=timeout_seconds) as result:
         return result.table()

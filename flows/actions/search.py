@@ -26,7 +26,7 @@ from driftline.flows.actions.arguments import (
 from driftline.flows.actions.registry import Action, Handles, Result, action, bind, close_with
 from driftline.flows.actions.semtools import semtools_search
 from driftline.flows.actions.sources import WAIT_SECONDS, SkippedFiles
-from driftline.flows.runs.index import remove_documents, remove_source
+from driftline.flows.runs.remove import remove_documents, remove_source
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import FingerprintMismatch, SourceNotFound, UsageError, WorkspaceNotFound
@@ -192,14 +192,14 @@ def workspace_search(
     ``driftline.toml``. ``explain`` adds an ``explanation``.
     """
     from driftline.flows.actions.sources import filter_for
-    from driftline.flows.runs.search import find, search_request
+    from driftline.flows.search import search, search_request
 
     options = given_by(given)
     opened = (handles := handles or Handles()).workspace(handles.locate(workspace))
     paths = options.pop("paths", None)
     also = () if paths is None else (filter_for(opened, paths),)
     request = search_request(query, options, also=also, on_this_machine=True)
-    return {"results": [], **find(opened, request).to_dict()}
+    return {"results": [], **search(opened, request).to_dict()}
 
 
 @action

@@ -443,7 +443,7 @@ class FleetsReport:
 
     @property
     def failures(self) -> list[str]:
-        """The fleets' problems, and the reasons of the repositories that failed."""
+        """The fleets' problems, and why each failed repository failed."""
         problems = [f"{fleet.name}: {problem}" for fleet in self.fleets for problem in fleet.problems]
         rows = (row for fleet in self.fleets for row in fleet.repositories)
         return problems + [f"{row.path}: {row.reason}" for row in rows if row.has_failed]

@@ -190,7 +190,7 @@ def print_tokens(result: Result) -> None:
 
 def print_runs(result: Result) -> None:
     """Print a workspace's runs, newest first, each with its nonzero statistics."""
-    from driftline.flows.output.run_history import in_words  # loads storage
+    from driftline.flows.output.report_page import in_words  # loads storage
 
     lines: list[Text | Table] = []
     for run in result["runs"]:

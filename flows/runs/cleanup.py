@@ -155,7 +155,7 @@ class _Cleanup:
         with Fence(self._workspace, self._report.run_id, self._skip) as fence:
             deletion.check = fence.check
             try:
-                orphans = self._judge(fence, deletion)
+                orphans = self._orphans_to_delete(fence, deletion)
             except DriftlineError as error:
                 self._report.deleted = deletion.deleted
                 raise _aborted(error, len(deletion.deleted)) from error
@@ -168,10 +168,10 @@ class _Cleanup:
         self._report.seconds = time.monotonic() - self._clock
         return self._report
 
-    def _judge(self, fence: Fence, deletion: Deletion) -> tuple[Orphan, ...]:
-        """Return the orphans to delete, classified again behind ``fence``; a dry run takes no lease.
+    def _orphans_to_delete(self, fence: Fence, deletion: Deletion) -> tuple[Orphan, ...]:
+        """Classify the workspace's files, take leases, and classify again; return the orphans to delete.
 
-        If the disk is too full for a lease, orphans that need no lease are deleted first.
+        A dry run takes no leases. If the disk is too full for a lease, orphans that need none are deleted first.
         """
         objects = self._workspace.objects
         self._clean_tenants = read_clean_tenants(self._workspace, now=datetime.now(UTC), full=self._request.full)

@@ -210,8 +210,8 @@ class SourceGroup:
                 return commit_together(changes, fragments)
 
         title = _title([member for member, _, _ in ready])
-        said = f"{sum(len(change.rows) for _, change in changes):,} documents committed"
-        return run_stage(f"commit {title}", commit, lambda _: said, after=(f"embed {title}",))
+        summary = f"{sum(len(change.rows) for _, change in changes):,} documents committed"
+        return run_stage(f"commit {title}", commit, lambda _: summary, after=(f"embed {title}",))
 
     def _end(self, member: _Member, work: Callable[[], None]) -> None:
         """Do a source's final ``work`` and release its lease. The lease counts failures: they may leave garbage."""

@@ -25,7 +25,7 @@ from driftline.flows.runs.deletion_limit import DeletionLimit, lost, missing_doc
 from driftline.flows.runs.executors import Executor, SegmentBuilds
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS
-from driftline.storage.deltas.manifest import SCHEMA, Manifest, revision, totals
+from driftline.storage.deltas.manifest import SCHEMA, Manifest, revision, should_fold, totals
 from driftline.storage.documents import INSIDE, DocumentState, SkipReason, container_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
@@ -59,10 +59,6 @@ WORTHWHILE_BYTES = 64 * 1024
 BATCHES_PER_COMMIT = 8
 COMMIT_SECONDS = 15.0
 """A crash loses at most this many batches, or about this many seconds of work."""
-FOLDED_BY_RUNS = 150
-"""At this many deltas, a run folds them itself; a scheduled compaction would have folded them before."""
-MAX_FOLD_BYTES = 8 * 1024 * 1024
-"""Maximum size of deltas that a run folds, which takes a fraction of a second: some 100,000 documents."""
 AtCommit = WorkTreeAtCommit | RepositoryAtCommit
 
 
@@ -97,7 +93,7 @@ class Job:
     def manifest(self) -> Manifest:
         return self.workspace.manifest(self.entity)
 
-    def is_partial(self, scope: Scope) -> bool:
+    def is_partial(self, scope: ScanRange) -> bool:
         """Return whether the files of a repository outside ``scope`` are known to be unchanged."""
         return scope.paths is not None and isinstance(self.source.source, RepositorySource)
 
@@ -111,7 +107,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ScanRange:
     """What a run scans: all files, or those at ``paths``, which git lists as changed since the commit ``base``.
 
     ``at`` is the commit that the scan finds, if the run can record one; ``full_scan_reason`` is why it scans all files.
@@ -131,7 +127,7 @@ class Work:
     changed. ``missing`` are those to delete: none if the listing is incomplete.
     """
 
-    scope: Scope
+    scope: ScanRange
     scans: tuple[ScanResult, ...]
     changes: pa.Table
     retouched: pa.Table
@@ -183,25 +179,25 @@ class Survey:
             return None
         return revision(lease.token + 1, 0)  # the revision of a run that took the lease and found nothing
 
-    def scope(self, before: SourceRecord | None, token: int | None = None) -> Scope:
+    def scope(self, before: SourceRecord | None, token: int | None = None) -> ScanRange:
         """Return the request's paths, or the paths changed since the commit of ``before``, or all files.
 
         ``token`` is the current lease's, or None for a dry run.
         """
         source, request = self.job.source, self.job.plan.request
         if request.paths is not None and not source.joined:
-            return Scope(request.paths)
+            return ScanRange(request.paths)
         if not request.by_commit and not isinstance(source.source, RepositorySource):
-            return Scope()
+            return ScanRange()
         at = self._commit()
         if at is None:
-            return Scope(full_scan_reason="--full" if source.commit else "git cannot list the changes")
+            return ScanRange(full_scan_reason="--full" if source.commit else "git cannot list the changes")
         last = before.commit if before is not None else None
         changes = at.changes_since(last, token)
         base = last.id if last is not None and changes.paths is not None else None
-        return Scope(changes.paths, at, base, changes.why)
+        return ScanRange(changes.paths, at, base, changes.why)
 
-    def work(self, scope: Scope) -> Work:
+    def work(self, scope: ScanRange) -> Work:
         """Scan the files in ``scope``, and compare them with the manifest."""
         job = self.job
         source, now_ns = job.source, time.time_ns()
@@ -400,7 +396,7 @@ class SourceRun:
                 tally.indexes_lag |= remove_strays(committer) > 0
         return LeasedRun(job, self._survey, committer, record, self._surveyed(scope))
 
-    def _surveyed(self, scope: Scope) -> Work:
+    def _surveyed(self, scope: ScanRange) -> Work:
         """Return the work in ``scope``, and count what its scans found."""
         tally = self._job.tally
         if scope.at is not None:
@@ -626,8 +622,7 @@ class LeasedRun:
         manifest, lease = self.job.manifest, self.committer.lease
         log = manifest.log()
         deltas = len(log.deltas)
-        is_small = log.base_bytes + sum(log.delta_bytes) <= MAX_FOLD_BYTES
-        if self.committer.batch and deltas >= FOLDED_BY_RUNS and is_small:
+        if self.committer.batch and should_fold(log):
             try:
                 lease.check()
                 manifest.compact()

@@ -15,8 +15,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from driftline.flows.config.driftline_toml import prices_for
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.config.workspace_names import SERVER_VARIABLE
-from driftline.flows.output.report_page import line_plot
-from driftline.flows.output.run_history import History, Series, in_words, newest_runs
+from driftline.flows.output.report_page import History, Series, in_words, line_plot, newest_runs
 from driftline.flows.output.run_reports import FleetsReport
 from driftline.flows.output.terminal_reports import requests_text
 from driftline.storage.entities import DEFAULT_PARTS

@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from driftline.flows.output.report_page import bar_plot, line_plot, plots_of, run_row
-from driftline.flows.output.run_history import Series
+from driftline.flows.output.report_page import Series, bar_plot, line_plot, plots_of, run_row
 from driftline.flows.web.api import HomeView, IndexView, SqlView
 from driftline.flows.web.authentication import is_signed_in
 from driftline.storage.errors import NotIndexed

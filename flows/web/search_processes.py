@@ -87,7 +87,8 @@ class SearchProcesses:
             try:
                 return helper.run(SEARCH_SECONDS, function, workspace, *args, **kwargs)
             except (ProcessDied, ProcessStopped, TimeoutError) as error:
-                log.warning("A search process died or timed out: %r", error)
+                if not self._is_closed:
+                    log.warning("A search process died or timed out: %s", str(error) or type(error).__name__)
                 self._forget(helper)
                 if attempt == ATTEMPTS and isinstance(error, ProcessDied):
                     raise

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from driftline.flows.config.index_request import IndexRequest
-from driftline.flows.runs.index import index_sources, remove_source
+from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.remove import remove_source
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch
 from driftline.storage.workspace.workspace import Workspace

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.output.run_history import History, newest_runs
+from driftline.flows.output.report_page import History, newest_runs
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.layout import new_ulid

@@ -15,7 +15,8 @@ import pytest
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.runs import compact as compaction
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.index import index_sources, remove_source
+from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.remove import remove_source
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, RecallTooLow

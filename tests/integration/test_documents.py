@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.flows.mcp_server.answers import context_answer
+from driftline.flows.mcp_server.tools import context_answer
 from driftline.flows.output.plain_text import own_appearance, print_search, show_as
 from driftline.flows.runs import source_run
 from driftline.storage.documents import DocumentState, SkipReason, content_hash

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import driftline
-from driftline.flows.output.search_journal import searches_table
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.search import find as served
+from driftline.flows.search import search as served
+from driftline.flows.search import searches_table
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.line_filter import LineFilter

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 import driftline as dl
-from driftline.flows.mcp_server.answers import search_answer
+from driftline.flows.mcp_server.tools import search_answer
 from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.line_filter import LineFilter

@@ -43,7 +43,7 @@ def test_a_deployment_beyond_the_first_page_of_the_server_is_paused() -> None:
         pause_deployment=paused.append,
     )
     known = Deployments(({"parameters": parameters},), ())
-    assert len(_pause_others(cast(SyncPrefectClient, client), known, {"flow-450/web"})) == 499
+    assert len(_pause_others(cast("SyncPrefectClient", client), known, {"flow-450/web"})) == 499
     assert sorted({*range(500)} - {*paused}) == [450]
 
 
