@@ -494,7 +494,7 @@ def analyze_document_states(
         >>> driftline.analyze_document_states(location, "source:tree", ["notes.md"])
         [('notes.md', <DocumentState.UNCHANGED: 'unchanged'>)]
     """
-    from driftline.tasks.indexing.line_store import LineStore
+    from driftline.tasks.indexing.line_store import LineStore, states_of_stored
     from driftline.tasks.scanning.scan import analyze_document_states as analyze
     from driftline.tasks.scanning.scan import states_of_files
 
@@ -505,6 +505,6 @@ def analyze_document_states(
 
         workspace = workspace_for_reading(None)
     named = [os.path.expanduser(path_or_uri("A path", each)) for each in listed("paths", paths) or ()]
-    known = workspace.states_of(named) if isinstance(workspace, LineStore) else {}
+    known = states_of_stored(workspace, named) if isinstance(workspace, LineStore) else {}
     others = dict(states_of_files(_stored(workspace), [each for each in named if each not in known]))
     return [(each, known.get(each) or others[each]) for each in named]

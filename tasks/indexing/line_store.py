@@ -194,23 +194,6 @@ class LineStore:
         name = _checked_path(path)
         return self._metadata([name]).get(name)
 
-    def states_of(self, files: Sequence[str]) -> dict[str, DocumentState]:
-        """Compare local files by size, time and version with the metadata that a program stored their documents with.
-
-        A document's path is the file's path as given, or relative to the current folder. Other files are omitted.
-        """
-        record = self.workspace.source(self.entity)
-        if record is None or not record.uri.startswith(PROGRAM_SCHEME):
-            return {}
-        names = {file: [path for path in (file, os.path.relpath(file)) if not path.startswith("..")] for file in files}
-        known = self._metadata({_checked_path(path) for paths in names.values() for path in paths})
-        found = {}
-        for file, paths in names.items():
-            document = next((known[path] for path in map(_checked_path, paths) if path in known), None)
-            if document is not None:
-                found[file] = _state(file, document)
-        return found
-
     def _metadata(self, paths: Iterable[str]) -> dict[str, DocMeta]:
         columns = ["path", "size_bytes", "mtime_ns", "fingerprint", "racy"]
         _, current = self._embedding()
@@ -360,6 +343,24 @@ def _checked_document(document: object) -> DocMeta:
     if not _is_number(document.mtime) or not abs(document.mtime) < _MAX_SECONDS:  # also of NaN
         raise UsageError("mtime must be seconds since 1970", repr(document)[:200])
     return replace(document, path=_checked_path(document.path))
+
+
+def states_of_stored(store: LineStore, files: Sequence[str]) -> dict[str, DocumentState]:
+    """Compare local files by size, time and version with the metadata that a program stored their documents with.
+
+    A document's path is the file's path as given, or relative to the current folder. Other files are omitted.
+    """
+    record = store.workspace.source(store.entity)
+    if record is None or not record.uri.startswith(PROGRAM_SCHEME):
+        return {}
+    names = {file: [path for path in (file, os.path.relpath(file)) if not path.startswith("..")] for file in files}
+    known = store._metadata({_checked_path(path) for paths in names.values() for path in paths})
+    found = {}
+    for file, paths in names.items():
+        document = next((known[path] for path in map(_checked_path, paths) if path in known), None)
+        if document is not None:
+            found[file] = _state(file, document)
+    return found
 
 
 def _state(file: str, document: DocMeta) -> DocumentState:
