@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from driftline.storage.environment import user_folder
 from driftline.storage.errors import UsageError
 from driftline.storage.json_records import from_json, to_json
-from driftline.storage.user_folders import user_folder
 from driftline.storage.workspace.records import RunRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.request import Explanation

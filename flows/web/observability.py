@@ -21,7 +21,8 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.storage.errors import DriftlineError, MissingExtra, install_command
+from driftline.storage.environment import install_command
+from driftline.storage.errors import DriftlineError, MissingExtra
 from driftline.storage.workspace.records import RunHistory, RunRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION
-from driftline.storage.errors import ModelNotFound, is_panic, package_command
-from driftline.storage.user_folders import with_home
+from driftline.storage.environment import package_command, with_home
+from driftline.storage.errors import ModelNotFound, is_panic
 
 if TYPE_CHECKING:
     from model2vec import StaticModel

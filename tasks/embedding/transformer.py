@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.embedding import DeepModel
-from driftline.storage.errors import MissingExtra, ModelNotFound, install_command, package_command
+from driftline.storage.environment import install_command, package_command, with_home
+from driftline.storage.errors import MissingExtra, ModelNotFound
 from driftline.storage.lines.outline import Definition
-from driftline.storage.user_folders import with_home
 from driftline.tasks.embedding.models import HUB_NAME, hub_snapshot
 
 if TYPE_CHECKING:
