@@ -17,8 +17,8 @@ from operator import call
 from typing import TYPE_CHECKING, Any
 
 from driftline.flows.config.locate import on_named_branch
+from driftline.storage.environment import user_folder
 from driftline.storage.errors import UsageError
-from driftline.storage.user_folders import user_folder
 from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import typer
 
 from driftline.flows.commands.app import DONE, Commands, JsonOption, WorkspaceOption, app
 from driftline.flows.output.plain_text import print_json, say, warn
+from driftline.storage.environment import with_home
 from driftline.storage.errors import UsageError
-from driftline.storage.user_folders import with_home
 
 if TYPE_CHECKING:
     from driftline.flows.config.coding_agents import InstallLevel

@@ -15,7 +15,8 @@ from driftline.flows.commands.app import DONE, CacheOption, WithinOption, app
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.config.workspace_names import absolute_uri
 from driftline.flows.output.plain_text import warn
-from driftline.storage.errors import DriftlineError, MissingExtra, install_command
+from driftline.storage.environment import install_command
+from driftline.storage.errors import DriftlineError, MissingExtra
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

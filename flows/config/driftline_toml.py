@@ -40,9 +40,9 @@ from driftline.flows.config.workspace_names import (
     location_of,
 )
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
+from driftline.storage.environment import user_folder
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.mirror import parse_remote
-from driftline.storage.user_folders import user_folder
 
 if TYPE_CHECKING:  # commands that find no such file import none of these
     from driftline.flows.config.toml_schema import (

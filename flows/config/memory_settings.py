@@ -22,9 +22,9 @@ from driftline.flows.config.workspace_names import DATABASE_VARIABLE, absolute_w
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction
 from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
+from driftline.storage.environment import with_home
 from driftline.storage.errors import BadEntity, CatalogError, UsageError
 from driftline.storage.memory.binding import belongs, has_embedded_catalog, holds_memory
-from driftline.storage.user_folders import with_home
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from driftline.storage.documents import DocumentState, SkipReason
 from driftline.storage.errors import DriftlineError
 from driftline.storage.json_records import as_dict
 from driftline.storage.objects.store_requests import Counts, by_kind
-from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK
+from driftline.tasks.extraction.extractor import ENDS_MARK, MISSING_MARK
 from driftline.tasks.indexing.batch import BatchResult
 from driftline.tasks.maintenance.search_quality import Figures
 from driftline.tasks.scanning.scan import ScanResult, is_container

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from driftline.flows.output.plain_text import appearance, emit, printable, wants_styles
 from driftline.flows.output.run_reports import FleetsReport, RepositoryReport, price
-from driftline.storage.errors import install_command
+from driftline.storage.environment import install_command
 
 Result = Mapping[str, Any]
 

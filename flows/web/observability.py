@@ -32,7 +32,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from driftline.flows.web.authentication import granted
 from driftline.flows.web.responses import JsonAnswer
-from driftline.storage.errors import DriftlineError, MissingExtra, install_command
+from driftline.storage.environment import install_command
+from driftline.storage.errors import DriftlineError, MissingExtra
 from driftline.storage.workspace.records import RunHistory, RunRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
 

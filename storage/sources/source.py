@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from driftline.storage.environment import install_command, with_home
 from driftline.storage.errors import (
     AccessDenied,
     DriftlineError,
@@ -28,14 +29,12 @@ from driftline.storage.errors import (
     UnknownScheme,
     UsageError,
     has_query,
-    install_command,
     may_hold_secret,
     without_secrets,
 )
 from driftline.storage.objects.store_requests import count_requests_of
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
 from driftline.storage.sources.safe_folder import SafeFolder, check_names_are_utf8
-from driftline.storage.user_folders import with_home
 
 if TYPE_CHECKING:  # a search of local files reads no repository
     from driftline.storage.sources.commit_tree import CommitTree, TreeEntry

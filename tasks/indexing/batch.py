@@ -28,8 +28,17 @@ from driftline.storage.redaction import holds_key, with_mark
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.outlines import definitions_in_worker
 from driftline.tasks.extraction.archives import OF_CONTENT, is_of_member, read_members, reason_in, without_opened
-from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_extracted, read_document, redacted
-from driftline.tasks.extraction.extractor_versions import UNOPENED, ReadSettings, ends_mark, is_current
+from driftline.tasks.extraction.extractor import (
+    UNOPENED,
+    Reading,
+    ReadSettings,
+    definitions_by_part,
+    ends_mark,
+    is_current,
+    is_extracted,
+    read_document,
+    redacted,
+)
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify

@@ -32,7 +32,7 @@ from driftline.flows.mcp_server.tools import (
     MAX_TOP_K,
     MIN_TOKENS,
 )
-from driftline.storage.errors import install_command
+from driftline.storage.environment import install_command
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from tests.support.waiting import PATIENCE_SECONDS

@@ -14,7 +14,8 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.mcp_server.tools import LineTools
-from driftline.storage.errors import MissingExtra, UsageError, install_command
+from driftline.storage.environment import install_command
+from driftline.storage.errors import MissingExtra, UsageError
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.transformer import as_words, load_transformer
