@@ -349,7 +349,7 @@ def view_filter(config: Configuration, name: str) -> LineFilter:
 
     if name not in config.workspaces:
         known = ", ".join(config.workspaces) or "none"
-        raise UsageError(f"There is no workspace named {name!r}", str(config.path), f"Known names: {known}.")
+        raise UsageError(f"There is no view named {name!r}", str(config.path), f"Known names: {known}.")
     parts = config.workspaces[name]
     for part in parts:
         _check_dir(part, location_of(config.path, f"[workspaces.{name}]"))
