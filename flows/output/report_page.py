@@ -187,7 +187,7 @@ def measured(value: float, unit: str) -> str:
     """
     text = number(value)
     digits = text.rstrip("kMG") if unit == "B" else text
-    return f"{digits} {text[len(digits):]}{unit}" if unit else text
+    return f"{digits} {text[len(digits) :]}{unit}" if unit else text
 
 
 def _tick(highest: float) -> float:
