@@ -231,7 +231,7 @@ def render(
     _, cost = History(runs).requests(prices or {})
     tiles = {
         "documents": f"{stats.total_documents:,}",
-        "lines": f"{stats.total_lines:,}",
+        "indexed lines": f"{stats.total_lines:,}",
         "sources": f"{len(stats.sources):,}",
         "deltas": f"{stats.deltas:,}",
         "vector index": str(stats.index_type or "none"),
@@ -263,10 +263,10 @@ def plots_of(runs: Sequence[RunRecord]) -> list[str]:
 def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
     """Yield the plots as SVG, or "" for plots with no points."""
 
-    def per_run(kind: str, figure: str, name: str, scale: float = 1.0) -> Series:
-        return history.of_runs(kind, name, lambda run: to_row(run)[figure] * scale)
+    def per_run(kind: str, figure: str, name: str) -> Series:
+        return history.of_runs(kind, name, lambda run: to_row(run)[figure])
 
-    size = [per_run("compact", f"bytes_{moment}", moment, 1e-6) for moment in ("before", "after")]
+    size = [per_run("compact", f"bytes_{moment}", moment) for moment in ("before", "after")]
     seconds = [history.of_runs(kind, kind, lambda run: run.seconds) for kind in ("index", "compact", "cleanup")]
     yield line_plot("Growth: lines", [history.growth("lines_total")], steps=True)
     yield line_plot("Growth: documents", [history.growth("documents_total")], steps=True)
@@ -276,7 +276,7 @@ def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
     yield line_plot("Cost per run: bytes read", [per_run("index", "bytes_read", "bytes")], unit="B")
     yield line_plot("Cost per run: requests", requests)
     yield line_plot("Deltas by source", history.deltas(), steps=True)
-    yield line_plot("Size of the workspace, compaction by compaction", size, unit="MB")
+    yield line_plot("Size of the workspace, compaction by compaction", size, unit="B")
     yield line_plot("Recall@10 of the vector index", history.measured("recall_at_10"))
     searches = history.of_runs("search", "median of an hour", lambda run: run.seconds * 1000.0)
     hit_rates = history.of_runs("search", "mean of an hour", lambda run: run.report.get("hit_rate"))
@@ -340,7 +340,7 @@ def line_plot(
         pixels = [to_pixels(moment, value) for moment, value in line.points]
         parts.append(f'<path d="{_path(pixels, steps)}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         for (moment, value), (x, y) in zip(line.points, pixels, strict=True):
-            tooltip = _text(f"{line.name}: {number(value)}{unit and ' ' + unit}, {moment:%Y-%m-%d %H:%M:%S}")
+            tooltip = _text(f"{line.name}: {measured(value, unit)}, {moment:%Y-%m-%d %H:%M:%S}")
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{tooltip}</title></circle>')
     parts += _legend([line.name for line in drawn])
     return "".join([*parts, "</svg>"])
@@ -383,6 +383,18 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
 
 
+def measured(value: float, unit: str) -> str:
+    """Format a number with its unit, if any; a number of bytes gets a prefix instead of a suffix.
+
+    Examples:
+        >>> measured(2e7, "B"), measured(1_234, "B"), measured(12_500, "s"), measured(3, "")
+        ('20 MB', '1,234 B', '12.5k s', '3')
+    """
+    text = number(value)
+    digits = text.rstrip("kMG") if unit == "B" else text
+    return f"{digits} {text[len(digits) :]}{unit}" if unit else text
+
+
 def _tick(highest: float) -> float:
     """Return a round tick spacing such that ``_TICKS`` ticks reach ``highest``."""
     if highest < _LEAST:
@@ -397,7 +409,7 @@ def _axis(step: float, unit: str) -> Iterator[str]:
         yield (
             f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{WIDTH - _RIGHT}" y2="{y:.1f}" stroke="currentColor" opacity="0.15"/>'
         )
-        label = number(tick * step) + (f" {unit}" if unit and tick == _TICKS else "")
+        label = measured(tick * step, unit if tick == _TICKS else "")
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" opacity="0.7">{_text(label)}</text>'
 
 

@@ -440,7 +440,7 @@ def index_page(view: IndexView, now: datetime) -> bytes:
     stats, indexed = view.stats, _last_indexed(view.runs)
     counts = {
         "documents": f"{stats.total_documents:,}",
-        "lines": f"{stats.total_lines:,}",
+        "indexed lines": f"{stats.total_lines:,}",
         f"source{'' if len(stats.sources) == 1 else 's'}": f"{len(stats.sources):,}",
         "last run": _ago(now - max(indexed.values())) if indexed else "never",
         "vector index": str(stats.index_type or "none"),

@@ -296,10 +296,23 @@ def search_exactly(
         every = found
         if terms:
             every = ExactSearch(workspace, tables, terms, found.late, left_out, max_packs=MAX_FACET_PACKS)
-            files = [document for document, _ in every.lines()]
+            matching = [(document, len(numbers)) for document, numbers in every.lines()]
+            files = [document for document, _ in matching]
+            report = replace(report, exact=_more(report.exact, matching, is_cut=every.cut))
         matches = [Match(document.entity, document.path) for document in files]
         report = replace(report, facets=counted(matches, request, complete=not every.cut))
     return replace(report, explanation=found.explained(request)) if request.explain else report
+
+
+def _more(
+    counts: ExactCounts | None, matching: Sequence[tuple[IndexedDocument, int]], *, is_cut: bool
+) -> ExactCounts | None:
+    """Return the counts of the results, or those of ``matching``, the documents and line counts of a wider search."""
+    if counts is None or counts.complete:
+        return counts
+    lines = max(counts.lines, sum(count for _, count in matching))
+    documents = max(counts.documents, len(matching))
+    return ExactCounts(lines, documents, counts.reason if is_cut else None)
 
 
 def what_is_missing(counts: ExactCounts, shown: int) -> str:

@@ -441,6 +441,16 @@ def facets(workspace: Workspace, query: str, **options: Any) -> dict[str, Any]:
     return files
 
 
+def test_facets_and_counts_are_of_the_same_matches(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    total = find(workspace, '"csrf_"', count=True).exact
+    report = find(workspace, '"csrf_"', facets=True, top_k=1)
+    assert total is not None
+    assert (report.exact, total.documents, len(report.results)) == (total, 6, 1)
+    assert "More lines match" in report.notes[0]
+    monkeypatch.setattr("driftline.tasks.search.exact.MAX_FACET_PACKS", 0)
+    assert find(workspace, '"csrf_"', facets=True, top_k=1).exact == ExactCounts(1, 1, "limit")
+
+
 def test_facets_count_all_files_that_match(workspace: Workspace) -> None:
     assert facets(workspace, '"csrf_"') == {
         "source": {"org:default/project:default/source:tree": 6},
