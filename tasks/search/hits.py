@@ -394,7 +394,7 @@ def hits(
     passages = [Passage(*window.file, *around) for window, around in zip(windows, arounds, strict=True)]
     lacking = [passage for passage, text in zip(passages, texts, strict=True) if n_lines and text is None]
     indexed = _indexed(tables, lacking)
-    score = math.inf
+    score = certain = math.inf
     found = zip(windows, documents, texts, passages, strict=True)
     for rank, (window, document, text, around) in enumerate(found, start=1):
         if not n_lines:
@@ -410,6 +410,8 @@ def hits(
         score = min(
             score, window.score if likely is None else likely
         )  # windows below the reranked ones use a different score scale
+        if likely is not None:  # a label is never stronger than an earlier one
+            certain = min(certain, likely if window.penalty else score)
         yield Hit(
             path=window.path,
             file=file_of(records, window),
@@ -427,7 +429,7 @@ def hits(
             line_now=judged.line if judged else None,
             column=window.column + at + 1,
             **symbol_of(window.definition),
-            label=None if likely is None else label(likely if window.penalty else score),
+            label=None if likely is None else label(certain),
             copies=window.copies,
             **anchored(window.path, anchors.get((window.entity, window.path, window.best))),
             url=links.url(window.entity, window.path, window.best + 1),

@@ -230,6 +230,8 @@ def test_a_list_begins_like_a_longer_one(tmp_path: Path) -> None:
     for query in ("how are windows merged", "BM25 of words", "clip long lines", "tests"):
         found = {top_k: [(hit.path, hit.line) for hit in workspace.search(query, top_k=top_k)] for top_k in (3, 10, 50)}
         assert (found[3], found[10]) == (found[50][:3], found[50][:10]), query
+        labels = [str(hit.label) for hit in workspace.search(query, top_k=50)]
+        assert labels == sorted(labels, key=["strong", "likely", "weak"].index), query
 
 
 def test_a_query_without_results_says_so_in_every_interface(corpus: Path, driftline: Driftline) -> None:
