@@ -422,7 +422,8 @@ class HierarchicalLTMBackend:
             within: include every entity of this type and id at or below this entity.
 
         Returns:
-            ``{success, entries, total_count, has_more, cursor}``.
+            ``{success, entries, total_count, has_more, cursor, partial}``; ``partial`` is set if ``allowed_ancestors``
+            excludes a part of the entity.
 
         Examples:
             >>> memory.retrieve_by_entity("org", "empty")["total_count"]
@@ -434,7 +435,7 @@ class HierarchicalLTMBackend:
         page = ask(within=within, allowed_ancestors=allowed_ancestors, cursor=cursor)
         entries = [entry.to_dict() for entry in page.entries]
         more = {"total_count": page.total_count, "has_more": page.has_more, "cursor": page.cursor}
-        return {"entries": entries, **more}
+        return {"entries": entries, **more, "partial": page.is_partial}
 
     @_as_result
     def delete(self, key: str, entity: EntityName | None = None) -> Result:

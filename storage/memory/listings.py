@@ -143,13 +143,14 @@ def check_count(value: object, what: str) -> int:
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Entry]):
     """A page of entries. ``total_count`` covers all pages; if ``has_more`` is set, ``cursor`` continues with the next
-    page.
+    page. ``is_partial`` is set if the call's allowed ancestors exclude a part of the entity.
     """
 
     entries: tuple[_Entry, ...]
     total_count: int
     has_more: bool
     cursor: str | None
+    is_partial: bool = False
 
 
 def parse_cursor(cursor: str | None) -> tuple[int, str] | None:

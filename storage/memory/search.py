@@ -150,7 +150,8 @@ class MemorySearch:
 
     def find(self, request: MemoryQuery, check: Callable[[Sequence[str]], Mapping[str, EntryRow]]) -> MemoryResults:
         """Return the ``top_k`` best entries for ``request`` that ``check`` confirms, best first."""
-        explanation = MemoryExplanation(request.mode)
+        words = keywords(request.query) if request.mode != "vector" else []
+        explanation = MemoryExplanation(request.mode, words)
         if request.top_k == 0 or not request.query.strip():
             return MemoryResults([], explanation)
         table = self.table(request.within)
@@ -158,8 +159,6 @@ class MemorySearch:
             return MemoryResults([], explanation)
         with explanation.timed("embedding"):
             vector = self.embedder.embed_query(request.query)
-        words = keywords(request.query) if request.mode != "vector" else []
-        explanation.words = words
         if request.explain:
             table.describe(request.where, explanation)
         confirmed: list[tuple[EntryRow, Found]] = []

@@ -28,7 +28,14 @@ from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_w
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
 from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope, Unscoped
 from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
-from driftline.storage.memory.entity_names import EntityRegistry, bound_names, split_filter, utc_now
+from driftline.storage.memory.entity_names import (
+    EntityRegistry,
+    bound_names,
+    is_partial,
+    limits_of,
+    split_filter,
+    utc_now,
+)
 from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
 from driftline.storage.memory.flush import Closing, Flusher
 from driftline.storage.memory.listings import DEFAULT_LIMIT, KeyRange, MemoryListing, Page, check_count, parse_cursor
@@ -396,8 +403,11 @@ class MemoryStore(EntityRegistry):
         """Raise CatalogMismatch if the catalog is older than the index of a tenant in ``visible``."""
         if isinstance(visible, Scope):
             self._generations.check(visible.within.tenant)
-        else:
+        elif visible.allowed is None:
             self._generations.check_all(self.workspace.tenants)
+        else:
+            for tenant in {each.tenant for each in visible.allowed}:
+                self._generations.check(tenant)
 
     def retrieve_by_entity(
         self,
@@ -424,7 +434,8 @@ class MemoryStore(EntityRegistry):
             cursor: the cursor returned with the previous page.
 
         Returns:
-            The entries, their total number, and the cursor of the next page.
+            The entries, their total number, the cursor of the next page, and whether ``allowed_ancestors`` excludes
+            a part of the entity.
 
         Raises:
             AccessDenied: if ``allowed_ancestors`` excludes the whole entity, whether it exists or not.
@@ -437,9 +448,13 @@ class MemoryStore(EntityRegistry):
         """
         limit, offset = check_count(limit, "limit"), check_count(offset, "offset")
         self.hierarchy.named(type, id)
-        own = self.names.find((type, id)) if within is None else None
-        top = within if own is None else self.names.root if self.hierarchy.root else own.tenant
-        visible, after = self.names.scope(top or self.names.root, allowed_ancestors), parse_cursor(cursor)
+        allowed = self.names.allowed(allowed_ancestors)
+        own = self.names.find((type, id), limits_of(allowed)) if within is None else None
+        if own is None:
+            top = self.names.find(within or self.names.root, limits_of(allowed))
+        else:
+            top = self.names.root if self.hierarchy.root else own.tenant
+        visible, after = Scope(top, allowed), parse_cursor(cursor)
         self._check_generation(visible)
         page = partial(entry_queries.page, include_descendants=include_descendants, after=after, offset=offset)
 
@@ -453,9 +468,10 @@ class MemoryStore(EntityRegistry):
 
         rows, total = self.catalog.read(work)
         shown = rows[:limit]
-        has_more = len(rows) > limit
-        following = encode_cursor(shown[-1].owner_id, shown[-1].key) if has_more and shown else None
-        return Page(tuple(as_shown(self._reader.entries(shown, visible))), total, has_more, following)
+        has_more = bool(shown) and len(rows) > limit
+        following = encode_cursor(shown[-1].owner_id, shown[-1].key) if has_more else None
+        entries = tuple(as_shown(self._reader.entries(shown, visible)))
+        return Page(entries, total, has_more, following, is_partial(visible, own))
 
     def search(
         self,
@@ -545,7 +561,9 @@ class MemoryStore(EntityRegistry):
         visible = self.names.visible(scope, allowed_ancestors)
         self._check_generation(visible)
         limits: list[tuple[Entity, ...]] = [visible.allowed] if visible.allowed is not None else []
-        limits += [tuple(self.names.resolve(named))] if named is not None else []
+        if named is not None:
+            own = [(visible.within,)] if isinstance(visible, Scope) else []
+            limits.append(tuple(self.names.resolve(named, (*limits, *own))))
         if top_k and query.strip():
             self._flusher.settle()
         found = []
@@ -574,7 +592,7 @@ class MemoryStore(EntityRegistry):
             MemoryHit(each, relevance(hit, request.mode), rank, hit.distance)
             for rank, (each, hit) in enumerate(found, start=1)
         )
-        if (boundary := self.names.boundary) is not None and boundary.tenant != boundary:
+        if visible.allowed is not None or visible.within != visible.within.tenant:
             answer.explanation.hide_tenant()
         hits.explanation = answer.explanation if request.explain else None
         return hits

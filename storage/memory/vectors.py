@@ -65,7 +65,7 @@ class MemoryExplanation:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def hide_tenant(self) -> None:
-        """Remove whole-tenant statistics, which a store bound below the tenant must not reveal.
+        """Remove whole-tenant statistics, which a search of a part of the tenant must not reveal.
 
         Examples:
             >>> figures = driftline.MemoryExplanation("text", entries=9, matches=2)
