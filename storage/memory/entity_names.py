@@ -251,12 +251,18 @@ class EntityRegistry:
         names: EntityNames,
         now: Callable[[], datetime] = utc_now,
         on_change: Callable[[int], None] = lambda entries: None,
+        check: Callable[[Entity], None] = lambda tenant: None,
     ) -> None:
-        """``on_change`` is called with the number of entries moved or deleted by a call."""
+        """Register entities in ``catalog``.
+
+        ``on_change`` is called with the number of entries moved or deleted by a call, and ``check`` with a tenant
+        before it is changed; it may raise CatalogMismatch.
+        """
         self.catalog = catalog
         self.names = names
         self._now = now
         self._on_change = on_change
+        self._check = check
 
     def register_entity(self, entity: EntityName) -> EntityRecord:
         """Register an entity and its ancestors; existing entities are unchanged.
@@ -282,7 +288,10 @@ class EntityRegistry:
             entity_tree.ensure(connection, tenant, [node.directory], self._now())
             return entity_tree.find(connection, node)
 
-        record = self.get_entity(node) or self.catalog.write(work)
+        record = self.get_entity(node)
+        if record is None:
+            self._check(node.tenant)
+            record = self.catalog.write(work)
         if record is None:
             raise BadEntity("Another process deleted the entity", node.directory)
         return record
@@ -438,6 +447,7 @@ class EntityRegistry:
             entity_tree.move(connection, source, target)
             return entry_writes.relocate(connection, tenant, source, target, self._now())
 
+        self._check(source.tenant)
         self._on_change(self.catalog.write(work))
         return target
 
@@ -455,23 +465,24 @@ class EntityRegistry:
             BadEntity: if it does not exist, or has descendants or entries and ``cascade`` is not set.
 
         Examples:
-            >>> store.store("note", 1, "org:gone")
+            >>> _ = store.store("note", 1, "org:gone")
             >>> store.delete_entity("org:gone", cascade=True)
             1
         """
         node = self.names.owner(entity)
 
-        def work(connection: Connection) -> int:
+        def work(connection: Connection) -> entry_writes.Removed:
             tenant = entity_tree.lock_tenant(connection, node)
             if tenant is None or entity_tree.find(connection, node) is None:
                 raise BadEntity("The entity does not exist", node.directory)
-            if not cascade and entity_tree.has_content(connection, node):
+            if not cascade and entity_tree.has_content(connection, node, self._now()):
                 raise BadEntity("The entity has descendants or entries", node.directory, "Delete it with cascade.")
             keys = entry_writes.keys_below(connection, node)
             removed = entry_writes.remove(connection, tenant, keys, Scope(node), self._now())
             entity_tree.delete(connection, node)
             return removed
 
+        self._check(node.tenant)
         removed = self.catalog.write(work)
-        self._on_change(removed)
-        return removed
+        self._on_change(removed.entries)
+        return removed.alive

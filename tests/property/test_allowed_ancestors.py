@@ -6,13 +6,14 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from driftline.storage.entities import Hierarchy
+from driftline.storage.entities import EntityName, Hierarchy
 from driftline.storage.errors import BadEntity, DriftlineError
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.tasks.embedding.embedder import WordTableEmbedder
@@ -70,17 +71,16 @@ def reads(store: MemoryStore, allowed: Sequence[str]) -> dict[str, Any]:
     given: dict[str, Any] = {"allowed_ancestors": allowed}
     calls: dict[str, Callable[[], Any]] = {}
     for name in NAMES:
-        calls[f"entity {name}"] = lambda name=name: store.retrieve_by_entity(*name, **given)
-        calls[f"search {name}"] = lambda name=name: store.search("note", None, name, **given)
-        calls[f"meaning {name}"] = lambda name=name: store.search_memory("note", scope=name, explain=True, **given)
         named = {"entity": f"{name[0]}:{name[1]}"}
-        calls[f"filter {name}"] = lambda named=named: store.search_memory("note", 5, named, explain=True, **given)
-    for name, within in product(NAMES, ("project:alpha", "org:acme", ("user", "alice"))):
-        calls[f"{name} in {within}"] = lambda name=name, within=within: store.retrieve_by_entity(
-            *name, within=within, **given
-        )
-    calls["search"] = lambda: store.search("", None, **given)
-    calls["meaning"] = lambda: store.search_memory("note", 20, explain=True, **given)
+        calls[f"entity {name}"] = partial(store.retrieve_by_entity, *name, **given)
+        calls[f"search {name}"] = partial(store.search, "note", None, name, **given)
+        calls[f"meaning {name}"] = partial(store.search_memory, "note", scope=name, explain=True, **given)
+        calls[f"filter {name}"] = partial(store.search_memory, "note", 5, named, explain=True, **given)
+    scopes: tuple[EntityName, ...] = ("project:alpha", "org:acme", ("user", "alice"))
+    for name, within in product(NAMES, scopes):
+        calls[f"{name} in {within}"] = partial(store.retrieve_by_entity, *name, within=within, **given)
+    calls["search"] = partial(store.search, "", None, **given)
+    calls["meaning"] = partial(store.search_memory, "note", 20, explain=True, **given)
     return {name: outcome(call) for name, call in calls.items()}
 
 
