@@ -106,10 +106,11 @@ class EntryAnswer(BaseModel):
 
 
 class MemoryAnswer(BaseModel):
-    """Memory entries, best first."""
+    """Memory entries, best first; ``notes`` say why there are none."""
 
     query: str
     results: list[EntryAnswer]
+    notes: list[str]
 
 
 class ProblemAnswer(BaseModel):

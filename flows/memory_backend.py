@@ -201,7 +201,7 @@ class HierarchicalLTMBackend:
 
         Returns:
             ``{success, stored, replaced, moved_from, redacted}``: how many keys had a value, the former owners of
-            those that another entity owned, and the number of redacted credentials by rule.
+            keys that moved, and the number of redacted credentials by rule.
 
         Raises:
             BadEntry: if an item has no key or no value, with ``errors="raise"``.

@@ -183,7 +183,10 @@ def search(
     lines += [f"{name}: {value}" for name, value in result.get("explanation", {}).items()]
     if not hits:
         return _nothing({"query": query, **result}, as_json, " ".join(hits.notes) or "No entry matches.", *lines)
-    return _show({"query": query, **result}, as_json, *lines)
+    _show({"query": query, **result}, as_json, *lines)
+    for note in hits.notes:
+        warn(note)
+    return DONE
 
 
 @memory.command()

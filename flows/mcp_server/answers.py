@@ -7,7 +7,7 @@ results are omitted. It ends with the number of omitted results and how to get t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from driftline.flows.http_answers import ExactMatches
 from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS, is_clipped
 from driftline.storage.memory.entries import MemoryEntry
-from driftline.storage.memory.search import MemoryHit
+from driftline.storage.memory.search import MemoryHits
 from driftline.storage.workspace.records import WorkspaceStats
 from driftline.tasks.search.documents import Excerpt
 from driftline.tasks.search.hits import Hit, clipped
@@ -323,7 +323,8 @@ class MemoryResult(BaseModel):
 class MemoryAnswer(BaseModel):
     """Entries, best first. ``truncated``: fields were cut or entries omitted to keep the result short.
 
-    ``found`` counts the entries before truncation; ``more`` explains what is missing and how to get it.
+    ``found`` counts the entries before truncation; ``more`` explains what is missing and how to get it, or why nothing
+    was found.
     """
 
     query: str
@@ -338,7 +339,7 @@ class MemoryAnswer(BaseModel):
         return "\n".join([*shown, *filter(None, [self.more])]) or "No results."
 
 
-def memory_answer(query: str, hits: Iterable[MemoryHit[MemoryEntry]], max_bytes: int) -> MemoryAnswer:
+def memory_answer(query: str, hits: MemoryHits[MemoryEntry], max_bytes: int) -> MemoryAnswer:
     """Return the first ``hits`` of ``query`` that fit into ``max_bytes`` of JSON, but at least one."""
     results: list[MemoryResult] = []
     budget, every = max_bytes - _RESERVED_BYTES, [*hits]
@@ -357,7 +358,7 @@ def memory_answer(query: str, hits: Iterable[MemoryHit[MemoryEntry]], max_bytes:
         results=results,
         truncated=bool(left_out) or any(result.record.cut for result in results),
         found=len(every),
-        more=more if left_out else None,
+        more=more if left_out else " ".join(hits.notes) or None,
     )
 
 

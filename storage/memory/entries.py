@@ -149,8 +149,8 @@ def as_shown(entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
 class Stored:
     """The result of storing ``entries`` entries: ``replaced`` had a value under their key already.
 
-    ``moved_from`` maps the keys of those that another entity owned to that entity. ``redacted`` counts the credentials
-    that were redacted in values and metadata, by rule.
+    ``moved_from`` maps the keys of entries that moved to their former owner. ``redacted`` counts the credentials that
+    were redacted in values and metadata, by rule.
     """
 
     entries: int = 0

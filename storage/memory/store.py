@@ -54,6 +54,7 @@ from driftline.storage.memory.search import (
     MemoryMode,
     MemoryQuery,
     MemorySearch,
+    notes_on,
     relevance,
 )
 from driftline.storage.memory.vectors import VectorFilter, added_up
@@ -581,15 +582,15 @@ class MemoryStore(EntityRegistry):
             limits.append(tuple(self.names.resolve(named, (*limits, *own))))
         if top_k and query.strip():
             self._flusher.settle()
-        found, notes = [], list[str]()
-        for each in [visible] if isinstance(visible, Scope) else self._scopes(limits, visible):
-            where = VectorFilter(((each.within,), *limits), fields)
-            request = MemoryQuery(query, top_k, each.within, where, mode, max_distance, explain)
-            found.append(self._answer(self._search, each, request))
-            if not found[-1] and top_k:
-                notes += self._search.why_empty(request)
+        scopes = [visible] if isinstance(visible, Scope) else self._scopes(limits, visible)
+        filters = [VectorFilter(((each.within,), *limits), fields) for each in scopes]
+        requests = [
+            MemoryQuery(query, top_k, each.within, where, mode, max_distance, explain)
+            for each, where in zip(scopes, filters, strict=True)
+        ]
+        found = [self._answer(self._search, each, request) for each, request in zip(scopes, requests, strict=True)]
         hits = merged_hits(found, top_k) if len(found) != 1 else found[0]
-        hits.notes = () if hits else tuple(dict.fromkeys(notes))
+        hits.notes = notes_on(hits, self._search, requests)
         return hits
 
     def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Unscoped) -> list[Scope]:

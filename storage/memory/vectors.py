@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 class MemoryExplanation:
     """Statistics of a search.
 
-    ``words`` lists the query's words. ``entries`` counts the entries, and ``matches`` counts those that pass the
+    ``words`` lists the query's words. ``entries`` counts the entries, and ``matches`` counts the entries that pass the
     filter. ``index`` is the type of the vector index, None if entries were compared one by one. ``unindexed_words`` is
     the number of entries that the word index does not cover. ``by_words`` and ``by_meaning`` count the entries found by
-    the lexical and the semantic search, ``candidates`` counts those found by either, and ``dropped`` counts those that
-    the catalog did not confirm. ``seconds`` is keyed by phase.
+    the lexical and the semantic search, ``candidates`` counts those found by either, and ``dropped`` counts the
+    candidates that the catalog did not confirm. ``seconds`` is keyed by phase.
     """
 
     mode: str

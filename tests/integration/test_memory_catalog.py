@@ -321,7 +321,7 @@ def test_a_catalog_from_a_backup_may_be_adopted(backup: str, driftline: Callable
     assert findings(verified(backup)) == []
 
 
-def test_what_is_stored_after_an_adoption_is_found_by_search(
+def test_entries_stored_after_an_adoption_are_found_by_search(
     location: str, tmp_path: Path, embedder: Callable[[], WordTableEmbedder]
 ) -> None:
     fill(location, embedder=embedder)

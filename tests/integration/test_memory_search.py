@@ -255,6 +255,9 @@ def test_an_empty_answer_says_why(store: MemoryStore) -> None:
     assert notes(scope="org:typo") == ["No entry is in the scope of the search."]
     assert store.search_memory("cat", 0).notes == ()
     assert store.search_memory("cat", 1).notes == ()
+    assert store.search_memory("zebra", 1, mode="vector").notes == (
+        "No entry is a good match: the best score is 0.11.",
+    )
 
 
 def test_expired_entries_hide_no_others(open_store: Callable[..., MemoryStore], clock: list[datetime]) -> None:

@@ -105,7 +105,9 @@ def opened(catalog_file: Path, tiny_model: Path, tmp_path: Path) -> Iterator[Cal
 
 
 @pytest.mark.parametrize("root", [None, ALPHA])
-def test_what_is_not_allowed_might_as_well_not_exist(opened: Callable[..., MemoryStore], root: str | None) -> None:
+def test_entities_that_are_not_allowed_might_as_well_not_exist(
+    opened: Callable[..., MemoryStore], root: str | None
+) -> None:
     everything = opened(OWNERS, root)
     for allowed in ALLOWED:
         visible = [owner for owner in OWNERS if any(f"{owner}/".startswith(f"{top}/") for top in allowed)]

@@ -33,6 +33,7 @@ VALID: dict[str, Any] = {
     "limit": 5,
     "offset": 0,
     "allowed_ancestors": ["org:acme"],
+    "after": "org:acme",
     "cursor": None,
     "within": "org:acme",
     "query": "plan",
