@@ -10,8 +10,7 @@ from driftline.flows.runs.branches import BranchReport
 from driftline.storage.workspace.records import WorkspaceStats
 from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.facets import Facets
-from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.search import ExactCounts, SearchReport
+from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
 
 
 class ExactMatches(BaseModel):
@@ -30,7 +29,7 @@ class FileCounts(BaseModel):
     files: dict[str, dict[str, int]]
 
 
-class SearchAnswer(BaseModel):
+class SearchResponse(BaseModel):
     """Windows of lines, best first; if there are none, the reasons, and the nearest line that passes the filters.
 
     ``exact`` counts all matches of an exact search, including those not in ``results``; ``facets`` counts files.
@@ -105,15 +104,15 @@ class EntryAnswer(BaseModel):
     distance: float
 
 
-class MemoryAnswer(BaseModel):
-    """Memory entries, best first; ``notes`` say why there are none."""
+class MemoryResponse(BaseModel):
+    """Memory entries, best first; ``notes`` say why there are none, or no good ones."""
 
     query: str
     results: list[EntryAnswer]
     notes: list[str]
 
 
-class ProblemAnswer(BaseModel):
+class ProblemDetails(BaseModel):
     """An error (RFC 9457); ``error``, ``where`` and ``fix`` are the same as with ``--json``."""
 
     type: str
@@ -126,12 +125,12 @@ class ProblemAnswer(BaseModel):
 
 
 ANSWERS: dict[str, type] = {
-    "search": SearchAnswer,
+    "search": SearchResponse,
     "excerpt": Excerpt,
     "documents": DocumentsAnswer,
     "status": WorkspaceStats,
     "sources": SourcesAnswer,
     "branches": BranchesAnswer,
-    "memory/search": MemoryAnswer,
+    "memory/search": MemoryResponse,
 }
 """The response model of each route."""
