@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
 
@@ -24,13 +23,14 @@ from driftline.flows.config.memory_settings import (
     nested_performance,
     open_memory,
 )
+from driftline.flows.memory_arguments import checked_argument, checked_arguments, shortened
 from driftline.flows.scheduling.compaction_requests import request_memory_compaction
 from driftline.storage.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.memory.entries import MemoryEntry
-from driftline.storage.memory.listings import KeyRange
+from driftline.storage.memory.listings import KeyRange, check_count
 from driftline.storage.memory.maintenance import compact_index, compact_indexes, entries_of
 from driftline.storage.memory.search import MemoryHits, MemoryMode
 from driftline.storage.memory.store import MemoryItem, MemoryStore
@@ -41,19 +41,21 @@ Errors = Literal["return", "raise"]
 _P = ParamSpec("_P")
 _Answer = TypeVar("_Answer")
 
-MAX_AGE_SECONDS = 10**9
-_SHOWN_CHARACTERS = 80
 _ITEM = frozenset({"key", "value", "entity", "metadata", "expires_at"})
-_OF_ENTRIES = frozenset({"key", "metadata", "expires_at", "items"})
-"""Arguments whose errors are of kind ``bad_entry``."""
 
 
 def hits_to_dict(hits: MemoryHits[MemoryEntry]) -> Result:
-    """Return ``{results: [{record, score, rank, distance}]}``, plus ``explanation`` if the hits have one."""
+    """Return ``{results: [{record, score, rank, distance}], notes}``, plus ``explanation`` if the hits have one."""
     results = [
         {"record": hit.record.to_dict(), "score": hit.score, "rank": hit.rank, "distance": hit.distance} for hit in hits
     ]
-    return {"results": results, **({"explanation": hits.explanation.to_dict()} if hits.explanation else {})}
+    answer: Result = {"results": results, "notes": list(hits.notes)}
+    return answer | ({"explanation": hits.explanation.to_dict()} if hits.explanation else {})
+
+
+def _up_to(limit: int, found: Sequence[Any]) -> tuple[Sequence[Any], bool]:
+    """Return the first ``limit`` of what was found with ``limit + 1``, and whether there is more."""
+    return found[:limit], 0 < limit < len(found)
 
 
 def _as_result(
@@ -67,7 +69,7 @@ def _as_result(
         try:
             self.core.catalog.check_open()
             checked: Callable[..., Any] = method
-            answer = checked(self, **_checked(signature, args, kwargs))
+            answer = checked(self, **checked_arguments(signature, args, kwargs))
             return {"success": True, **answer} if isinstance(answer, Mapping) else answer
         except DriftlineError as error:
             if self.errors == "raise":
@@ -75,148 +77,6 @@ def _as_result(
             return failure(error)
 
     return call  # type: ignore[return-value]  # wraps() hides that it is a function and binds as a method
-
-
-def _checked(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Check a call's arguments against ARGUMENTS, by name.
-
-    Raises UsageError; the message includes the invalid argument's name.
-    """
-    try:
-        given = signature.bind(None, *args, **kwargs).arguments
-    except TypeError as error:
-        raise UsageError(f"Invalid arguments ({str(error)[:200]})", "", "See the Python reference.") from None
-    given.pop("self")
-    for name, value in given.items():
-        optional = signature.parameters[name].default is None
-        if not (value is None and optional):
-            given[name] = _read(name, value)
-    return given
-
-
-def _read(name: str, value: Any) -> Any:
-    read, expected = ARGUMENTS[name]
-    try:
-        return read(value)
-    except (TypeError, ValueError, OverflowError):
-        kind = BadEntry if name in _OF_ENTRIES else UsageError
-        raise kind(f"{name} must be {expected}, not {_shown(value)}") from None
-
-
-def _shown(value: object) -> str:
-    """Format ``value`` for an error message, shortened."""
-    try:
-        text = repr(value)
-    except Exception as error:  # repr() of a caller's object may raise anything
-        return f"{type(value).__name__} whose repr() raises {type(error).__name__}"
-    return text.encode(errors="backslashreplace").decode()[:_SHOWN_CHARACTERS]
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    if "\0" in value:
-        raise ValueError
-    value.encode()  # rejects unpaired surrogates
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)
-
-
-def _range(value: Any) -> KeyRange:
-    low, high = _list(value)
-    return None if low is None else _text(low), None if high is None else _text(high)
-
-
-def _revision(value: Any) -> int:
-    if not 0 <= _count(value) < 2**63:
-        raise ValueError
-    return int(value)
-
-
-def _number(low: float, high: float) -> Callable[[Any], float]:
-    def read(value: Any) -> float:
-        if isinstance(value, bool | str | bytes) or not low <= float(value) <= high:  # false for NaN
-            raise ValueError
-        return float(value)
-
-    return read
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if isinstance(value, str | bytes | Mapping):
-        raise TypeError
-    return list(value)
-
-
-def _texts(value: Any) -> list[str]:
-    return [_text(each) for each in _list(value)]
-
-
-def _ids(value: Any) -> dict[str, str]:
-    return {_text(level): _text(name) for level, name in _mapping(value).items() if name is not None}
-
-
-def _entity(value: Any) -> EntityName:
-    if isinstance(value, Entity):
-        return value
-    if isinstance(value, str):
-        return _text(value)
-    kind, name = _texts(value)
-    return kind, name
-
-
-def _entities(value: Any) -> list[EntityName]:
-    return [_entity(each) for each in _list(value)]
-
-
-def _moment(value: Any) -> datetime:
-    found = value if isinstance(value, datetime) else datetime.fromisoformat(_text(value).strip())
-    found = found if found.utcoffset() is not None else found.replace(tzinfo=UTC)
-    found.astimezone(UTC)  # overflows if the time is too early or late to be stored
-    return found
-
-
-_AN_ENTITY = "an entity: its path type:id/type:id, or the pair of its type and id"
-_FIELDS = (_mapping, "a mapping")
-_TEXT = (_text, "text without NUL and unpaired surrogates")
-_FLAG = (_flag, "True or False")
-_COUNT = (_count, "an integer")
-ARGUMENTS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
-    "key": (_text, "text without control characters"),
-    "value": (lambda value: value, ""),  # the store checks that it is JSON
-    **dict.fromkeys(("entity", "within", "parent", "entity_path"), (_entity, _AN_ENTITY)),
-    **dict.fromkeys(("metadata", "metadata_filter", "filter"), _FIELDS),
-    **dict.fromkeys(("entity_type", "entity_id", "query", "mode", "cursor", "group_by"), _TEXT),
-    **dict.fromkeys(("include_descendants", "explain", "cascade", "dry_run"), _FLAG),
-    **dict.fromkeys(("limit", "offset", "top_k", "max_deltas"), _COUNT),
-    "allowed_ancestors": (_entities, "a list of entities"),
-    "expires_at": (_moment, "a datetime, or a date or time in ISO 8601; without a zone it is UTC"),
-    "items": (_list, "a list of mappings"),
-    "keys": (_texts, "a list of keys"),
-    "max_age_seconds": (_number(0, MAX_AGE_SECONDS), f"a number from 0 to {MAX_AGE_SECONDS:,}"),
-    "max_distance": (_number(0, 2), "a number from 0 to 2"),
-    "parents": (_ids, "a mapping of levels to ids"),
-    "range": (_range, "the first key and an exclusive upper bound: [low, high]"),
-    "rev": (_revision, "a revision: an entry's rev"),
-}
-"""Maps argument names to their check and the description of valid values for errors."""
 
 
 def failure(error: DriftlineError) -> Result:
@@ -259,7 +119,7 @@ class HierarchicalLTMBackend:
     ) -> None:
         """Open a store. See ``create_ltm_backend`` for the arguments."""
         if errors not in get_args(Errors):
-            raise UsageError("errors must be 'return' or 'raise'", _shown(errors), "Pass one of them.")
+            raise UsageError("errors must be 'return' or 'raise'", shortened(errors), "Pass one of them.")
         sections: dict[str, tuple[Any, Any]] = {
             "catalog": (catalog, {"url": catalog_url}),
             "storage": (storage, {"uri": storage_uri and path_or_uri("storage_uri", storage_uri)}),
@@ -272,7 +132,7 @@ class HierarchicalLTMBackend:
         for name, parts in sections.items():
             for part in parts:
                 if part is not None and not isinstance(part, Mapping):
-                    raise UsageError(f"{name} must be a mapping, not {_shown(part)}")
+                    raise UsageError(f"{name} must be a mapping, not {shortened(part)}")
         whole = {name: merged(below or {}, above or {}) for name, (below, above) in sections.items()}
         nested = [nested_performance(each or {}) for each in (performance, performance_config)]
         whole["performance"] = merged(*nested)
@@ -319,15 +179,18 @@ class HierarchicalLTMBackend:
             expires_at: a timestamp, or its ISO 8601 string; UTC if it has no time zone.
 
         Returns:
-            ``{success, key, entity}``.
+            ``{success, key, entity, replaced, moved_from, redacted}``: whether the key had a value, the entity that
+            owned it, if another one, and the number of redacted credentials by rule.
 
         Examples:
             >>> memory.store("goal", "ship it", "org:acme")["success"]
             True
         """
         owner = self.core.names.root if entity is None else self.core.names.owner(entity)
-        self.core.store(key, value, owner, metadata, _given(expires_at))
-        return {"key": key, "entity": owner.directory}
+        stored = self.core.store(key, value, owner, metadata, _given(expires_at))
+        left = stored.moved_from.get(key)
+        moved = {"replaced": stored.replaced > 0, "moved_from": left.directory if left else None}
+        return {"key": key, "entity": owner.directory, **moved, "redacted": dict(stored.redacted)}
 
     @_as_result
     def store_many(self, items: Sequence[Mapping[str, Any]]) -> Result:
@@ -337,7 +200,8 @@ class HierarchicalLTMBackend:
             items: mappings with the arguments of ``store`` as keys.
 
         Returns:
-            ``{success, stored}``.
+            ``{success, stored, replaced, moved_from, redacted}``: how many keys had a value, the former owners of
+            keys that moved, and the number of redacted credentials by rule.
 
         Raises:
             BadEntry: if an item has no key or no value, with ``errors="raise"``.
@@ -349,15 +213,19 @@ class HierarchicalLTMBackend:
         drafts = []
         for item in list[Any](items):
             if not isinstance(item, Mapping) or not {"key", "value"} <= set(item) <= _ITEM:
-                shown = _shown(list(item) if isinstance(item, Mapping) else item)
+                text = shortened(list(item) if isinstance(item, Mapping) else item)
                 raise BadEntry(
-                    "An item must have a key and a value; entity, metadata and expires_at are optional", shown
+                    "An item must have a key and a value; entity, metadata and expires_at are optional", text
                 )
-            given = {name: _read(name, value) for name, value in item.items() if value is not None or name == "key"}
+            filled = {name: value for name, value in item.items() if value is not None or name == "key"}
+            given = {name: checked_argument(name, value) for name, value in filled.items()}
             owner = given.get("entity", self.core.names.root)
             draft = MemoryItem(given["key"], item["value"], owner, given.get("metadata"), given.get("expires_at"))
             drafts.append(draft)
-        return {"stored": self.core.store_many(drafts)}
+        stored = self.core.store_many(drafts)
+        moved = {key: owner.directory for key, owner in stored.moved_from.items()}
+        counts = {"stored": stored.entries, "replaced": stored.replaced}
+        return {**counts, "moved_from": moved, "redacted": dict(stored.redacted)}
 
     @_as_result
     def retrieve(self, key: str, entity: EntityName | None = None) -> Result:
@@ -422,7 +290,8 @@ class HierarchicalLTMBackend:
             within: include every entity of this type and id at or below this entity.
 
         Returns:
-            ``{success, entries, total_count, has_more, cursor}``.
+            ``{success, entries, total_count, has_more, cursor, partial}``; ``partial`` is set if ``allowed_ancestors``
+            excludes a part of the entity.
 
         Examples:
             >>> memory.retrieve_by_entity("org", "empty")["total_count"]
@@ -434,7 +303,7 @@ class HierarchicalLTMBackend:
         page = ask(within=within, allowed_ancestors=allowed_ancestors, cursor=cursor)
         entries = [entry.to_dict() for entry in page.entries]
         more = {"total_count": page.total_count, "has_more": page.has_more, "cursor": page.cursor}
-        return {"entries": entries, **more}
+        return {"entries": entries, **more, "partial": page.is_partial}
 
     @_as_result
     def delete(self, key: str, entity: EntityName | None = None) -> Result:
@@ -472,14 +341,16 @@ class HierarchicalLTMBackend:
             limit: maximum number of entries.
 
         Returns:
-            ``{success, entries}``.
+            ``{success, entries, has_more}``; a larger limit returns more.
 
         Examples:
             >>> memory.search("no such words")["entries"]
             []
         """
-        found = self.core.search(query, metadata_filter, entity, allowed_ancestors=allowed_ancestors, limit=limit)
-        return {"entries": [entry.to_dict() for entry in found]}
+        more = check_count(limit, "limit") + 1
+        found = self.core.search(query, metadata_filter, entity, allowed_ancestors=allowed_ancestors, limit=more)
+        shown, has_more = _up_to(limit, found)
+        return {"entries": [entry.to_dict() for entry in shown], "has_more": has_more}
 
     @_as_result
     def search_memory(
@@ -506,7 +377,8 @@ class HierarchicalLTMBackend:
             explain: add an ``explanation``.
 
         Returns:
-            ``{success, results: [{record, score, rank}]}``, best first.
+            ``{success, results: [{record, score, rank, distance}], notes}``, best first; ``notes`` say why nothing
+            was found.
 
         Examples:
             >>> _ = memory.store("pet", "the dog barks at the moon", "org:yard")
@@ -537,13 +409,17 @@ class HierarchicalLTMBackend:
             limit: maximum number of entries.
 
         Returns:
-            ``{success, rows}``: entries with their values omitted, or ``{LEVEL: id, entity, entries, size_bytes}``.
+            ``{success, rows, has_more}``: entries with their values omitted, or ``{LEVEL: id, entity, entries,
+            size_bytes}``.
 
         Examples:
             >>> memory.query_index(("x", "y"), entity="org:nothing")["rows"]
             []
         """
-        return {"rows": self.core.query_index(range, group_by, entity, rev=rev, limit=limit)}
+        more = check_count(limit, "limit") + 1
+        found = self.core.query_index(range, group_by, entity, rev=rev, limit=more)
+        rows, has_more = (found, False) if group_by else _up_to(limit, found)
+        return {"rows": rows, "has_more": has_more}
 
     # -- entities ----------------------------------------------------------------------------
 
@@ -602,7 +478,11 @@ class HierarchicalLTMBackend:
 
     @_as_result
     def list_entities(
-        self, within: EntityName | None = None, entity_type: str | None = None, limit: int = 1_000
+        self,
+        within: EntityName | None = None,
+        entity_type: str | None = None,
+        limit: int = 1_000,
+        after: EntityName | None = None,
     ) -> Result:
         """List entities, sorted by path.
 
@@ -610,16 +490,18 @@ class HierarchicalLTMBackend:
             within: only entities under this one.
             entity_type: only entities of this level.
             limit: maximum number of entities.
+            after: start after this entity, such as the last one of the previous page.
 
         Returns:
-            ``{success, entities}``: their paths.
+            ``{success, entities, has_more}``: their paths.
 
         Examples:
             >>> memory.list_entities("org:nothing")["entities"]
             []
         """
-        found = self.core.list_entities(within, entity_type, limit=limit)
-        return {"entities": [record.entity.directory for record in found]}
+        found = self.core.list_entities(within, entity_type, limit=check_count(limit, "limit") + 1, after=after)
+        shown, has_more = _up_to(limit, found)
+        return {"entities": [record.entity.directory for record in shown], "has_more": has_more}
 
     @_as_result
     def move_entity(self, entity: EntityName, parent: EntityName) -> Result:
@@ -712,6 +594,7 @@ class HierarchicalLTMBackend:
             objects.uri,
             max_age_seconds,
             dry_run,
+            full=True,
             storage_options=objects.storage_options,
             catalog_url=self.configuration.catalog.url,
         )
@@ -761,7 +644,7 @@ def create_ltm_backend(
         >>> driftline.create_ltm_backend(storage_uri=f"{location}-ltm").close()
     """
     if backend != "hierarchical":
-        raise UsageError("Unknown memory backend", _shown(backend), "Use 'hierarchical'.")
+        raise UsageError("Unknown memory backend", shortened(backend), "Use 'hierarchical'.")
     return HierarchicalLTMBackend(
         catalog_url,
         storage_uri,

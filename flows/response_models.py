@@ -105,10 +105,11 @@ class EntryAnswer(BaseModel):
 
 
 class MemoryResponse(BaseModel):
-    """Memory entries, best first."""
+    """Memory entries, best first; ``notes`` say why there are none, or no good ones."""
 
     query: str
     results: list[EntryAnswer]
+    notes: list[str]
 
 
 class ProblemDetails(BaseModel):

@@ -36,7 +36,7 @@ class Embedder(Protocol):
         ...     def embed_query(self, text):
         ...         return self.embed([text])[0]
         >>> with driftline.MemoryStore(f"{location}-letters", embedder=Letters) as letters:
-        ...     letters.store("pet", "the cat sleeps", "org:home")
+        ...     stored = letters.store("pet", "the cat sleeps", "org:home")
         ...     [hit.record.key for hit in letters.search_memory("a cat", scope="org:home")]
         ['pet']
     """

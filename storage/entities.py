@@ -419,6 +419,7 @@ def _parse(text: str | tuple[str, str]) -> Parts:
         kind, colon, name = segment.partition(":")
         if not colon or not _LEVEL.fullmatch(kind):
             raise BadEntity("An entity must have the form type:id/type:id", repr(text[:200]))
+        _check_ends(name)
         decoded = decode_id(name)
         parts.append((kind, decoded if _encodes(decoded, name) else name))
     return tuple(parts)
@@ -427,8 +428,15 @@ def _parse(text: str | tuple[str, str]) -> Parts:
 def _pair(pair: object) -> tuple[str, str]:
     """Validate ``pair``: JSON may have turned it into a list or anything else."""
     if isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(each, str) for each in pair):
+        _check_ends(pair[1])
         return pair[0], pair[1]
     raise BadEntity("An entity must be a string of the form type:id/type:id, or a (type, id) pair", repr(pair)[:80])
+
+
+def _check_ends(name: str) -> None:
+    """Refuse spaces around an id, which templates leave behind: ``acme`` and ``acme `` would be two entities."""
+    if name != name.strip():
+        raise BadEntity("An id must not begin or end with whitespace", repr(name)[:80], "Remove it.")
 
 
 def _encodes(text: str, segment: str) -> bool:

@@ -8,8 +8,8 @@ An action declares its arguments as annotations that contain an ``ArgumentType``
 - JSON text is parsed where a list or a mapping is expected;
 - None and blank text select an optional argument's default, unless its type is ``Anything``;
 - positional arguments fill the declared arguments in order;
-- the engines' own arguments (``ENGINE_ARGUMENTS``, names that start with ``_``, objects that YAML cannot express) are
-  dropped; any other unknown name is an error that suggests the closest known name.
+- the engines' own arguments (``ENGINE_ARGUMENTS``, names that start with ``_``, objects that are not data) are dropped;
+  any other unknown name is an error that suggests the closest known name.
 
 Parameters without one (``state``, handles) are not arguments: ``read`` passes them on by name.
 """
@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
+from numbers import Number
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_type_hints
 
@@ -143,8 +144,9 @@ def _is_blank(value: object, is_required: bool) -> bool:
 
 
 def _is_of_the_engine(name: str, value: object) -> bool:
-    data = (str, int, float, list, tuple, Mapping, date, time, os.PathLike)
-    return name in ENGINE_ARGUMENTS or name.startswith("_") or not (value is None or isinstance(value, data))
+    data = (str, bytes, Number, list, tuple, Set, Mapping, date, time, os.PathLike)
+    is_data = value is None or isinstance(value, data) or hasattr(value, "tolist")
+    return name in ENGINE_ARGUMENTS or name.startswith("_") or not is_data
 
 
 # -- text ------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def ltm_store(
     metadata: Fields | None = None,
     expires_at: Moment | None = None,
 ) -> Result:
-    """Store a value: ``{key, entity}``."""
+    """Store a value: ``{key, entity, replaced, moved_from, redacted}``."""
     return memory.backend().store(key, value, entity, metadata, expires_at)
 
 
@@ -142,7 +142,7 @@ def ltm_retrieve_by_entity(
     cursor: Text | None = None,
     within: OneEntity | None = None,
 ) -> Result:
-    """Return the entries of an entity: ``{entries, total_count, has_more, cursor}``."""
+    """Return the entries of an entity: ``{entries, total_count, has_more, cursor, partial}``."""
     return memory.backend().retrieve_by_entity(
         entity_type, entity_id, include_descendants, limit, offset, allowed_ancestors, cursor, within
     )
@@ -164,7 +164,9 @@ def ltm_search(
     allowed_ancestors: Entities | None = None,
     limit: Count = 1_000,
 ) -> Result:
-    """Find entries by words in their keys and by metadata: ``{entries, results, count}``, the first two equal."""
+    """Find entries by words in their keys and by metadata: ``{entries, results, count, has_more}``; ``entries`` and
+    ``results`` are equal.
+    """
     answer = memory.backend().search(query, metadata_filter, entity, allowed_ancestors, limit)
     if answer["success"]:
         answer |= {"results": answer["entries"], "count": len(answer["entries"])}
@@ -184,11 +186,13 @@ def memory_search(
     mode: SearchMode = "hybrid",
     explain: Flag = False,
 ) -> Result:
-    """Find entries by hybrid search: ``{results: [{record, score, rank}]}``.
+    """Find entries by hybrid search: ``{results: [{record, score, rank, distance}], notes}``.
 
-    ``explain`` adds an ``explanation``.
+    Blank values of ``filter``, which templates of undefined variables yield, are ignored. ``explain`` adds an
+    ``explanation``.
     """
     backend = memory.backend()
+    filter = {name: value for name, value in (filter or {}).items() if value != ""}
     return backend.search_memory(query, top_k, filter, entity, allowed_ancestors, max_distance, mode, explain)
 
 

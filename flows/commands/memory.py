@@ -49,6 +49,10 @@ ScopeOption = Annotated[
         "Default: the configured root, or everything if there is none.",
     ),
 ]
+EntityArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[ENTITY]", help="Default: the configured root, or everything if there is none."),
+]
 FieldsOption = Annotated[
     list[str] | None, typer.Option("--where", metavar="FIELD=VALUE", help="Only entries with this metadata field.")
 ]
@@ -82,8 +86,16 @@ def put(
         if expires_in is not None and math.isnan(expires_in):
             raise UsageError("--expires-in must be a number of seconds", "nan")
         expires = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)
-        store.store(key, _value(sys.stdin.read() if value == "-" else value), owner, _fields(fields), expires)
-    return _show({"key": key, "entity": owner.directory}, as_json, f"{key}  {owner.directory}")
+        stored = store.store(key, _value(sys.stdin.read() if value == "-" else value), owner, _fields(fields), expires)
+    left = stored.moved_from.get(key)
+    if left is not None:
+        warn(f"The key belonged to {left.directory}; its entry moved.")
+    if stored.redacted:
+        named = ", ".join(f"{count:,} {rule}" for rule, count in sorted(stored.redacted.items()))
+        warn(f"Credentials were redacted in the value: {named}.")
+    result = {"key": key, "entity": owner.directory, "replaced": stored.replaced > 0}
+    result |= {"moved_from": left.directory if left else None, "redacted": dict(stored.redacted)}
+    return _show(result, as_json, f"{key}  {owner.directory}")
 
 
 @memory.command()
@@ -170,8 +182,11 @@ def search(
     ]
     lines += [f"{name}: {value}" for name, value in result.get("explanation", {}).items()]
     if not hits:
-        return _nothing({"query": query, **result}, as_json, "No entry matches the query.", *lines)
-    return _show({"query": query, **result}, as_json, *lines)
+        return _nothing({"query": query, **result}, as_json, " ".join(hits.notes) or "No entry matches.", *lines)
+    _show({"query": query, **result}, as_json, *lines)
+    for note in hits.notes:
+        warn(note)
+    return DONE
 
 
 @memory.command()
@@ -238,13 +253,13 @@ def adopt(
 
     Entries that are not in this catalog are lost: cleanup deletes their blobs.
     """
-    from driftline.storage.memory import binding
+    from driftline.storage.memory import workspace_catalog
     from driftline.storage.memory.catalog.database import Catalog
 
     opened, url = _opened_for_writing(workspace, config)
-    with closing(Catalog(binding.catalog_url(opened, url))) as catalog:
-        newer = binding.older_tenants(opened, catalog)
-        record = binding.adopt(opened, catalog, discard=discard)
+    with closing(Catalog(workspace_catalog.catalog_url(opened, url))) as catalog:
+        newer = workspace_catalog.older_tenants(opened, catalog)
+        record = workspace_catalog.adopt(opened, catalog, discard=discard)
     result = {"catalog": record.where, "catalog_id": record.catalog_id, "given_up": newer}
     lines = [
         f"adopted {record.where}",
@@ -266,7 +281,7 @@ def restore(
     as_json: JsonOption = False,
 ) -> int:
     """Rebuild a lost catalog from the workspace's indexes and blobs."""
-    from driftline.storage.memory.restore import check_location, restore_catalog
+    from driftline.storage.memory.workspace_catalog import check_location, restore_catalog
 
     opened, url = _opened_for_writing(workspace, config)
     if not elsewhere:
@@ -309,7 +324,7 @@ def _opened(
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -24,7 +24,7 @@ from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
 from driftline.storage.environment import with_home
 from driftline.storage.errors import BadEntity, CatalogError, UsageError
-from driftline.storage.memory.binding import belongs, has_embedded_catalog, holds_memory
+from driftline.storage.memory.workspace_catalog import belongs, has_embedded_catalog, holds_memory
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def find_memory(
     The store is at the configured location, or in ``workspace`` if that has memory. If there is no memory, no database
     is contacted and nothing is created. Raises UsageError, WorkspaceNotFound, CatalogError, CatalogConnectionError.
     """
-    from driftline.storage.memory.binding import find_catalog, holds_memory
+    from driftline.storage.memory.workspace_catalog import find_catalog, holds_memory
     from driftline.storage.workspace.workspace import Workspace
 
     elsewhere = configuration.storage.uri

@@ -12,7 +12,7 @@ import inspect
 import json
 import math
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import call
 from typing import Annotated, Any, Literal, ParamSpec
@@ -28,7 +28,7 @@ from driftline.storage.entities import Boundary
 from driftline.storage.errors import DriftlineError, UsageError, is_panic, native_crash_error
 from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS
 from driftline.storage.memory.entries import MemoryEntry
-from driftline.storage.memory.search import MemoryHit, MemoryHits
+from driftline.storage.memory.search import MemoryHits
 from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
 from driftline.storage.workspace.records import WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
@@ -339,7 +339,8 @@ class MemoryResult(BaseModel):
 class MemoryAnswer(BaseModel):
     """Entries, best first. ``truncated``: fields were cut or entries omitted to keep the result short.
 
-    ``found`` counts the entries before truncation; ``more`` explains what is missing and how to get it.
+    ``found`` counts the entries before truncation; ``more`` explains what is missing and how to get it, or why nothing
+    good was found.
     """
 
     query: str
@@ -354,7 +355,7 @@ class MemoryAnswer(BaseModel):
         return "\n".join([*shown, *filter(None, [self.more])]) or "No results."
 
 
-def memory_answer(query: str, hits: Iterable[MemoryHit[MemoryEntry]], max_bytes: int) -> MemoryAnswer:
+def memory_answer(query: str, hits: MemoryHits[MemoryEntry], max_bytes: int) -> MemoryAnswer:
     """Return the first ``hits`` of ``query`` that fit into ``max_bytes`` of JSON, but at least one."""
     results: list[MemoryResult] = []
     budget, every = max_bytes - _RESERVED_BYTES, [*hits]
@@ -373,7 +374,7 @@ def memory_answer(query: str, hits: Iterable[MemoryHit[MemoryEntry]], max_bytes:
         results=results,
         truncated=bool(left_out) or any(result.record.cut for result in results),
         found=len(every),
-        more=more if left_out else None,
+        more=more if left_out else " ".join(hits.notes) or None,
     )
 
 

@@ -20,8 +20,8 @@ from driftline.storage.errors import CorruptFile, DriftlineError, LeaseHeld
 from driftline.storage.json_records import as_dict
 from driftline.storage.layout import CATALOG_RECORD, CONFIG, lease_path, new_ulid
 from driftline.storage.leases.lease import peek
-from driftline.storage.memory.binding import WAYS_BACK, adopt, holds_memory, record_may_be_damaged, recorded
 from driftline.storage.memory.catalog.database import Catalog
+from driftline.storage.memory.workspace_catalog import WAYS_BACK, adopt, holds_memory, record_may_be_damaged, recorded
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.records import WorkspaceConfig

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from sqlalchemy.engine import Connection
@@ -18,6 +19,8 @@ from driftline.storage.memory.catalog.entity_tree import EntityRecord
 from driftline.storage.memory.catalog.entry_queries import Scope, Unscoped
 from driftline.storage.memory.listings import DEFAULT_LIMIT, check_count
 
+Limits = Sequence[Sequence[Entity]]
+"""The limits of a read: it sees only what is at, above or below an entity of each."""
 _SHOWN = 5
 
 
@@ -64,13 +67,13 @@ class EntityNames:
                 )
         return found
 
-    def find(self, name: EntityName) -> Entity:
+    def find(self, name: EntityName, limits: Limits = ()) -> Entity:
         """Resolve ``name``. Raises BadEntity if several registered entities have that name."""
-        return self.find_all([name])[0]
+        return self.find_all([name], limits)[0]
 
-    def find_all(self, names: Iterable[EntityName]) -> list[Entity]:
+    def find_all(self, names: Iterable[EntityName], limits: Limits = ()) -> list[Entity]:
         """Resolve ``names``, in order."""
-        found = self.resolve(names)
+        found = self.resolve(names, limits)
         for entity in found:
             if not self.is_inside(entity):
                 # The error must not reveal whether it exists.
@@ -81,85 +84,116 @@ class EntityNames:
         """Return whether ``entity`` is at or below the boundary."""
         return self.boundary is None or is_within(entity, self.boundary)
 
-    def resolve(self, names: Iterable[EntityName]) -> list[Entity]:
-        """Resolve ``names`` as limits of a read, where entities outside the boundary are harmless."""
+    def resolve(self, names: Iterable[EntityName], limits: Limits = (), *, lists_paths: bool = True) -> list[Entity]:
+        """Resolve ``names`` as limits of a read, where entities outside the boundary are harmless.
+
+        Registered entities outside ``limits`` affect neither the result nor an error. ``lists_paths`` includes the
+        matches in the error for an ambiguous name.
+        """
         parsed = [self.hierarchy.parts(name) for name in names]
         short = {parts for parts in parsed if not self.hierarchy.is_complete(parts)}
         found: dict[Parts, Entity] = {}
         for parts in short:
             self.hierarchy.complete(parts)  # reject bad names before they reach the catalog
         if short:
-            found = self._catalog.read(lambda connection: {parts: self._look_up(connection, parts) for parts in short})
+            look_up = partial(self._look_up, limits=limits, lists_paths=lists_paths)
+            found = self._catalog.read(lambda connection: {parts: look_up(connection, parts) for parts in short})
         return [found.get(parts) or self.hierarchy.complete(parts) for parts in parsed]
 
-    def scope(self, within: EntityName, allowed: Sequence[EntityName] | None = None) -> Scope:
-        """Return a call's scope: the entries at or below ``within`` and one of ``allowed``."""
-        return Scope(self.find(within), None if allowed is None else tuple(self.resolve(allowed)))
+    def allowed(self, names: Sequence[EntityName] | None) -> tuple[Entity, ...] | None:
+        """Resolve the ``allowed_ancestors`` of a read, whose errors must not list what the reader may not see."""
+        return None if names is None else tuple(self.resolve(names, lists_paths=False))
 
-    def visible(self, within: EntityName | None, allowed: Sequence[EntityName] | None = None) -> Scope | Unscoped:
-        """Like ``scope``; if ``within`` is None, the configured root, if any, restricts the entries.
+    def visible(self, within: EntityName | None, names: Sequence[EntityName] | None = None) -> Scope | Unscoped:
+        """Return the scope of a call: the entries at or below ``within`` and one of the allowed ``names``.
 
-        Raises AccessDenied if no entity in ``allowed`` overlaps with ``within``.
+        If ``within`` is None, the configured root, if any, restricts the entries. Raises AccessDenied if no allowed
+        entity overlaps with ``within``.
         """
+        allowed = self.allowed(names)
         if within is None and self.hierarchy.root is None:
-            limits = None if allowed is None else tuple(self.resolve(allowed))
-            if limits == ():
+            if allowed == ():
                 raise denied("anything")
-            return Unscoped(limits)
-        scope = self.scope(self.root if within is None else within, allowed)
-        if scope.allowed is not None and not any(_overlap(scope.within, each) for each in scope.allowed):
+            return Unscoped(allowed)
+        scope = Scope(self.root if within is None else self.find(within, limits_of(allowed)), allowed)
+        if allowed is not None and not _touches(scope.within, allowed):
             raise denied("anything" if within is None else str(within)[:200])
         return scope
 
     def check_allowed(self, connection: Connection, type: str, id: str, scope: Scope, own: Entity | None) -> None:
-        """Raise AccessDenied unless an entity ``type:id`` in ``scope`` overlaps with ``scope.allowed``.
+        """Raise AccessDenied unless ``own`` or, if it is None, an entity ``type:id`` in ``scope`` overlaps with
+        ``scope.allowed``.
 
-        An unregistered entity is treated as ``own``, or as being anywhere in the scope, so the result reveals neither
-        its existence nor its location.
+        An unregistered entity is treated as being anywhere in the scope, so the result reveals neither its existence
+        nor its location.
         """
         if scope.allowed is None:
             return
-        named = entity_tree.named(connection, type, id, scope.within.tenant)
-        found = [entity for entity in named if is_within(entity, scope.within)]
-        top = own or scope.within
-        if not any(is_within(top, each) or any(_overlap(entity, each) for entity in found) for each in scope.allowed):
+        tops = [own] if own else [*entity_tree.named(connection, type, id, scope.within.tenant)]
+        if own is None:
+            tops += _known_by(scope.allowed, (type, id))
+            tops = [entity for entity in tops if is_within(entity, scope.within)]
+        if not any(_touches(top, scope.allowed) for top in tops) and (own or is_partial(scope, own)):
             raise denied(f"{type}:{id}"[:200])
 
-    def _look_up(self, connection: Connection, parts: Parts) -> Entity:
+    def _look_up(self, connection: Connection, parts: Parts, limits: Limits, lists_paths: bool) -> Entity:
         """Return the entity of ``parts``, completed from its longest registered part, falling back to defaults."""
         for length in range(len(parts), 0, -1):
             known, rest = parts[:length], parts[length:]
             if self.hierarchy.is_complete(known):
                 break
-            registered = self._registered(connection, known)
+            registered = self._registered(connection, known, limits)
             if len(registered) > 1:
                 paths = [entity.directory for entity in registered]
                 more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-                raise BadEntity(
-                    "Several entities have this name",
-                    "/".join(f"{type}:{id}" for type, id in known),
-                    f"Use the path of one of them: {', '.join(paths[:_SHOWN])}{more}.",
-                )
+                listed = f" of one of them: {', '.join(paths[:_SHOWN])}{more}" if lists_paths else ""
+                name = "/".join(f"{type}:{id}" for type, id in known)
+                raise BadEntity("Several entities have this name", name, f"Use the path{listed}.")
             if registered:
                 return self.hierarchy.complete((*registered[0].parts, *rest))
         return self.hierarchy.complete(parts)
 
-    def _registered(self, connection: Connection, parts: Parts) -> list[Entity]:
-        """Return the entities with that name below the configured root; if there are none, all with that name."""
+    def _registered(self, connection: Connection, parts: Parts, limits: Limits) -> list[Entity]:
+        """Return the entities with that name below the configured root; if there are none, all with that name.
+
+        Entities that overlap with none of a limit are omitted. A limit's entities and their ancestors count as
+        registered, so that the result does not reveal whether they are.
+        """
         tenant = self.root.tenant if self.hierarchy.root else None
         if self.hierarchy.is_complete(parts[:1]):
             tenant = Entity(parts[:1])
+        named = [*entity_tree.named(connection, *parts[-1], tenant), *_known_by(chain(*limits), parts[-1])]
         found = [
             entity
-            for entity in entity_tree.named(connection, *parts[-1], tenant)
-            if set(parts) <= set(entity.parts) and self.is_inside(entity)
+            for entity in dict.fromkeys(named)
+            if set(parts) <= set(entity.parts)
+            and tenant in (None, entity.tenant)
+            and self.is_inside(entity)
+            and all(_touches(entity, limit) for limit in limits)
         ]
         below = [entity for entity in found if is_within(entity, self.root)] if self.hierarchy.root else []
         return below or found
 
 
-def _overlap(one: Entity, other: Entity) -> bool:
-    return is_within(one, other) or is_within(other, one)
+def limits_of(allowed: Sequence[Entity] | None) -> Limits:
+    """Return ``allowed`` as limits for ``EntityNames.find``."""
+    return () if allowed is None else (allowed,)
+
+
+def is_partial(scope: Scope, own: Entity | None) -> bool:
+    """Return whether ``scope.allowed`` may exclude a part of ``own`` or, if it is None, of the scope."""
+    top = own or scope.within
+    return scope.allowed is not None and not any(is_within(top, each) for each in scope.allowed)
+
+
+def _touches(entity: Entity, limit: Iterable[Entity]) -> bool:
+    """Return whether ``entity`` is at, above or below an entity of ``limit``."""
+    return any(is_within(entity, each) or is_within(each, entity) for each in limit)
+
+
+def _known_by(limit: Iterable[Entity], part: tuple[str, str]) -> list[Entity]:
+    """Return the entities that end with ``part``, among those of ``limit`` and their ancestors."""
+    return [Entity(each.parts[: each.parts.index(part) + 1]) for each in limit if part in each.parts]
 
 
 def denied(what: str) -> AccessDenied:
@@ -217,12 +251,18 @@ class EntityRegistry:
         names: EntityNames,
         now: Callable[[], datetime] = utc_now,
         on_change: Callable[[int], None] = lambda entries: None,
+        check: Callable[[Entity], None] = lambda tenant: None,
     ) -> None:
-        """``on_change`` is called with the number of entries moved or deleted by a call."""
+        """Register entities in ``catalog``.
+
+        ``on_change`` is called with the number of entries moved or deleted by a call, and ``check`` with a tenant
+        before it is changed; it may raise CatalogMismatch.
+        """
         self.catalog = catalog
         self.names = names
         self._now = now
         self._on_change = on_change
+        self._check = check
 
     def register_entity(self, entity: EntityName) -> EntityRecord:
         """Register an entity and its ancestors; existing entities are unchanged.
@@ -248,7 +288,10 @@ class EntityRegistry:
             entity_tree.ensure(connection, tenant, [node.directory], self._now())
             return entity_tree.find(connection, node)
 
-        record = self.get_entity(node) or self.catalog.write(work)
+        record = self.get_entity(node)
+        if record is None:
+            self._check(node.tenant)
+            record = self.catalog.write(work)
         if record is None:
             raise BadEntity("Another process deleted the entity", node.directory)
         return record
@@ -404,6 +447,7 @@ class EntityRegistry:
             entity_tree.move(connection, source, target)
             return entry_writes.relocate(connection, tenant, source, target, self._now())
 
+        self._check(source.tenant)
         self._on_change(self.catalog.write(work))
         return target
 
@@ -421,23 +465,24 @@ class EntityRegistry:
             BadEntity: if it does not exist, or has descendants or entries and ``cascade`` is not set.
 
         Examples:
-            >>> store.store("note", 1, "org:gone")
+            >>> _ = store.store("note", 1, "org:gone")
             >>> store.delete_entity("org:gone", cascade=True)
             1
         """
         node = self.names.owner(entity)
 
-        def work(connection: Connection) -> int:
+        def work(connection: Connection) -> entry_writes.Removed:
             tenant = entity_tree.lock_tenant(connection, node)
             if tenant is None or entity_tree.find(connection, node) is None:
                 raise BadEntity("The entity does not exist", node.directory)
-            if not cascade and entity_tree.has_content(connection, node):
+            if not cascade and entity_tree.has_content(connection, node, self._now()):
                 raise BadEntity("The entity has descendants or entries", node.directory, "Delete it with cascade.")
             keys = entry_writes.keys_below(connection, node)
             removed = entry_writes.remove(connection, tenant, keys, Scope(node), self._now())
             entity_tree.delete(connection, node)
             return removed
 
+        self._check(node.tenant)
         removed = self.catalog.write(work)
-        self._on_change(removed)
-        return removed
+        self._on_change(removed.entries)
+        return removed.alive

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from itertools import chain
@@ -18,13 +18,13 @@ from sqlalchemy.engine import Connection
 from driftline.storage.defaults import Redaction
 from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, CatalogError, ObjectNotFound, StorageError
-from driftline.storage.memory.binding import Generations
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope, Unscoped
-from driftline.storage.memory.catalog.entry_writes import MARK, MAX_BOUND_CHARACTERS, Drafts, shown
+from driftline.storage.memory.catalog.entry_queries import MARK, EntryRow, Scope, Unscoped
+from driftline.storage.memory.catalog.entry_writes import MAX_BOUND_CHARACTERS, Drafts, shown
 from driftline.storage.memory.catalog.values import Blobs, decode
 from driftline.storage.memory.entity_names import EntityNames
+from driftline.storage.memory.workspace_catalog import Generations
 from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.redaction import redact_value
 
@@ -57,7 +57,7 @@ class MemoryEntry:
             The fields of the entry. Times are ISO 8601 with their zone, and ``entity`` is its path.
 
         Examples:
-            >>> store.store("plan", {"step": 1}, "org:acme/project:alpha")
+            >>> _ = store.store("plan", {"step": 1}, "org:acme/project:alpha")
             >>> store.retrieve("plan").to_dict()["entity"]
             'org:acme/project:alpha'
         """
@@ -145,6 +145,20 @@ def as_shown(entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
     return [replace(entry, key=shown(entry.key)) if MARK in entry.key else entry for entry in entries]
 
 
+@dataclass(slots=True)
+class Stored:
+    """The result of storing ``entries`` entries: ``replaced`` had a value under their key already.
+
+    ``moved_from`` maps the keys of entries that moved to their former owner. ``redacted`` counts the credentials that
+    were redacted in values and metadata, by rule.
+    """
+
+    entries: int = 0
+    replaced: int = 0
+    moved_from: dict[str, Entity] = field(default_factory=dict)
+    redacted: Counter[str] = field(default_factory=Counter)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
     """One entry for ``store_many``."""
@@ -179,30 +193,37 @@ class EntryWriter:
         self._generations = generations
         self._redaction = redaction
 
-    def write(self, items: Iterable[MemoryItem]) -> int:
-        """Store ``items`` in one transaction, and return the number of entries. For each key, the last item wins.
+    def write(self, items: Iterable[MemoryItem]) -> Stored:
+        """Store ``items`` in one transaction. For each key, the last item wins.
 
         Raises BadEntity, BadEntry, CatalogMismatch, StorageError, and CatalogError, which lists blobs written without
         entries.
         """
         self._catalog.check_open()
-        by_tenant = self._drafted(items)
+        stored = Stored()
+        by_tenant = self._drafted(items, stored)
         started = time.monotonic()
         for tenant, drafts in by_tenant.items():
             self._generations.check(tenant)
             self._write_blobs(drafts)
         if by_tenant:
             try:
-                self._catalog.write(lambda connection: self._put(connection, by_tenant, started))
+                former = self._catalog.write(lambda connection: self._put(connection, by_tenant, started))
             except CatalogError as error:
                 paths = chain.from_iterable(drafts.blob_path for drafts in by_tenant.values())
                 error.blob_paths = tuple(path for path in paths if path)
                 for path in error.blob_paths:
                     _log.warning("The catalog failed, so cleanup will delete this memory blob: %s", path)
                 raise
-        return sum(map(len, by_tenant.values()))
+            stored.replaced = sum(map(len, former.values()))
+            for tenant, drafts in by_tenant.items():
+                owners = zip(drafts.key, drafts.path, strict=True)
+                left = {key: former[tenant][key] for key, path in owners if former[tenant].get(key, path) != path}
+                stored.moved_from |= {key: Entity.of_directory(path) for key, path in left.items()}
+        stored.entries = sum(map(len, by_tenant.values()))
+        return stored
 
-    def _drafted(self, items: Iterable[MemoryItem]) -> dict[Entity, Drafts]:
+    def _drafted(self, items: Iterable[MemoryItem], stored: Stored) -> dict[Entity, Drafts]:
         drafts: dict[Entity, Drafts] = defaultdict(Drafts)
 
         @cache
@@ -214,14 +235,14 @@ class EntryWriter:
         is_deep = boundary is not None and boundary.tenant != boundary
         for item in items:
             draft, path = resolved(item.entity)
-            value, metadata = self._redacted(item)
+            value, metadata = self._redacted(item, stored)
             draft.add(item.key, value, path, metadata, item.expires_at, self._inline_bytes)
             if is_deep and len(item.key) > MAX_BOUND_CHARACTERS:
                 fix = f"Shorten it to {MAX_BOUND_CHARACTERS} characters."
                 raise BadEntry("The key is too long for a bound store", repr(item.key[:40] + "…"), fix)
         return {tenant: some.latest() for tenant, some in drafts.items()}
 
-    def _redacted(self, item: MemoryItem) -> tuple[Any, Mapping[str, Any] | None]:
+    def _redacted(self, item: MemoryItem, stored: Stored) -> tuple[Any, Mapping[str, Any] | None]:
         """Return the value and metadata with credentials redacted. Raises BadEntry if the key contains a credential."""
         if self._redaction == "off":
             return item.value, item.metadata
@@ -231,6 +252,7 @@ class EntryWriter:
         (value, metadata), counts = redact_value((item.value, fields), self._redaction)
         if not counts:
             return item.value, item.metadata
+        stored.redacted += counts
         named = ", ".join(f"{count:,} {rule}" for rule, count in sorted(counts.items()))
         _log.warning("Credentials were redacted in memory entry %r: %s", item.key, named)
         return value, metadata
@@ -246,14 +268,19 @@ class EntryWriter:
         for position, path in zip(positions, in_parallel(write, positions, pool=self._pool), strict=True):
             drafts.blob_path[position] = path
 
-    def _put(self, connection: Connection, by_tenant: Mapping[Entity, Drafts], started: float) -> None:
+    def _put(
+        self, connection: Connection, by_tenant: Mapping[Entity, Drafts], started: float
+    ) -> dict[Entity, dict[str, str]]:
+        """Write the entries, and return each tenant's replaced keys with their former owners."""
+        former: dict[Entity, dict[str, str]] = {}
         for owner in sorted(by_tenant):  # a fixed order avoids deadlocks between transactions
             tenant = entity_tree.lock_tenant(connection, owner, create=True)
             assert tenant is not None
-            entry_writes.put(connection, tenant, by_tenant[owner], self._now(), self._names.boundary)
+            former[owner] = entry_writes.put(connection, tenant, by_tenant[owner], self._now(), self._names.boundary)
         if time.monotonic() - started > MAX_COMMIT_SECONDS:
             raise StorageError(
                 f"Storing took more than {MAX_COMMIT_SECONDS / 60:.0f} minutes, and cleanup may delete its blobs",
                 "",
                 "Try again.",
             )
+        return former

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ import pyarrow.compute as pc
 from driftline.storage.deltas.parquet_files import after_prefix
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.json_records import decode_cursor
-from driftline.storage.memory.catalog.entry_writes import shown
+from driftline.storage.json_records import decode_cursor, encode_cursor
+from driftline.storage.memory.catalog.entry_writes import BEHIND_PRIVATE, shown
 from driftline.storage.memory.memory_indexes import FIELDS, MemoryIndex
 from driftline.storage.objects.store import ObjectStore
 
@@ -143,31 +144,38 @@ def check_count(value: object, what: str) -> int:
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Entry]):
     """A page of entries. ``total_count`` covers all pages; if ``has_more`` is set, ``cursor`` continues with the next
-    page.
+    page. ``is_partial`` is set if the call's allowed ancestors exclude a part of the entity.
     """
 
     entries: tuple[_Entry, ...]
     total_count: int
     has_more: bool
     cursor: str | None
+    is_partial: bool = False
 
 
-def parse_cursor(cursor: str | None) -> tuple[int, str] | None:
-    """Return the ``(owner id, key)`` of the last entry of a page; None yields None. Raises UsageError."""
+def cursor_after(entity: str, owner: int, key: str) -> str:
+    """Return the cursor after a page of ``entity`` that ends with an entry, without the suffix of a private key."""
+    return encode_cursor(entity, owner, shown(key))
+
+
+def parse_cursor(cursor: str | None, entity: str) -> tuple[int, str] | None:
+    """Return the position ``(owner id, key)`` after a page of ``entity``; None yields None. Raises UsageError."""
     if cursor is None:
         return None
     try:
-        owner, key = decode_cursor(tuple[int, str], cursor)
-        if abs(owner) > MAX_COUNT or "\0" in key:
-            raise ValueError("no entry has this owner or key")
+        of, owner, key = decode_cursor(tuple[str, int, str], cursor)
+        if of != entity or abs(owner) > MAX_COUNT or "\0" in key:
+            raise ValueError("no entry of this entity has this owner or key")
     except ValueError:
-        fix = "Use the cursor of the previous page."
+        fix = "Use the cursor of the previous page of the same entity."
         raise UsageError("Invalid cursor", repr(cursor)[:80], fix) from None
-    return owner, key
+    return owner, f"{key}{BEHIND_PRIVATE}"
 
 
 KeyRange = tuple[str | None, str | None]
 """The first key, and an exclusive upper bound; None means unbounded."""
+_CONTROL = re.compile("[\x00-\x1f]")
 _TIMES = ("created", "updated", "expires")
 
 
@@ -213,7 +221,13 @@ def check_range(given: Any) -> KeyRange:
         return None, None
     if not isinstance(given, (list, tuple)) or len(given) != 2 or not all(isinstance(k, str | None) for k in given):
         raise UsageError("A range needs a first key and an exclusive upper bound", repr(given)[:80], "Use [low, high].")
-    return given[0], given[1]
+    return _bound(given[0]), _bound(given[1])
+
+
+def _bound(key: str | None) -> str | None:
+    """Return a bound that sorts alike for a key and its private forms, which only control characters can separate."""
+    control = _CONTROL.search(key) if key else None
+    return key if key is None or control is None else f"{key[: control.start()]}{BEHIND_PRIVATE}"
 
 
 def _above(owner: str, level: str) -> str:

@@ -51,7 +51,8 @@ def _remove_expired(catalog: Catalog, tenant: Entity, keys: list[str], now: date
             return 0
         # Another process may have stored a key again since the query.
         alive = {row.key for row in entry_queries.get(connection, keys, Scope(tenant), now)}
-        return entry_writes.remove(connection, locked, [key for key in keys if key not in alive], Scope(tenant), now)
+        expired = [key for key in keys if key not in alive]
+        return entry_writes.remove(connection, locked, expired, Scope(tenant), now).entries
 
     return catalog.write(work)
 

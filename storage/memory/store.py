@@ -21,17 +21,31 @@ from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntry, UsageError
-from driftline.storage.json_records import encode_cursor
 from driftline.storage.memory import listings, maintenance
-from driftline.storage.memory.binding import Generations, open_own_catalog
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
 from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope, Unscoped
+from driftline.storage.memory.catalog.tables import MAX_KEY_CHARACTERS
 from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
-from driftline.storage.memory.entity_names import EntityRegistry, bound_names, split_filter, utc_now
-from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, as_shown
+from driftline.storage.memory.entity_names import (
+    EntityRegistry,
+    bound_names,
+    is_partial,
+    limits_of,
+    split_filter,
+    utc_now,
+)
+from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, Stored, as_shown
 from driftline.storage.memory.flush import Closing, Flusher
-from driftline.storage.memory.listings import DEFAULT_LIMIT, KeyRange, MemoryListing, Page, check_count, parse_cursor
+from driftline.storage.memory.listings import (
+    DEFAULT_LIMIT,
+    KeyRange,
+    MemoryListing,
+    Page,
+    check_count,
+    cursor_after,
+    parse_cursor,
+)
 from driftline.storage.memory.memory_indexes import DeltaWatch
 from driftline.storage.memory.search import (
     MODES,
@@ -40,12 +54,14 @@ from driftline.storage.memory.search import (
     MemoryMode,
     MemoryQuery,
     MemorySearch,
+    notes_on,
     relevance,
 )
 from driftline.storage.memory.vectors import VectorFilter, added_up
+from driftline.storage.memory.workspace_catalog import Generations, open_own_catalog
 from driftline.storage.workspace.workspace import Workspace
 
-__all__ = ["MemoryItem", "MemoryStore"]
+__all__ = ["MemoryItem", "MemoryStore", "Stored"]
 
 DEFAULT_INLINE_BYTES = 1_024
 DEFAULT_COMPACTION_THRESHOLD = 100
@@ -114,10 +130,10 @@ class MemoryStore(EntityRegistry):
         self._search = MemorySearch(objects, embedder, self._reader.values) if embedder else None
         watch = DeltaWatch(objects, compaction_threshold, on_threshold) if on_threshold else None
         self._flusher = Flusher(catalog, objects, self._search, now, watch, names.boundary, encoding)
-        super().__init__(catalog, names, now, self._flusher.notify)
+        self._generations = Generations(objects, catalog)
+        super().__init__(catalog, names, now, self._flusher.notify, self._generations.check)
         self.hierarchy = names.hierarchy
         self._encoding = encoding
-        self._generations = Generations(objects, catalog)
         self._writer = EntryWriter(catalog, names, blobs, pool, inline_bytes, now, self._generations, redact)
         self._closing = Closing(self, self._flusher, pool, catalog)
 
@@ -128,7 +144,7 @@ class MemoryStore(EntityRegistry):
 
         Examples:
             >>> with driftline.MemoryStore(f"{location}-closed") as closed:
-            ...     closed.store("key", 1, "org:acme")
+            ...     stored = closed.store("key", 1, "org:acme")
         """
         self._closing.close()
 
@@ -149,7 +165,7 @@ class MemoryStore(EntityRegistry):
         entity: EntityName,
         metadata: Mapping[str, Any] | None = None,
         expires_at: datetime | None = None,
-    ) -> None:
+    ) -> Stored:
         """Store a JSON value; it is durable on return. Replaces the key's existing entry, which moves if another entity
         owned it.
 
@@ -160,32 +176,35 @@ class MemoryStore(EntityRegistry):
             metadata: fields to filter by.
             expires_at: when the entry expires; a time with no zone is UTC.
 
+        Returns:
+            Whether the key had a value, which entity owned it, and the number of redacted credentials.
+
         Raises:
             DriftlineError: BadEntity and BadEntry for bad input, StorageError or CatalogError if the store fails.
 
         Examples:
-            >>> store.store("plan", {"step": 1}, "org:acme/project:alpha", metadata={"phase": "plan"})
-            >>> store.retrieve("plan").value
-            {'step': 1}
+            >>> stored = store.store("plan", {"step": 1}, "org:acme/project:alpha", metadata={"phase": "plan"})
+            >>> store.retrieve("plan").value, stored.entries
+            ({'step': 1}, 1)
         """
-        self.store_many([MemoryItem(key, value, entity, metadata, expires_at)])
+        return self.store_many([MemoryItem(key, value, entity, metadata, expires_at)])
 
-    def store_many(self, items: Iterable[MemoryItem]) -> int:
+    def store_many(self, items: Iterable[MemoryItem]) -> Stored:
         """Store items in one transaction. For each key, the last item wins.
 
         Args:
             items: the entries.
 
         Returns:
-            The number of entries.
+            The number of entries, and what they replaced.
 
         Examples:
-            >>> store.store_many(driftline.MemoryItem(f"fact {n}", n, "org:facts") for n in range(3))
+            >>> store.store_many(driftline.MemoryItem(f"fact {n}", n, "org:facts") for n in range(3)).entries
             3
         """
-        number = self._writer.write(items)
-        self._flusher.notify(number)
-        return number
+        stored = self._writer.write(items)
+        self._flusher.notify(stored.entries)
+        return stored
 
     def delete(self, key: str, scope: EntityName | None = None) -> bool:
         """Delete a key's entry.
@@ -202,26 +221,24 @@ class MemoryStore(EntityRegistry):
             DriftlineError: BadEntry if several tenants have the key, CatalogError if the catalog fails.
 
         Examples:
-            >>> store.store("old", 1, "org:acme")
+            >>> _ = store.store("old", 1, "org:acme")
             >>> store.delete("old"), store.delete("old")
             (True, False)
         """
         checked, visible = check_key(key), self._tenant_scope(check_key(key), scope)
 
-        def work(connection: Connection) -> int:
+        def work(connection: Connection) -> entry_writes.Removed:
             tenant, now = entity_tree.lock_tenant(connection, visible.within), self._now()
             if tenant is None:
-                return 0
-            removed = entry_writes.remove(connection, tenant, [checked], visible, now)
-            if removed:
-                return removed
-            own = [row.key for row in entry_writes.find(connection, [checked], visible, now).values()]
-            return entry_writes.remove(connection, tenant, own, visible, now) if own else 0
+                return entry_writes.Removed()
+            return entry_writes.remove(
+                connection, tenant, entry_writes.forms(connection, checked, visible, now), visible, now
+            )
 
         self._generations.check(visible.within.tenant)
         removed = self.catalog.write(work)
-        self._flusher.notify(removed)
-        return removed > 0
+        self._flusher.notify(removed.entries)
+        return removed.alive > 0
 
     # -- maintenance -------------------------------------------------------------------------
 
@@ -247,7 +264,9 @@ class MemoryStore(EntityRegistry):
             >>> store.collect_expired()
             0
         """
-        removed = maintenance.collect_expired(self.catalog, self._now(), self.names.boundary)
+        boundary = self.names.boundary
+        self._check_generation(Unscoped() if boundary is None else Scope(boundary))
+        removed = maintenance.collect_expired(self.catalog, self._now(), boundary)
         self._flusher.notify(removed)
         return removed
 
@@ -264,13 +283,14 @@ class MemoryStore(EntityRegistry):
             LeaseHeld: if another process is compacting or rebuilding the indexes.
 
         Examples:
-            >>> store.store("kept", 1, "org:rebuilt")
+            >>> _ = store.store("kept", 1, "org:rebuilt")
             >>> store.rebuild("org:rebuilt")
             {'org:rebuilt': 1}
         """
         self.flush()
         counts: dict[str, int] = {}
         for top in self.names.tops(within):
+            self._generations.check(top.tenant)
             counts |= maintenance.rebuild(self.catalog, self.workspace, self._search, top, self._now, self._encoding)
         return counts
 
@@ -301,7 +321,7 @@ class MemoryStore(EntityRegistry):
             UsageError: if the range is invalid, or the revision was compacted or has no tenant.
 
         Examples:
-            >>> store.store("b", 1, "org:index/project:p")
+            >>> _ = store.store("b", 1, "org:index/project:p")
             >>> [row["key"] for row in store.query_index(("a", "c"), scope="org:index")]
             ['b']
             >>> [row["entries"] for row in store.query_index(group_by="project", scope="org:index")]
@@ -317,8 +337,7 @@ class MemoryStore(EntityRegistry):
         for entity in self.names.tops(scope):
             if level:
                 rows += listings.totals_by_level(listing, entity, level, keys, now, as_of=rev)
-            else:
-                left = remaining - len(rows)
+            elif left := remaining - len(rows):
                 rows += listings.entries_between(listing, entity, keys, now, limit=left, as_of=rev)
         return rows
 
@@ -339,7 +358,7 @@ class MemoryStore(EntityRegistry):
             BadEntry: if several tenants have the key, and there is neither a scope nor a root.
 
         Examples:
-            >>> store.store("seen", [1], "org:acme")
+            >>> _ = store.store("seen", [1], "org:acme")
             >>> store.retrieve("seen", "org:acme").value, store.retrieve("unseen")
             ([1], None)
         """
@@ -357,7 +376,7 @@ class MemoryStore(EntityRegistry):
             The entries that exist, keyed by key.
 
         Examples:
-            >>> store.store("one", 1, "org:acme")
+            >>> _ = store.store("one", 1, "org:acme")
             >>> [*store.retrieve_batch(["one", "none"])]
             ['one']
         """
@@ -396,8 +415,11 @@ class MemoryStore(EntityRegistry):
         """Raise CatalogMismatch if the catalog is older than the index of a tenant in ``visible``."""
         if isinstance(visible, Scope):
             self._generations.check(visible.within.tenant)
-        else:
+        elif visible.allowed is None:
             self._generations.check_all(self.workspace.tenants)
+        else:
+            for tenant in {each.tenant for each in visible.allowed}:
+                self._generations.check(tenant)
 
     def retrieve_by_entity(
         self,
@@ -424,22 +446,27 @@ class MemoryStore(EntityRegistry):
             cursor: the cursor returned with the previous page.
 
         Returns:
-            The entries, their total number, and the cursor of the next page.
+            The entries, their total number, the cursor of the next page, and whether ``allowed_ancestors`` excludes
+            a part of the entity.
 
         Raises:
             AccessDenied: if ``allowed_ancestors`` excludes the whole entity, whether it exists or not.
 
         Examples:
-            >>> store.store("own", 1, "org:paged/project:p")
+            >>> _ = store.store("own", 1, "org:paged/project:p")
             >>> page = store.retrieve_by_entity("org", "paged")
             >>> [entry.key for entry in page.entries], page.total_count, page.has_more
             (['own'], 1, False)
         """
         limit, offset = check_count(limit, "limit"), check_count(offset, "offset")
         self.hierarchy.named(type, id)
-        own = self.names.find((type, id)) if within is None else None
-        top = within if own is None else self.names.root if self.hierarchy.root else own.tenant
-        visible, after = self.names.scope(top or self.names.root, allowed_ancestors), parse_cursor(cursor)
+        allowed = self.names.allowed(allowed_ancestors)
+        own = self.names.find((type, id), limits_of(allowed)) if within is None else None
+        if own is None:
+            top = self.names.find(within or self.names.root, limits_of(allowed))
+        else:
+            top = self.names.root if self.hierarchy.root else own.tenant
+        visible, after = Scope(top, allowed), parse_cursor(cursor, f"{type}:{id}")
         self._check_generation(visible)
         page = partial(entry_queries.page, include_descendants=include_descendants, after=after, offset=offset)
 
@@ -453,9 +480,10 @@ class MemoryStore(EntityRegistry):
 
         rows, total = self.catalog.read(work)
         shown = rows[:limit]
-        has_more = len(rows) > limit
-        following = encode_cursor(shown[-1].owner_id, shown[-1].key) if has_more and shown else None
-        return Page(tuple(as_shown(self._reader.entries(shown, visible))), total, has_more, following)
+        has_more = bool(shown) and len(rows) > limit
+        following = cursor_after(f"{type}:{id}", shown[-1].owner_id, shown[-1].key) if has_more else None
+        entries = tuple(as_shown(self._reader.entries(shown, visible)))
+        return Page(entries, total, has_more, following, is_partial(visible, own))
 
     def search(
         self,
@@ -484,15 +512,19 @@ class MemoryStore(EntityRegistry):
             AccessDenied: if ``allowed_ancestors`` excludes the whole scope.
 
         Examples:
-            >>> store.store("red apple", 1, "org:fruit", {"kind": "fruit"})
+            >>> _ = store.store("red apple", 1, "org:fruit", {"kind": "fruit"})
             >>> [entry.key for entry in store.search("apple", {"kind": ["fruit", "nut"]}, "org:fruit")]
             ['red apple']
         """
         visible, fields = self.names.visible(scope, allowed_ancestors), check_fields(metadata_filter)
-        limit = check_count(limit, "limit")
+        limit, words = check_count(limit, "limit"), query.split()
+        if "\0" in query:
+            raise UsageError("A query must not contain NUL", repr(query)[:80])
         self._check_generation(visible)
+        if any(len(word) > MAX_KEY_CHARACTERS for word in words):
+            return []
         rows = self.catalog.read(
-            lambda connection: entry_queries.search(connection, query.split(), fields, visible, self._now(), limit)
+            lambda connection: entry_queries.search(connection, words, fields, visible, self._now(), limit)
         )
         return as_shown(self._reader.entries(rows, visible))
 
@@ -532,7 +564,7 @@ class MemoryStore(EntityRegistry):
             UsageError: for bad arguments, or if the store has no embedder.
 
         Examples:
-            >>> store.store("pet", "the cat sleeps on the sofa", "org:home")
+            >>> _ = store.store("pet", "the cat sleeps on the sofa", "org:home")
             >>> [hit.record.key for hit in store.search_memory("where is the cat", 1, scope="org:home")]
             ['pet']
         """
@@ -545,15 +577,21 @@ class MemoryStore(EntityRegistry):
         visible = self.names.visible(scope, allowed_ancestors)
         self._check_generation(visible)
         limits: list[tuple[Entity, ...]] = [visible.allowed] if visible.allowed is not None else []
-        limits += [tuple(self.names.resolve(named))] if named is not None else []
+        if named is not None:
+            own = [(visible.within,)] if isinstance(visible, Scope) else []
+            limits.append(tuple(self.names.resolve(named, (*limits, *own))))
         if top_k and query.strip():
             self._flusher.settle()
-        found = []
-        for each in [visible] if isinstance(visible, Scope) else self._scopes(limits, visible):
-            where = VectorFilter(((each.within,), *limits), fields)
-            request = MemoryQuery(query, top_k, each.within, where, mode, max_distance, explain)
-            found.append(self._answer(self._search, each, request))
-        return merged_hits(found, top_k) if len(found) != 1 else found[0]
+        scopes = [visible] if isinstance(visible, Scope) else self._scopes(limits, visible)
+        filters = [VectorFilter(((each.within,), *limits), fields) for each in scopes]
+        requests = [
+            MemoryQuery(query, top_k, each.within, where, mode, max_distance, explain)
+            for each, where in zip(scopes, filters, strict=True)
+        ]
+        found = [self._answer(self._search, each, request) for each, request in zip(scopes, requests, strict=True)]
+        hits = merged_hits(found, top_k) if len(found) != 1 else found[0]
+        hits.notes = notes_on(hits, self._search, requests)
+        return hits
 
     def _scopes(self, limits: Sequence[Sequence[Entity]], visible: Unscoped) -> list[Scope]:
         """Return the scopes of all tenants that may have an entry within the ``limits``."""
@@ -568,16 +606,28 @@ class MemoryStore(EntityRegistry):
             return {row.key: row for row in rows}
 
         answer = search.find(request, check)
+        if answer.explanation.dropped and len(answer.found) < request.top_k and self._remove_expired(visible):
+            answer = search.find(request, check)
         entries = {each.key: each for each in self._reader.entries([row for row, _ in answer.found], visible)}
         found = [(as_shown([entries[row.key]])[0], hit) for row, hit in answer.found if row.key in entries]
         hits = MemoryHits(
             MemoryHit(each, relevance(hit, request.mode), rank, hit.distance)
             for rank, (each, hit) in enumerate(found, start=1)
         )
-        if (boundary := self.names.boundary) is not None and boundary.tenant != boundary:
+        if visible.allowed is not None or visible.within != visible.within.tenant:
             answer.explanation.hide_tenant()
         hits.explanation = answer.explanation if request.explain else None
         return hits
+
+    def _remove_expired(self, visible: Scope) -> bool:
+        """Delete the expired entries of a tenant, which hide others from a search; return whether there were any."""
+        if self.catalog.is_read_only:
+            return False
+        top = self.names.boundary or visible.within.tenant
+        removed = maintenance.collect_expired(self.catalog, self._now(), top)
+        self._flusher.notify(removed)
+        self._flusher.settle()
+        return removed > 0
 
 
 def merged_hits(found: Sequence[MemoryHits[MemoryEntry]], limit: int) -> MemoryHits[MemoryEntry]:

@@ -1,4 +1,4 @@
-"""Store the vectors of a tenant's memory in a Lance table: one row per entry with text (DESIGN, "Memory").
+"""Store the vectors and words of a tenant's memory in a Lance table: one row per entry (DESIGN, "Memory").
 
 The commit marker, a row with an empty key, holds the highest applied outbox id. Every commit rewrites it, so concurrent
 commits conflict, and each change is applied once and in order, regardless of which process flushes it.
@@ -34,7 +34,7 @@ from driftline.storage.lance.lance_table import (
     without_rows,
 )
 from driftline.storage.layout import table_fingerprint, tables_directory
-from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, index_terms, normalize_query, terms
+from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, index_terms, name_parts, normalize_query, terms
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 class MemoryExplanation:
     """Statistics of a search.
 
-    ``words`` lists the query's words. ``entries`` counts the entries with text, and ``matches`` counts the entries that
-    pass the filter. ``index`` is the type of the vector index, None if entries were compared one by one.
-    ``unindexed_words`` is the number of entries that the word index does not cover. ``by_words`` and ``by_meaning``
-    count the entries found by the lexical and the semantic search, ``candidates`` counts those found by either, and
-    ``dropped`` counts those that the catalog did not confirm. ``seconds`` is keyed by phase.
+    ``words`` lists the query's words. ``entries`` counts the entries, and ``matches`` counts the entries that pass the
+    filter. ``index`` is the type of the vector index, None if entries were compared one by one. ``unindexed_words`` is
+    the number of entries that the word index does not cover. ``by_words`` and ``by_meaning`` count the entries found by
+    the lexical and the semantic search, ``candidates`` counts those found by either, and ``dropped`` counts the
+    candidates that the catalog did not confirm. ``seconds`` is keyed by phase.
     """
 
     mode: str
@@ -65,7 +65,7 @@ class MemoryExplanation:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def hide_tenant(self) -> None:
-        """Remove whole-tenant statistics, which a store bound below the tenant must not reveal.
+        """Remove whole-tenant statistics, which a search of a part of the tenant must not reveal.
 
         Examples:
             >>> figures = driftline.MemoryExplanation("text", entries=9, matches=2)
@@ -134,7 +134,11 @@ _WORDS = pa.field("words", pa.string())
 _TINY = float(np.finfo(np.float32).tiny)
 _TEXT = "words_idx"
 MAX_WORD_CHARACTERS = 8_192
-"""Words beyond this position in a text are not indexed; the entry is then found only semantically."""
+"""Of the text beyond this position, each word is indexed once."""
+MAX_FURTHER_CHARACTERS = 65_536
+"""Total length of the words that are indexed once; further ones are not found, and bound the cost of a search."""
+SAMPLE_ROWS = 1_000
+"""Maximum number of entries read to explain why a filter matches nothing."""
 MAX_UNINDEXED_WORDS = 20_000
 """Maximum number of unindexed rows that a search scans for words, at 5 microseconds each, before it skips them."""
 
@@ -144,8 +148,8 @@ def schema(dim: int) -> pa.Schema:
 
     - ``places``: the directories of the owner and its ancestors
     - ``fields``: the metadata fields, each as a JSON name and value
-    - ``words``: the entry's key and text, truncated
-    - ``vector``: ``(dim,) float16``
+    - ``words``: the entry's key and text; beyond ``MAX_WORD_CHARACTERS``, only its distinct words
+    - ``vector``: ``(dim,) float16``, null without a known word
     """
     return pa.schema(
         [
@@ -396,9 +400,16 @@ class VectorTable(LanceTable):
             rows = self.open().to_table(columns=["key", "rev"], filter=f"NOT ({_MARKER})")
         return list(zip(rows["key"].to_pylist(), rows["rev"].to_pylist(), strict=True))
 
-    def count(self) -> int:
-        """Return the number of entries with text."""
-        return self._counted(self.open(), "key <> ''")
+    def count(self, where: VectorFilter | None = None) -> int:
+        """Return the number of entries, by default all, that pass ``where``."""
+        return self._counted(self.open(), (where or VectorFilter()).to_sql())
+
+    @retried
+    def sample_fields(self, where: VectorFilter) -> dict[str, Any]:
+        """Return the metadata fields of up to ``SAMPLE_ROWS`` entries that pass ``where``, with one value of each."""
+        with reading(self.TITLE, self.uri):
+            rows = self.open().to_table(columns=["fields"], filter=where.to_sql(), limit=SAMPLE_ROWS)
+        return dict(json.loads(tag) for tags in rows["fields"].to_pylist() for tag in tags)
 
 
 def last_change(table: VectorTable) -> int:
@@ -439,7 +450,7 @@ def _matches(words: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def _applied(dataset: LanceDataset) -> int:
-    """Return the revision up to which the outbox is applied. Raises CorruptFile, StorageError, AccessDenied."""
+    """Return the outbox id up to which changes are applied. Raises CorruptFile, StorageError, AccessDenied."""
     with reading(VectorTable.TITLE, dataset.uri):
         return max(dataset.to_table(columns=["rev"], filter=_MARKER)["rev"].to_pylist(), default=0)
 
@@ -456,14 +467,20 @@ def _to_table(rows: Sequence[VectorRow], columns: pa.Schema) -> pa.Table:
         "places": [directories(row.path) if row.path else [] for row in rows],
         "fields": [[field_tag(name, value) for name, value in row.metadata.items()] for row in rows],
         "vector": [row.vector.astype(np.float16) if len(row.vector) else None for row in rows],
-        _WORDS.name: [_words_for_index(row.words[:MAX_WORD_CHARACTERS]) for row in rows],
+        _WORDS.name: [_words_for_index(row.words) for row in rows],
     }
     arrays = [pa.array(values[field.name], field.type) for field in columns]
     return pa.table(arrays, schema=columns)
 
 
 def _words_for_index(text: str) -> str | None:
-    return " ".join([text, *index_terms(text)]) or None
+    start, further = text[:MAX_WORD_CHARACTERS], ""
+    if len(text) > len(start):
+        start = start[: start.rfind(" ") + 1] or start  # do not split a word
+        words = dict.fromkeys(name_parts(text[len(start) :]))
+        further = " ".join(words)[:MAX_FURTHER_CHARACTERS]
+    kept = f"{start} {further}" if further else start
+    return " ".join([kept, *index_terms(kept)]) or None
 
 
 def _has_any(column: str, values: Sequence[str]) -> str:

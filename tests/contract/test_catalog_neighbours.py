@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from driftline.storage.memory.binding import find_catalog
 from driftline.storage.memory.catalog.database import parse_url
 from driftline.storage.memory.store import MemoryStore
+from driftline.storage.memory.workspace_catalog import find_catalog
 from driftline.storage.workspace.workspace import Workspace
 
 TABLES = ("ltm_entries", "ltm_entities", "ltm_entity_closure", "ltm_entry_owners")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from base64 import urlsafe_b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -145,3 +147,41 @@ def test_an_explanation_counts_what_lies_inside(opened: Opened) -> None:
     explanation = alpha.search_memory("parser", explain=True).explanation
     assert explanation is not None
     assert (explanation.entries, explanation.matches, explanation.unindexed_words) == (1, 1, 0)
+
+
+def test_no_call_shows_whether_a_key_is_taken_outside(opened: Opened) -> None:
+    beta, alpha = opened(BETA), opened(ALPHA)
+    beta.store("taken", 1, BETA)
+    outcomes: dict[str, list[object]] = {}
+    for key in ("taken", "free0"):
+        alpha.store_many([MemoryItem(key, "a parser", ALPHA), MemoryItem(f"{key}~", 1, ALPHA)])
+        page = alpha.retrieve_by_entity("project", "alpha", limit=1)
+        assert page.cursor is not None
+        cursor = json.loads(urlsafe_b64decode(page.cursor + "=="))
+        following = alpha.retrieve_by_entity("project", "alpha", cursor=page.cursor)
+        outcomes[key] = [
+            [entry.value for entry in alpha.search(f"{key} 0")],
+            [entry.value for entry in alpha.search(f"{key} 01")],
+            [row["size_bytes"] for row in alpha.query_index((key, f"{key}\x01"))],
+            [row["size_bytes"] for row in alpha.query_index((f"{key}\x01", f"{key}~"))],
+            [hit.record.value for hit in alpha.search_memory("01", mode="text")],
+            cursor[-1].replace(key, "it"),
+            [entry.value for entry in following.entries],
+        ]
+        assert alpha.delete_entity(ALPHA, cascade=True) == 2
+    assert outcomes["taken"] == [[], [], [10], [], [], "it", [1]]
+    outcomes["free0"][0] = []  # its name contains a 0
+    assert outcomes["free0"] == outcomes["taken"]
+
+
+def test_a_deleted_key_stays_deleted_whatever_was_stored_or_moved_below_it(opened: Opened) -> None:
+    unbound, alpha = opened(None), opened(ALPHA)
+    unbound.store("plan", "of beta", f"{BETA}/user:u")
+    alpha.store("plan", "of alpha", ALPHA)
+    unbound.move_entity(f"{BETA}/user:u", ALPHA)
+    assert alpha.delete("plan")
+    assert (alpha.retrieve("plan"), alpha.delete("plan")) == (None, False)
+    opened(BETA).store("plan", "of beta", BETA)
+    alpha.store("plan", "of alpha", ALPHA)
+    assert unbound.delete("plan", ACME)
+    assert unbound.retrieve("plan", ACME) is None

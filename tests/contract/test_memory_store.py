@@ -143,7 +143,7 @@ def test_a_batch_returns_the_entries_that_exist(store: MemoryStore) -> None:
 
 def test_the_last_of_equal_keys_in_a_bulk_wins(store: MemoryStore) -> None:
     items = [MemoryItem("key", n, f"{ALICE}/session:s{n % 3}") for n in range(5)]
-    assert store.store_many(items) == 1
+    assert store.store_many(items).entries == 1
     page = store.retrieve_by_entity("user", "alice", within=ACME)
     assert [(entry.value, entry.entity.id) for entry in page.entries] == [(4, "s1")]
     assert page.total_count == 1
@@ -182,6 +182,37 @@ def test_expired_entries_are_not_returned_anywhere(store: MemoryStore, clock: Cl
     assert list(indexed(store, ACME)) == ["long"]
     store.store("short", 3, S1)
     assert store.retrieve_by_entity("session", "s1", within=ACME).total_count == 2
+
+
+def test_an_expired_entry_is_treated_as_absent(store: MemoryStore, clock: Clock) -> None:
+    for key in ("deleted", "stored again"):
+        store.store(key, 1, S1, expires_at=clock.time + timedelta(hours=1))
+    clock.time += timedelta(hours=2)
+    assert not store.delete("deleted", ACME)
+    stored = store.store("stored again", 2, S2)
+    assert (stored.replaced, stored.moved_from) == (0, {})
+    entry = store.retrieve("stored again")
+    assert entry is not None
+    assert entry.created == clock.time
+    store.store("again", 1, S1, expires_at=clock.time + timedelta(hours=1))
+    clock.time += timedelta(hours=2)
+    assert store.delete_entity(S1) == 0
+
+
+def test_a_write_reports_what_it_replaced_moved_and_redacted(store: MemoryStore) -> None:
+    first = store.store("key", LARGE, S1)
+    assert (first.entries, first.replaced, first.moved_from, first.redacted) == (1, 0, {}, {})
+    again = store.store("key", "second", S1)
+    assert (again.replaced, again.moved_from) == (1, {})
+    moved = store.store_many([MemoryItem("key", 3, BOB), MemoryItem("new", 1, BOB)])
+    assert (moved.entries, moved.replaced, {key: str(left) for key, left in moved.moved_from.items()}) == (
+        2,
+        1,
+        {"key": S1},
+    )
+    token = "ghp_" + "Ab3dEf6hIj9kLm2nOp5qRs8tUv1wXy4zAb3d"
+    redacted = store.store("key", {"token": token}, BOB, {"note": token}).redacted
+    assert redacted == {"github": 2}
 
 
 def test_times_keep_their_instant_whatever_their_zone(store: MemoryStore, clock: Clock) -> None:
@@ -242,6 +273,15 @@ def test_pages_by_cursor_and_by_offset_hold_each_entry_once_in_the_same_order(fi
         if cursor is None:
             break
     assert by_cursor == by_offset == everything
+
+
+def test_a_cursor_belongs_to_its_entity_and_an_empty_page_has_no_next(filled: MemoryStore) -> None:
+    cursor = filled.retrieve_by_entity("org", "acme", limit=2).cursor
+    assert cursor is not None
+    with pytest.raises(UsageError, match="Invalid cursor"):
+        filled.retrieve_by_entity("user", "bob", cursor=cursor)
+    nothing = filled.retrieve_by_entity("org", "acme", limit=0)
+    assert (nothing.entries, nothing.has_more, nothing.cursor) == ((), False, None)
 
 
 def test_an_entity_can_be_listed_without_its_descendants(filled: MemoryStore) -> None:
@@ -485,6 +525,13 @@ def test_hostile_keys_are_ordinary_keys(store: MemoryStore) -> None:
         assert entry.value == LARGE + name
     assert store.retrieve_by_entity("session", "s1", within=ACME).total_count == len(names)
     assert sorted(indexed(store, ACME)) == sorted(names)
+
+
+def test_a_word_longer_than_a_key_is_in_no_key(store: MemoryStore) -> None:
+    store.store("a" * 1_000, 1, S1)
+    assert store.search("a" * 100_000) == []
+    with pytest.raises(UsageError, match="NUL"):
+        store.search("\0")
 
 
 @pytest.mark.parametrize("large", [2**63, 10**30])

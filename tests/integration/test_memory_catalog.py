@@ -22,11 +22,10 @@ from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_wo
 from driftline.flows.runs.verify_and_repair import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.errors import CatalogMismatch, CatalogMissing, StorageError
 from driftline.storage.layout import CATALOG, CATALOG_RECORD
-from driftline.storage.memory import restore
-from driftline.storage.memory.binding import adopt
+from driftline.storage.memory import workspace_catalog
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
-from driftline.storage.memory.restore import restore_catalog
 from driftline.storage.memory.store import MemoryItem, MemoryStore
+from driftline.storage.memory.workspace_catalog import adopt, restore_catalog
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.maintenance.verification import FindingKind
@@ -245,7 +244,7 @@ def test_an_interrupted_restore_is_continued_and_unused_until_complete(
     fill(location)
     kept = blobs(location)
     lose_catalog(location)
-    original, calls = restore.insert, iter([False, True])
+    original, calls = workspace_catalog.insert, iter([False, True])
 
     def insert(*arguments: Any, **options: Any) -> int:
         if next(calls, False):
@@ -253,7 +252,7 @@ def test_an_interrupted_restore_is_continued_and_unused_until_complete(
         return original(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(restore, "insert", insert)
+        patch.setattr(workspace_catalog, "insert", insert)
         with pytest.raises(StorageError):
             restore_catalog(Workspace.open(location), None)
     with pytest.raises(CatalogMismatch, match="being restored"):
@@ -296,8 +295,17 @@ def test_a_catalog_from_a_backup_deletes_nothing_and_writes_to_no_index(backup: 
     with MemoryStore(backup) as store:
         with pytest.raises(CatalogMismatch, match="older than the index"):
             store.store("stray", LARGE, OWNER)
-        with pytest.raises(CatalogMismatch, match="older than the index"):
-            store.delete("small", ACME)
+        writes: list[Callable[[], object]] = [
+            lambda: store.delete("small", ACME),
+            lambda: store.register_entity(f"{ACME}/project:new"),
+            lambda: store.move_entity(OWNER, f"{ACME}/project:beta"),
+            lambda: store.delete_entity(OWNER, cascade=True),
+            store.collect_expired,
+            lambda: store.rebuild(ACME),
+        ]
+        for write in writes:
+            with pytest.raises(CatalogMismatch, match="older than the index"):
+                write()
     assert blobs(backup) == kept
 
 
@@ -311,6 +319,30 @@ def test_a_catalog_from_a_backup_may_be_adopted(backup: str, driftline: Callable
         store.store("later", 2, OWNER)
     assert values(backup)["later"] == 2
     assert findings(verified(backup)) == []
+
+
+def test_entries_stored_after_an_adoption_are_found_by_search(
+    location: str, tmp_path: Path, embedder: Callable[[], WordTableEmbedder]
+) -> None:
+    fill(location, embedder=embedder)
+    shutil.copy(Path(location) / CATALOG, tmp_path / "backup")
+    with MemoryStore(location, embedder=embedder) as store:
+        store.store_many(MemoryItem(f"later {n}", f"something else {n}", ACME) for n in range(5))
+    lose_catalog(location)
+    shutil.copy(tmp_path / "backup", Path(location) / CATALOG)
+    catalog = Catalog(embedded_url(location))
+    adopt(Workspace.open(location), catalog)
+    catalog.close()
+    with MemoryStore(location, embedder=embedder) as store:
+        store.store("new", "the dog barks at the moon", ACME)
+        assert store.search_memory("the dog barks", 1, scope=ACME)[0].record.key == "new"
+
+
+def test_the_path_of_a_workspace_may_contain_a_question_mark(tmp_path: Path) -> None:
+    location = tmp_path / "w?timeout=3"
+    fill(str(location))
+    assert (location / CATALOG).exists()
+    assert values(str(location)) == EVERYTHING
 
 
 def test_memory_on_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:

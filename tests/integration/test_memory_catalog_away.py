@@ -14,8 +14,8 @@ from driftline.storage.errors import CatalogMismatch
 from driftline.storage.layout import CATALOG, CATALOG_RECORD
 from driftline.storage.memory.catalog import database
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
-from driftline.storage.memory.restore import restore_catalog
 from driftline.storage.memory.store import MemoryStore
+from driftline.storage.memory.workspace_catalog import restore_catalog
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.verification import FindingKind
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,14 @@ def test_a_value_is_stored_and_read_by_the_command_line(
         return driftline("memory", *arguments, "--json")
 
     put = run("put", "plan", '{"step": 1}', "--entity", OWNER, "--metadata", "phase=plan", "--metadata", "n=1")
-    assert put.json == {"key": "plan", "entity": OWNER}
+    nothing: dict[str, Any] = {"replaced": False, "moved_from": None, "redacted": {}}
+    assert put.json == {"key": "plan", "entity": OWNER, **nothing}
+    moved = run("put", "plan", '{"step": 1}', "--entity", "org:acme")
+    assert (moved.json["moved_from"], moved.err) == (
+        OWNER,
+        f"driftline: The key belonged to {OWNER}; its entry moved.\n",
+    )
+    run("put", "plan", '{"step": 1}', "--entity", OWNER, "--metadata", "phase=plan", "--metadata", "n=1")
     assert run("put", "note", "the cat sleeps on the sofa", "--entity", OWNER).code == 0
     got = run("get", "plan", "--in", "org:acme")
     assert (got.json["value"], got.json["metadata"]) == ({"step": 1}, {"phase": "plan", "n": 1})
@@ -93,7 +101,12 @@ def test_the_adapter_returns_dictionaries(backend: HierarchicalLTMBackend) -> No
         "success": True,
         "key": "key",
         "entity": OWNER,
+        "replaced": False,
+        "moved_from": None,
+        "redacted": {},
     }
+    assert backend.store_many([{"key": "key", "value": 1, "entity": "org:acme"}])["moved_from"] == {"key": OWNER}
+    assert backend.store("key", {"a": LARGE}, OWNER, {"phase": "plan"}, later)["moved_from"] == "org:acme"
     assert backend.store_many([{"key": f"k{n}", "value": n} for n in range(3)])["stored"] == 3
     got = backend.retrieve("key", "org:acme")
     assert (got["success"], got["found"], got["value"]) == (True, True, {"a": LARGE})
@@ -121,6 +134,23 @@ def test_the_adapter_returns_dictionaries(backend: HierarchicalLTMBackend) -> No
     cleaned = backend.cleanup_orphans(max_age_seconds=0)
     assert (cleaned["success"], cleaned["dry_run"], cleaned["deleted_count"] >= 1) == (True, False, True)
     json.dumps([got, batch, page, results, cleaned])
+
+
+def test_a_cut_list_says_that_there_is_more(backend: HierarchicalLTMBackend) -> None:
+    backend.store_many([{"key": f"k{n}", "value": n, "entity": f"org:many/project:p{n}"} for n in range(4)])
+    lists: dict[str, Callable[..., dict[str, Any]]] = {
+        "entries": partial(backend.search, "k", None, "org:many"),
+        "entities": partial(backend.list_entities, "org:many"),
+        "rows": partial(backend.query_index, entity="org:many"),
+    }
+    for name, call in lists.items():
+        for limit, outcome in ((3, (3, True)), (4, (4, False)), (0, (0, False))):
+            answer = call(limit=limit)
+            assert (len(answer[name]), answer["has_more"]) == outcome, (name, limit)
+        assert call(limit=-1)["error_type"] == "usage", name
+    first = backend.list_entities("org:many", limit=3)["entities"]
+    rest = backend.list_entities("org:many", after=first[-1])
+    assert (rest["entities"], rest["has_more"]) == (["org:many/project:p3"], False)
 
 
 def test_the_adapter_returns_errors_as_dictionaries(

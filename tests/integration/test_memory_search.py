@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import shutil
 import subprocess
 import sys
@@ -172,7 +173,7 @@ def test_hits_are_confirmed_by_the_catalog(
     monkeypatch.setattr(store, "_flusher", _Nothing())  # the vectors stay
     store.delete("cat", ACME)
     clock[0] += timedelta(hours=2)
-    assert vectors(store, embedder) == 7
+    assert vectors(store, embedder) == 8
     assert found(store, "cat", 1) == ["field"]
     store.store("dog", "quite another text", S1)
     assert "dog" not in found(store, "dog", 10)
@@ -212,13 +213,61 @@ def test_words_are_searched_alone_or_with_meaning_or_not_at_all(store: MemorySto
         hits = store.search_memory("cat on a sofa", 3, None, ACME, mode=mode, explain=True)
         assert hits[0].record.key == "cat"
         assert hits.explanation is not None
-        assert (hits.explanation.mode, hits.explanation.entries) == (mode, 6)
+        assert (hits.explanation.mode, hits.explanation.entries) == (mode, 7)
         assert hits.explanation.words == ([] if mode == "vector" else ["cat", "sofa"])
     assert store.search_memory("cat", 3, None, ACME).explanation is None
     wrong: list[dict[str, Any]] = [{"mode": "perhaps"}, {"max_distance": -1}, {"max_distance": 3}]
     for options in wrong:
         with pytest.raises(UsageError):
             store.search_memory("cat", 3, None, ACME, **options)
+
+
+def test_every_word_of_key_and_text_is_found(store: MemoryStore) -> None:
+    long = " ".join(f"w{n}" for n in range(4_000))
+    store.store_many(
+        [
+            MemoryItem("giraffe facts", None, S1),
+            MemoryItem("no such field", {"a": "b"}, S1, {"text_field": "body"}),
+            MemoryItem("long", f"{long} zanzibarquux", S1),
+        ]
+    )
+    assert found(store, "giraffe", 1) == ["giraffe facts"]
+    assert found(store, "giraffe", 1, mode="text") == ["giraffe facts"]
+    assert found(store, "such", 1, mode="text") == ["no such field"]
+    assert found(store, "zanzibarquux", 1) == ["long"]
+    assert found(store, "w3999 zanzibarquux", 1, mode="text") == ["long"]
+
+
+def test_an_empty_answer_says_why(store: MemoryStore) -> None:
+    def notes(query: str = "cat", filter: dict[str, Any] | None = None, scope: str = ACME, **given: Any) -> list[str]:
+        hits = store.search_memory(query, 5, filter, scope, **given)
+        assert not hits
+        return list(hits.notes)
+
+    assert notes(filter={"year": "2026"})[0].startswith('No entry has year = "2026"; another value is 202')
+    assert notes(filter={"yaer": 2026}) == [
+        "No entry has the metadata field yaer; known fields are: phase, source, text_field, year."
+    ]
+    assert notes(filter={"phase": "plan", "year": 2026})[0].startswith("Each field of the filter matches")
+    assert notes("xylophone", mode="text") == ["No entry contains a word of the query."]
+    assert re.fullmatch(r"The nearest entry has the distance 0\.\d\d\.", notes("tax", max_distance=0.01)[0])
+    assert notes(" ") == ["The query is blank."]
+    assert notes(scope="org:typo") == ["No entry is in the scope of the search."]
+    assert store.search_memory("cat", 0).notes == ()
+    assert store.search_memory("cat", 1).notes == ()
+    assert store.search_memory("zebra", 1, mode="vector").notes == (
+        "No entry is a good match: the best score is 0.11.",
+    )
+
+
+def test_expired_entries_hide_no_others(open_store: Callable[..., MemoryStore], clock: list[datetime]) -> None:
+    store = open_store()
+    later = clock[0] + timedelta(hours=1)
+    store.store_many(MemoryItem(f"cat {n}", "a cat sleeps on the sofa", S1, None, later) for n in range(1_100))
+    store.store("other", "a dog runs through the park", S1)
+    store.flush()
+    clock[0] += timedelta(hours=2)
+    assert found(store, "where is the cat", 1) == ["other"]
 
 
 def test_a_table_of_another_format_is_refused_with_the_command_that_rebuilds_it(
@@ -303,7 +352,7 @@ def test_vectors_are_rebuilt_from_the_catalog(store: MemoryStore, embedder: Coun
     store.rebuild(ACME)
     assert found(store, "cat", 10) == before
     store.rebuild(ACME)
-    assert vectors(store, embedder) == len(before)
+    assert vectors(store, embedder) == len(before) + 1  # "nothing" has words, but no vector
     store.store("bird", "a bird sings", S1)
     assert found(store, "a bird sings", 1) == ["bird"]
 

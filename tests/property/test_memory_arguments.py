@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import driftline as dl
-from driftline.flows.memory_backend import ARGUMENTS, HierarchicalLTMBackend
+from driftline.flows.memory_arguments import ARGUMENTS
+from driftline.flows.memory_backend import HierarchicalLTMBackend
 from driftline.storage.errors import DriftlineError, UsageError
 from tests.conformance.memory_support import arguments, public_calls, without_variables
 
@@ -32,6 +33,7 @@ VALID: dict[str, Any] = {
     "limit": 5,
     "offset": 0,
     "allowed_ancestors": ["org:acme"],
+    "after": "org:acme",
     "cursor": None,
     "within": "org:acme",
     "query": "plan",

@@ -42,7 +42,7 @@ def remember(workspace: str) -> int:
     with driftline.MemoryStore(workspace, hierarchy=hierarchy) as store:
         store.store("plan", {"step": 1}, "org:acme/project:alpha", metadata={"phase": "plan"})
         store.store("lunch", None, "org:acme", expires_at=datetime.now(UTC) + timedelta(hours=1))
-        stored: int = store.store_many([MemoryItem(f"fact {n}", {"n": n}, "org:acme") for n in range(3)])
+        stored: int = store.store_many([MemoryItem(f"fact {n}", {"n": n}, "org:acme") for n in range(3)]).entries
         entry: MemoryEntry | None = store.retrieve("plan", "org:acme")
         assert entry is not None
         print(stored, entry.key, entry.entity.directory, entry.created.isoformat())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from driftline.flows.actions.arguments import (
@@ -168,6 +170,10 @@ def test_positional_arguments_come_in_their_order() -> None:
 
 def test_arguments_of_engines_are_dropped_and_misspelt_names_are_errors() -> None:
     assert read(engine=object(), node="n", config={}, _private=1, tracer=object()) == {"query": "q"}
+    unknown: list[Any] = [np.float32(0.3), Decimal("0.3"), {"a"}, b"a"]
+    for value in unknown:
+        with pytest.raises(UsageError, match="'top_k'"):
+            read(topk=value)
     for misspelt, outcome in (("topk", "'top_k'"), ("entity_", "'entity'"), ("in", "top_k"), ("in", "entity")):
         with pytest.raises(UsageError, match=outcome):
             read(**{misspelt: "x"})

@@ -43,13 +43,20 @@ def test_an_id_that_cannot_be_a_directory_name_is_refused(store: MemoryStore, na
         store.register_entity_with_defaults("user", name)
 
 
+@pytest.mark.parametrize("entity", ["org:acme ", "org: acme", ("org", "acme\t"), "org:acme\u00a0/user:a"], ids=ascii)
+def test_spaces_around_an_id_are_refused(store: MemoryStore, entity: Any) -> None:
+    with pytest.raises(BadEntity, match="whitespace"):
+        store.store("key", LARGE, entity)
+    assert store.names.find("org:acme~20").id == "acme "
+
+
 def test_a_path_too_long_for_a_bucket_is_refused(store: MemoryStore) -> None:
     parts = tuple((level, "ü" * 40) for level in store.hierarchy.levels)
     with pytest.raises(BadEntity, match="path"):
         store.store("key", LARGE, Entity(parts))
 
 
-@pytest.mark.parametrize("key", ["", "a\x00b", "a\nb", "x" * 1_025, "\udc80", None, 7], ids=ascii)
+@pytest.mark.parametrize("key", ["", "a\x00b", "a\nb", "x" * 1_025, "語" * 900, "\udc80", None, 7], ids=ascii)
 def test_a_key_that_no_database_can_hold_is_refused(store: MemoryStore, key: Any) -> None:
     calls: list[Callable[[], object]] = [
         lambda: store.store(key, LARGE, "org:acme"),
@@ -90,7 +97,10 @@ def test_both_json_encoders_agree() -> None:
         assert json.dumps(decode(encode(value))) == json.dumps(with_null[0])
     assert decode(encode({1: 2**70, "a": (1, None)})) == {"1": 2**70, "a": [1, None]}
     moment = datetime(2026, 1, 1, tzinfo=UTC)
-    for unfit in (float("nan"), [None, float("inf")], {"a": moment}, [None, date(2026, 1, 1)], {1}):
+    assert decode(encode({1: "a", "b": None})) == {"1": "a", "b": None}
+    odd_numbers = (float("nan"), [None, float("inf")])
+    colliding = ({1: "a", "1": "b"}, [{"x": {None: 1, "null": 2}}])
+    for unfit in (*odd_numbers, *colliding, {"a": moment}, [None, date(2026, 1, 1)], {1}):
         with pytest.raises(BadEntry):
             encode(unfit)
 
@@ -126,7 +136,15 @@ BAD_CURSORS: list[Any] = [
     *("", "x", "WzFd", "WyJhIiwgMV0=", "\x00", "é", "A" * 1_000_000, 5, b"x"),
     *(
         urlsafe_b64encode(data).decode()
-        for data in (b"[" * 5_000, b'[1,"\\ud800"]', b'[1,"\\u0000"]', b'[true,"a"]', b'[%d,"a"]' % 2**70, b'[1,"a",2]')
+        for data in (
+            b"[" * 5_000,
+            b'["org:acme",1,"\\ud800"]',
+            b'["org:acme",1,"\\u0000"]',
+            b'["org:acme",true,"a"]',
+            b'["org:acme",%d,"a"]' % 2**70,
+            b'["org:acme",1,"a",2]',
+            b'["org:other",1,"a"]',
+        )
     ),
 ]
 

@@ -95,6 +95,7 @@ _LOST_STATES = ("08", "57P")
 """PostgreSQL's SQLSTATE prefixes for connection exceptions, and for a server that is shutting down or starting."""
 _REPEATABLE_STATES = ("40",)
 """Deadlocks and serialization failures: the transaction was rolled back."""
+_SQLITE = "sqlite:///"
 _CREATION_LOCK = 7_240_931_655
 """The PostgreSQL advisory lock that serializes processes that create or claim a catalog."""
 
@@ -274,7 +275,7 @@ class Catalog:
 
 def embedded_url(root: str) -> str:
     """Return the URL of the catalog file inside a local workspace."""
-    return f"sqlite:///{root}/{CATALOG}"
+    return f"{_SQLITE}{root}/{CATALOG}"
 
 
 def upsert(connection: Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
@@ -335,6 +336,8 @@ def parse_url(text: str) -> URL:
 
     Raises UsageError; the message never contains the password.
     """
+    if text.startswith(_SQLITE) and text.endswith(f"/{CATALOG}"):
+        return URL.create("sqlite", database=text.removeprefix(_SQLITE))  # the workspace's path may contain "?"
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):  # ValueError: the port is not a number

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import BadEntity
 from driftline.storage.memory.catalog.database import MAX_PARAMETERS, bulk_insert, upsert
-from driftline.storage.memory.catalog.tables import closure, entities, entries, owners, tenants
+from driftline.storage.memory.catalog.tables import UtcTime, closure, entities, entries, owners, tenants
 
 _Item = TypeVar("_Item")
 
@@ -245,12 +245,13 @@ def delete(connection: Connection, entity: Entity) -> int:
     return len(subtree_ids)
 
 
-def has_content(connection: Connection, entity: Entity) -> bool:
-    """Return whether ``entity`` owns entries or has descendants."""
+def has_content(connection: Connection, entity: Entity, now: datetime) -> bool:
+    """Return whether ``entity`` owns entries that have not expired by ``now``, or has descendants."""
     ids = ids_of(connection, [entity.directory])
     own = ids.get(entity.directory, -1)
     below = sa.exists().where(closure.c.ancestor_id == own, closure.c.depth > 0)
-    owns = sa.exists().where(entries.c.entity_id == own)
+    alive = sa.or_(entries.c.expires.is_(None), entries.c.expires > sa.literal(now, UtcTime))
+    owns = sa.exists().where(entries.c.entity_id == own, alive)
     return bool(connection.execute(sa.select(sa.or_(below, owns))).scalar())
 
 

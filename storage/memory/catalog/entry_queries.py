@@ -29,6 +29,8 @@ from driftline.storage.memory.catalog.tables import (
     tenants,
 )
 
+MARK = "\x1f"
+"""Separates a key from the suffix that makes it private; users' keys contain no control characters."""
 MAX_WHOLE = 2**63
 MAX_ROWS = 2**62
 """"No limit", for SQL that requires a number."""
@@ -157,7 +159,7 @@ def search(
     """
     query = (
         visible(depth_of(scope), scope.allowed is not None)
-        .where(*(sa.func.lower(entries.c.key).contains(_lower(word), autoescape=True) for word in words))
+        .where(*(sa.func.lower(_shown_key(connection)).contains(_lower(word), autoescape=True) for word in words))
         .order_by(entries.c.updated.desc(), entries.c.key)
         .limit(limit)
     )
@@ -341,6 +343,13 @@ def as_list(connection: Connection, values: Iterable[str]) -> list[str] | str:
     """Return the distinct ``values`` as a single parameter."""
     distinct = list(dict.fromkeys(values))
     return distinct if connection.dialect.name == "postgresql" else json.dumps(distinct)
+
+
+def _shown_key(connection: Connection) -> sa.ColumnElement[str]:
+    """Return the key without a private suffix, which would reveal that the key exists outside a boundary."""
+    if connection.dialect.name == "postgresql":
+        return sa.func.split_part(entries.c.key, MARK, 1)
+    return sa.func.substr(entries.c.key, 1, sa.func.instr(entries.c.key.concat(MARK), MARK) - 1)
 
 
 def _lower(word: str) -> str:

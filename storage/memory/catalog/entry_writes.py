@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cache
 from itertools import compress, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -29,6 +29,7 @@ from driftline.storage.memory.catalog.database import bulk_insert, upsert
 from driftline.storage.memory.catalog.entity_tree import Tenant, chunks, ensure, ids_of
 from driftline.storage.memory.catalog.entry_queries import (
     COLUMNS,
+    MARK,
     EntryRow,
     Scope,
     Unscoped,
@@ -109,8 +110,6 @@ class Drafts:
 DRAFT_COLUMNS = tuple(each.name for each in fields(Drafts) if each.name != "large")
 
 
-MARK = "\x1f"
-"""Separates a key from the suffix that makes it private; users' keys contain no control characters."""
 BEHIND_PRIVATE = f"{MARK}~"
 """Sorts after all private forms of a key."""
 _BEHIND = " "
@@ -141,6 +140,11 @@ def get(connection: Connection, keys: Sequence[str], scope: Scope | Unscoped, no
     return [*rows, *find(connection, missing, scope, now).values()] if missing else rows
 
 
+def forms(connection: Connection, key: str, scope: Scope, now: datetime) -> list[str]:
+    """Return ``key`` and its private forms in ``scope``."""
+    return [key, *(row.key for row in _private(connection, [key], scope, now))]
+
+
 def find(connection: Connection, keys: Collection[str], scope: Scope, now: datetime) -> dict[str, EntryRow]:
     """Return, for each key, the newest entry in ``scope`` stored under a private form of it."""
     return {shown(row.key): row for row in _private(connection, keys, scope, now)}
@@ -166,8 +170,8 @@ def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], with
     inside = {row.key for row in known if f"{row.path}/".startswith(f"{within.directory}/")}
     taken = {row.key for row in known} - inside
     own = find(connection, [key for key in new.key if key not in inside], Scope(within), now)
-    forms = {key: private(key) for key in taken} | {key: row.key for key, row in own.items()}
-    return replace(new, key=[forms.get(key, key) for key in new.key]) if forms else new
+    apart = {key: private(key) for key in taken} | {key: row.key for key, row in own.items()}
+    return replace(new, key=[apart.get(key, key) for key in new.key]) if apart else new
 
 
 @cache
@@ -185,10 +189,13 @@ def _query(dialect: str, depth: int, is_limited: bool) -> sa.Select[Any]:
     return query.where(entries.c.tenant_id.in_(sa.select(tenants.c.id)))
 
 
-def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, within: Entity | None = None) -> None:
+def put(
+    connection: Connection, tenant: Tenant, new: Drafts, now: datetime, within: Entity | None = None
+) -> dict[str, str]:
     """Store ``new`` (keys are distinct), register the owners, and retire the blobs of replaced entries.
 
-    Entries outside ``within`` are kept; for their keys, ``new`` gets private forms.
+    Entries outside ``within`` are kept; for their keys, ``new`` gets private forms. Returns the former owners of the
+    replaced keys, as directories.
     """
     ids = ensure(connection, tenant, set(new.path), now)
     known = {row.key: row for row in _locked(connection, tenant, new.key)}
@@ -199,8 +206,11 @@ def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, with
     same = {"tenant_id": tenant.id, "rev": tenant.rev, "updated": now}
     added = new.some([key not in known for key in new.key]) if known else new
     bulk_insert(connection, entries, _columns(added, ids), {**same, "created": now})
+    alive = {key: row for key, row in known.items() if _is_alive(row, now)}
     if known:
-        columns = _columns(new.some([key in known for key in new.key]), ids)
+        replacing = new.some([key in known for key in new.key])
+        created = [alive[key].created if key in alive else now for key in replacing.key]
+        columns = {**_columns(replacing, ids), "created": created}
         names = [f"new_{name}" for name in (*columns, *same)]
         rows = zip(*columns.values(), *(repeat(value) for value in same.values()), strict=False)
         connection.execute(_REPLACE, [dict(zip(names, row, strict=True)) for row in rows])
@@ -210,6 +220,11 @@ def put(connection: Connection, tenant: Tenant, new: Drafts, now: datetime, with
     left = [known[key].path if key in known else None for key in new.key]
     moved_from = [was if was != path else None for was, path in zip(left, new.path, strict=True)]
     _enqueue(connection, tenant, new.key, new.path, moved_from, now)
+    return {shown(key): row.path for key, row in alive.items()}
+
+
+def _is_alive(row: EntryRow, now: datetime) -> bool:
+    return row.expires is None or row.expires > now
 
 
 def _columns(new: Drafts, ids: Mapping[str, int]) -> dict[str, Sequence[Any]]:
@@ -217,7 +232,7 @@ def _columns(new: Drafts, ids: Mapping[str, int]) -> dict[str, Sequence[Any]]:
     return {**columns, "entity_id": [ids[path] for path in new.path]}
 
 
-_KEPT = frozenset({"tenant_id", "key", "created"})
+_KEPT = frozenset({"tenant_id", "key"})
 _REPLACE = (
     entries.update()
     .where(entries.c.tenant_id == sa.bindparam("new_tenant_id"), entries.c.key == sa.bindparam("new_key"))
@@ -225,15 +240,22 @@ _REPLACE = (
 )
 
 
-def remove(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: Scope, now: datetime) -> int:
-    """Delete the entries for ``keys`` that are in ``scope``, expired or not, and return how many were deleted."""
+class Removed(NamedTuple):
+    """How many entries were deleted, and how many of these had not expired."""
+
+    entries: int = 0
+    alive: int = 0
+
+
+def remove(connection: Connection, tenant: Tenant, keys: Iterable[str], scope: Scope, now: datetime) -> Removed:
+    """Delete the entries for ``keys`` that are in ``scope``, expired or not."""
     rows = _locked(connection, tenant, keys, scope)
     for some in chunks(row.key for row in rows):
         connection.execute(entries.delete().where(entries.c.tenant_id == tenant.id, entries.c.key.in_(some)))
     add_to_owners(connection, [], [], rows)
     _retire(connection, (row.blob_path for row in rows), now)
     _enqueue(connection, tenant, [row.key for row in rows], [None] * len(rows), [row.path for row in rows], now)
-    return len(rows)
+    return Removed(len(rows), sum(_is_alive(row, now) for row in rows))
 
 
 def keys_below(connection: Connection, entity: Entity) -> list[str]:

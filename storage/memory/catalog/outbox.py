@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -128,3 +128,14 @@ def claim(
     if holder is None or not has_ended(holder):
         return False
     return bool(connection.execute(taken.where(row, tenants.c.flusher == holder)).rowcount)
+
+
+def continue_above(connection: Connection, last: int) -> None:
+    """Make the ids of later changes continue above ``last``, the last id applied to the vector tables."""
+    if connection.dialect.name == "sqlite":
+        connection.execute(outbox.insert().values(id=last, tenant_id=0, key="", rev=0, written=datetime.now(UTC)))
+        connection.execute(outbox.delete().where(outbox.c.id == last))
+        return
+    sequence = connection.execute(sa.select(sa.func.pg_get_serial_sequence("ltm_outbox", "id"))).scalar_one()
+    reached = connection.execute(sa.text(f"SELECT last_value FROM {sequence}")).scalar_one()
+    connection.execute(sa.select(sa.func.setval(sequence, max(reached, last))))

@@ -13,6 +13,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 
 MAX_KEY_CHARACTERS = 1_024
+MAX_KEY_BYTES = 2_600
+"""PostgreSQL's indexes hold rows of at most 2,704 bytes; 27 of them may be the suffix of a private key."""
 FORMAT_VERSION = 1
 """The version of the schema below. Catalogs with another version are rejected."""
 

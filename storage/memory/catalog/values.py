@@ -18,7 +18,7 @@ from cachetools import TTLCache
 from driftline.storage.documents import content_hash
 from driftline.storage.errors import BadEntry, CorruptFile
 from driftline.storage.layout import new_ulid
-from driftline.storage.memory.catalog.tables import MAX_KEY_CHARACTERS
+from driftline.storage.memory.catalog.tables import MAX_KEY_BYTES, MAX_KEY_CHARACTERS
 from driftline.storage.objects.store import ObjectStore
 
 MAX_METADATA_BYTES = 64 * 1024
@@ -30,13 +30,19 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def check_key(key: Any) -> str:
-    """Return ``key`` if it is valid: 1 to 1,024 Unicode characters, no control characters. Raises BadEntry."""
+    """Return ``key`` if it is valid: 1 to 1,024 Unicode characters, in at most 2,600 bytes, without control
+    characters.
+
+    Raises BadEntry.
+    """
     if not isinstance(key, str) or not key:
         raise BadEntry("A key must be a non-empty string", repr(key)[:80])
     if len(key) > MAX_KEY_CHARACTERS:
         raise BadEntry(f"The key has more than {MAX_KEY_CHARACTERS:,} characters", repr(key[:40] + "…"), "Shorten it.")
     if _FORBIDDEN.search(key):
         raise BadEntry("A key must not contain control characters or unpaired surrogates", repr(key)[:80])
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise BadEntry(f"The key has more than {MAX_KEY_BYTES:,} bytes in UTF-8", repr(key[:40] + "…"), "Shorten it.")
     return key
 
 
@@ -86,13 +92,24 @@ def encode(value: Any, what: str = "value") -> bytes:
         data = orjson.dumps(value, option=_STRICT)
         if b"null" not in data:
             return data
+        has_odd_names = False
     except orjson.JSONEncodeError:
-        pass
+        has_odd_names = True
     # Fall back to the slower encoder: orjson writes NaN as null, and rejects keys and numbers that JSON can represent.
     try:
-        return _ENCODER.encode(value).encode()
+        text = _ENCODER.encode(value)
+        if has_odd_names:
+            json.loads(text, object_pairs_hook=_distinct)
+        return text.encode()
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
         raise BadEntry(f"Cannot write the {what} as JSON ({error})", "", "Store JSON values.") from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> None:
+    """Raise ValueError if two names of an object are the same in JSON, such as 1 and "1"."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError("two names of an object are the same in JSON")
 
 
 def _as_json(value: object) -> Any:

@@ -1,18 +1,24 @@
-"""Bind a workspace to its memory catalog by recording the catalog's id (DESIGN, "Memory"). Lookups create nothing.
+"""Decide which catalog is a workspace's own, and rebuild a lost one from indexes and blobs (DESIGN, "Memory").
 
 Without the record, opening a store without its database URL would create a second, empty catalog, and a cleanup that
-trusted it would delete every blob.
+trusted it would delete every blob. Lookups create nothing. An entity's index contains the entries it owns, with their
+values or the paths of their blobs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
-from sqlalchemy.engine import URL
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
@@ -25,11 +31,20 @@ from driftline.storage.errors import (
 )
 from driftline.storage.json_records import to_json
 from driftline.storage.layout import CATALOG, CATALOG_RECORD, ObjectKind, parse_name
-from driftline.storage.memory.catalog import entity_tree
-from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE, Catalog, CatalogIdentity, embedded_url
-from driftline.storage.memory.catalog.entry_queries import has_no_entries
-from driftline.storage.memory.memory_indexes import MemoryIndex
-from driftline.storage.memory.vectors import vector_tables
+from driftline.storage.memory.catalog import entity_tree, outbox
+from driftline.storage.memory.catalog.database import (
+    DEFAULT_POOL_SIZE,
+    Catalog,
+    CatalogIdentity,
+    bulk_insert,
+    embedded_url,
+)
+from driftline.storage.memory.catalog.entity_tree import chunks, ensure, lock_tenant
+from driftline.storage.memory.catalog.entry_queries import COLUMNS, EntryRow, has_no_entries
+from driftline.storage.memory.catalog.entry_writes import add_to_owners
+from driftline.storage.memory.catalog.tables import entities, entries
+from driftline.storage.memory.memory_indexes import FIELDS, VALUE_FIELDS, MemoryIndex
+from driftline.storage.memory.vectors import last_change, vector_tables
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, read_record
 from driftline.storage.workspace.workspace import Workspace
@@ -268,9 +283,9 @@ class Generations:
 def adopt(workspace: Workspace, catalog: Catalog, *, discard: bool = False) -> CatalogRecord:
     """Make ``catalog`` the workspace's own, even if another is recorded.
 
-    It continues with revisions above those in the indexes. Entries it does not have are lost. Raises CatalogMismatch if
-    it belongs to another workspace, or if it has no entries although the workspace has memory, unless ``discard`` is
-    set; also CatalogError and StorageError.
+    It continues with revisions and change ids above those in indexes and vectors. Entries it does not have are lost.
+    Raises CatalogMismatch if it belongs to another workspace, or if it has no entries although the workspace has
+    memory, unless ``discard`` is set; also CatalogError and StorageError.
     """
     catalog.check(workspace.config.workspace_id)
     if not discard and catalog.read(has_no_entries) and older_tenants(workspace, catalog):
@@ -285,7 +300,19 @@ def adopt(workspace: Workspace, catalog: Catalog, *, discard: bool = False) -> C
         rev = MemoryIndex(workspace.objects, tenant.directory).max_rev()
         if rev:
             catalog.write(partial(entity_tree.raise_rev, tenant=tenant, rev=rev))
+    continue_outbox(workspace, catalog)
     return write_record(workspace, catalog, found.catalog_id)
+
+
+def continue_outbox(workspace: Workspace, catalog: Catalog) -> None:
+    """Make the ids of later changes continue above those applied to the vector tables, which skip lower ids."""
+    last = 0
+    for tenant in workspace.tenants():
+        for table in vector_tables(workspace.objects, tenant):
+            with contextlib.suppress(CorruptFile):  # a damaged table is a separate finding, and is built again
+                last = max(last, last_change(table))
+    if last:
+        catalog.write(partial(outbox.continue_above, last=last))
 
 
 def write_record(workspace: Workspace, catalog: Catalog, catalog_id: str, *, restoring: bool = False) -> CatalogRecord:
@@ -345,3 +372,146 @@ def _is_embedded(workspace: Workspace, catalog: Catalog) -> bool:
     if not (workspace.objects.is_local and catalog.is_sqlite):
         return False
     return os.path.realpath(catalog.url.database or "") == os.path.realpath(f"{workspace.objects.uri}/{CATALOG}")
+
+
+# -- restoring a lost catalog ----------------------------------------------------------------
+
+
+_COPIED = (
+    "key",
+    "rev",
+    "inline",
+    "blob_path",
+    "content_hash",
+    "size_bytes",
+    "metadata",
+    "created",
+    "updated",
+    "expires",
+)
+
+
+def insert(connection: Connection, tenant: Entity, rows: Sequence[Mapping[str, Any]], now: datetime) -> int:
+    """Insert the ``rows`` whose keys are new or have a later revision, and return how many were inserted.
+
+    ``metadata`` is JSON text, and ``entity`` the owner's directory. Nothing is added to the outbox, because the rows
+    come from the indexes.
+    """
+    locked = lock_tenant(connection, tenant, create=True)
+    assert locked is not None
+    known: dict[str, EntryRow] = {}
+    for some in chunks(row["key"] for row in rows):
+        query = sa.select(*COLUMNS).join(entities, entities.c.id == entries.c.entity_id)
+        query = query.where(entries.c.tenant_id == locked.id, entries.c.key.in_(some))
+        known |= {row.key: row for row in (EntryRow(*each) for each in connection.execute(query))}
+    new = [row for row in rows if row["key"] not in known or known[row["key"]].rev < row["rev"]]
+    if not new:
+        return 0
+    # An interrupted flush may also leave a moved entry in its former owner's index.
+    replaced = [known[row["key"]] for row in new if row["key"] in known]
+    for keys in chunks(row.key for row in replaced):
+        connection.execute(entries.delete().where(entries.c.tenant_id == locked.id, entries.c.key.in_(keys)))
+    ids = ensure(connection, locked, {row["entity"] for row in new}, now)
+    owners = [ids[row["entity"]] for row in new]
+    columns = {name: [row[name] for row in new] for name in _COPIED} | {"entity_id": owners}
+    bulk_insert(connection, entries, columns, {"tenant_id": locked.id})
+    add_to_owners(connection, owners, columns["size_bytes"], replaced)
+    return len(new)
+
+
+_COLUMNS = tuple(field.name for field in (*FIELDS, *VALUE_FIELDS))
+
+
+@dataclass(slots=True)
+class Restored:
+    """The result of a restore: how many tenants and entries the catalog at ``where`` now has."""
+
+    where: str
+    tenants: int = 0
+    entries: int = 0
+
+
+def restore_catalog(workspace: Workspace, configured: str | None) -> Restored:
+    """Create a new catalog at the ``configured`` URL, by default in the workspace, from indexes and blobs.
+
+    Safe to repeat after an interruption. Changes that never reached the indexes, and entities with no entries, are not
+    restored. Raises UsageError if the catalog exists, CatalogMismatch if it belongs to another workspace; also
+    CatalogError, StorageError.
+    """
+    record = recorded(workspace)
+    catalog = Catalog(catalog_url(workspace, configured))
+    try:
+        _check_is_lost(workspace, catalog, record)
+        identity = catalog.prepare(workspace.config.workspace_id)
+        write_record(workspace, catalog, identity.catalog_id, restoring=True)
+        restored = Restored(catalog.where)
+        for tenant in workspace.tenants():
+            if _restore_tenant(workspace, catalog, tenant, restored):
+                restored.tenants += 1
+        continue_outbox(workspace, catalog)
+        write_record(workspace, catalog, identity.catalog_id)
+        return restored
+    finally:
+        catalog.close()
+
+
+def check_location(workspace: Workspace, configured: str | None) -> None:
+    """Check that the catalog at the ``configured`` URL has the recorded location. Raises CatalogMismatch."""
+    record = recorded(workspace)
+    catalog = Catalog(catalog_url(workspace, configured))
+    try:
+        if record is not None and record.where != location_of(workspace, catalog):
+            raise CatalogMismatch(
+                f"This workspace's catalog was last in {record.where}",
+                catalog.where,
+                "Set DATABASE_URL to it. If it is lost for good: driftline memory restore --elsewhere",
+            )
+    finally:
+        catalog.close()
+
+
+def _check_is_lost(workspace: Workspace, catalog: Catalog, record: CatalogRecord | None) -> None:
+    found = catalog.identity()
+    if found is None:
+        return
+    catalog.check(workspace.config.workspace_id)
+    if record is not None and record.restoring and record.catalog_id == found.catalog_id:
+        return  # an earlier restore was interrupted
+    if catalog.read(has_no_entries) and older_tenants(workspace, catalog):
+        return  # it holds nothing to lose
+    raise CatalogMismatch(
+        "This workspace's catalog exists, so nothing was restored",
+        catalog.where,
+        "Use it, or make it the workspace's own: driftline memory adopt. To replace it, delete it first.",
+    )
+
+
+def _restore_tenant(workspace: Workspace, catalog: Catalog, tenant: Entity, restored: Restored) -> bool:
+    objects, of_sources = workspace.objects, workspace.config.hierarchy[-1]
+    directories = set[str]()
+    for info in objects.list(tenant.directory):
+        name = parse_name(info.path)
+        if name.kind in (ObjectKind.BASE, ObjectKind.DELTA) and Entity.of_directory(name.directory).type != of_sources:
+            directories.add(name.directory)
+    if not directories:
+        return False
+    rev = max(MemoryIndex(objects, directory).max_rev() for directory in directories)
+    catalog.write(partial(entity_tree.raise_rev, tenant=tenant, rev=rev))
+    for directory in sorted(directories):
+
+        def restore(pieces: Iterator[pa.Table], directory: str = directory) -> int:
+            return _restore_pieces(catalog, tenant, directory, pieces)
+
+        restored.entries += MemoryIndex(objects, directory).reduce(restore, columns=_COLUMNS)
+    return True
+
+
+def _restore_pieces(catalog: Catalog, tenant: Entity, directory: str, pieces: Iterator[pa.Table]) -> int:
+    """Add the entries owned by ``directory``, and return how many; its index also contains entries of lower levels."""
+    entries = 0
+    for piece in pieces:
+        rows = piece.filter(pc.equal(piece["entity"], directory)).to_pylist()
+        if rows:
+            catalog.write(partial(insert, tenant=tenant, rows=rows, now=datetime.now(UTC)))
+        entries += len(rows)
+    return entries
