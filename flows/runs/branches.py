@@ -6,7 +6,7 @@ Before a branch run, ``enter_branch`` finds the branch's snapshot of the main in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -40,9 +40,11 @@ from driftline.tasks.git.commits import (
     ask_remote_branches,
     branch_named,
     changes_between,
+    default_branch,
     head,
     is_ancestor,
     is_merged,
+    is_on_remote_branch,
     local_branches,
 )
 from driftline.tasks.git.work_tree import find_work_tree
@@ -185,13 +187,13 @@ def prune_branches(
     }
     for entity, known in workspace.readable_sources(within):
         records = branch_records(workspace, entity)
-        on_remote = ask_remote_branches(known.uri) if records else None
-        if on_remote is not None:
-            on_remote |= local_branches(known.uri)
-        elif records and known.origin is not None:
+        remote = ask_remote_branches(known.uri) if records else None
+        on_remote = remote.tips.keys() | local_branches(known.uri) if remote is not None else None
+        main = remote.default if remote is not None else default_branch(known.uri)
+        if remote is None and records and known.origin is not None:
             skip(f"The remote of {entity} did not list its branches, so none is treated as deleted.")
         for record in (each for each in records if (str(entity), each.name) not in followed):
-            why = _why_pruned(record, known.uri, on_remote, limit)
+            why = _why_pruned(record, known.uri, on_remote, main, limit)
             if why is None:
                 continue
             try:
@@ -204,7 +206,9 @@ def prune_branches(
     return pruned
 
 
-def _why_pruned(record: BranchRecord, uri: str, on_remote: frozenset[str] | None, limit: timedelta) -> str | None:
+def _why_pruned(
+    record: BranchRecord, uri: str, on_remote: Set[str] | None, main: str | None, limit: timedelta
+) -> str | None:
     age = datetime.now(UTC) - record.updated
     if age > limit:
         return f"not indexed for {age.days:,} days"
@@ -212,7 +216,8 @@ def _why_pruned(record: BranchRecord, uri: str, on_remote: frozenset[str] | None
     branch, in_git = branch_named(record.name), record.base is not None or record.own_commit is not None
     if on_remote is not None and in_git and branch is not None and branch not in on_remote:
         return "deleted on the remote"
-    return "merged" if any(is_merged(uri, commit) for commit in commits if commit) else None
+    merged = main is not None and any(is_on_remote_branch(uri, commit, main) for commit in commits if commit)
+    return "merged" if merged else None
 
 
 MAINTENANCE_WAIT_SECONDS = 120.0
