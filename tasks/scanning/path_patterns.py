@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from driftline.storage.documents import INSIDE, NAMED_LIKE_ARCHIVE
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, is_unicode, spellings
-from driftline.storage.redaction import SECRETS
+from driftline.storage.redaction import BACKUPS, SECRETS
 
 log = logging.getLogger(__name__)
 
@@ -382,7 +382,12 @@ class Matcher:
 
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:
         """Return an ``(n,) bool`` mask of files whose names suggest credentials."""
-        return self._secrets.matches(files)
+        found = self._secrets.matches(files)
+        copies = pc.indices_nonzero(pc.match_substring_regex(files, BACKUPS))
+        if len(copies):
+            originals = pc.replace_substring_regex(files.take(copies), BACKUPS, "")
+            found[copies.to_numpy()] |= self._secrets.matches(originals)
+        return found
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
         """Return an ``(n,) bool`` mask of files that the rules exclude or do not include."""
