@@ -171,7 +171,7 @@ def _is_key(match: re.Match[str] | None) -> bool:
 
 # -- tokens inside text --------------------------------------------------------------------------
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Part of each document's mark in the manifest. Increment it when a rule changes: documents are then read again."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
