@@ -173,11 +173,12 @@ def prune_branches(
     dry_run: bool = False,
     skip: Callable[[str], None] = lambda _: None,
 ) -> list[Pruned]:
-    """Delete branches that are merged, deleted on the remote, or stale; ``skip`` receives a message per busy branch.
+    """Delete branches that are merged, deleted on the remote, or stale.
 
-    A source's working tree, if it is on this disk, shows whether a branch is merged, and provides the remote. Only a
-    listing of the remote proves that a branch was deleted. Pull requests have no branch on the remote, so this does not
-    apply to them. Fleet branches follow their hosts, and are never pruned here.
+    A source's working tree, if it is on this disk and may be read, shows whether a branch is merged, and provides the
+    remote. Only a listing of the remote proves that a branch was deleted. Pull requests have no branch on the remote,
+    so this does not apply to them. Fleet branches follow their hosts, and are never pruned here. ``skip`` receives a
+    message for each busy branch, and for each source whose working tree or remote cannot be checked.
     """
     limit = duration("older_than_days", older_than_days * 86_400)
     pruned: list[Pruned] = []
@@ -187,13 +188,16 @@ def prune_branches(
     }
     for entity, known in workspace.readable_sources(within):
         records = branch_records(workspace, entity)
-        remote = ask_remote_branches(known.uri) if records else None
-        on_remote = remote.tips.keys() | local_branches(known.uri) if remote is not None else None
-        main = remote.default if remote is not None else default_branch(known.uri)
-        if remote is None and records and known.origin is not None:
+        tree = known.uri if workspace.access.allows(known.uri) else None
+        remote = ask_remote_branches(tree) if records and tree else None
+        on_remote = remote.tips.keys() | local_branches(tree) if tree and remote is not None else None
+        main = remote.default if remote is not None else default_branch(tree) if tree else None
+        if records and tree is None and known.is_local:
+            skip(f"{entity} is outside the workspace's folder, so only the age of its branches is checked.")
+        elif records and remote is None and known.origin is not None:
             skip(f"The remote of {entity} did not list its branches, so none is treated as deleted.")
         for record in (each for each in records if (str(entity), each.name) not in followed):
-            why = _why_pruned(record, known.uri, on_remote, main, limit)
+            why = _why_pruned(record, tree, on_remote, main, limit)
             if why is None:
                 continue
             try:
@@ -207,7 +211,7 @@ def prune_branches(
 
 
 def _why_pruned(
-    record: BranchRecord, uri: str, on_remote: Set[str] | None, main: str | None, limit: timedelta
+    record: BranchRecord, tree: str | None, on_remote: Set[str] | None, main: str | None, limit: timedelta
 ) -> str | None:
     age = datetime.now(UTC) - record.updated
     if age > limit:
@@ -216,7 +220,7 @@ def _why_pruned(
     branch, in_git = branch_named(record.name), record.base is not None or record.own_commit is not None
     if on_remote is not None and in_git and branch is not None and branch not in on_remote:
         return "deleted on the remote"
-    merged = main is not None and any(is_on_remote_branch(uri, commit, main) for commit in commits if commit)
+    merged = tree and main and any(is_on_remote_branch(tree, commit, main) for commit in commits if commit)
     return "merged" if merged else None
 
 
