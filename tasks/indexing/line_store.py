@@ -265,8 +265,9 @@ class LineStore:
 
     def _path(self, path: object) -> str:
         """Return a document's path in its source; an absolute one may be that of a file in a source's folder."""
-        if not isinstance(path, str) or not os.path.isabs(path):
+        if not isinstance(path, str | os.PathLike) or not os.path.isabs(path):
             return _checked_path(path)
+        path = os.fspath(path)
         known = [
             (entity, each) for entity, each in self.workspace.sources() if self._covers_all or entity == self.entity
         ]
