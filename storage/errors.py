@@ -89,18 +89,27 @@ def _without_user(match: re.Match[str]) -> str:
     return match[0] if scheme.lower() in _CONTAINERS and ":" not in user else f"{scheme}://"
 
 
+MAX_TEXT = 600
+"""Maximum length of each part of an error: a longer one repeats an argument or a file's content."""
+
+
+def shortened(text: str) -> str:
+    """Return ``text``, or its beginning and its end if it is longer than MAX_TEXT."""
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 200]} ... {text[-150:]}"
+
+
 class DriftlineError(Exception):
     """Base of all errors.
 
     ``what`` describes the failure, ``where`` is the path, URI or entity, and ``fix`` is the next step for the user.
-    User, password and query string are removed from all URIs in these texts.
+    User, password and query string are removed from all URIs in these texts, and long texts are shortened.
     """
 
     kind: ClassVar[str] = "driftline_error"
     exit_code: ClassVar[int] = 3
 
     def __init__(self, what: str, where: str = "", fix: str = "") -> None:
-        what, where, fix = without_secrets(what), without_secrets(where), without_secrets(fix)
+        what, where, fix = (shortened(without_secrets(text)) for text in (what, where, fix))
         super().__init__(what, where, fix)
         self.what = what
         self.where = where

@@ -25,6 +25,8 @@ _REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 _GLOB_SPECIAL = re.compile(r"[*?\[{]")
 _RANGE = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})")
 _EITHER = re.compile(r"[@+?*!]?\(([^()/]*\|[^()/]*)\)")
+_ESCAPED = re.compile(r"\\([][*?{}!])")
+_SEPARATED = re.compile(r"\\[*?]")
 _MARKS = r"[\U00000300-\U0000036f]*"
 """Combining marks after a letter that is stored without its accents."""
 _NOTHING = r"[^\U00000000-\U0010ffff]"
@@ -45,6 +47,24 @@ def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
         what = f"A pattern expands to more than {MAX_ALTERNATIVES:,} alternatives"
         raise UsageError(what, _shown(pattern), "Use several.")
     return found
+
+
+def advice_on(pattern: str) -> str:
+    r"""Return a sentence about how to write what a glob that matches nothing may mean, or "".
+
+    >>> advice_on("*.ts,*.tsx")
+    "Alternatives have braces: '{*.ts,*.tsx}'."
+    """
+    if "{" not in pattern and ("," in pattern or _EITHER.search(pattern)):
+        written = _EITHER.sub(lambda found: "{" + found[1].replace("|", ",") + "}", pattern)
+        return f"Alternatives have braces: {written if '{' in written else '{' + pattern + '}'!r}."
+    if "\\" in pattern:
+        unescaped = _ESCAPED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[{" else found[1], pattern)
+        forms = [repr(unescaped.replace("\\", "/"))]
+        if _SEPARATED.search(pattern):
+            forms.insert(0, repr(pattern.replace("\\", "/")))
+        return f"A backslash is an ordinary character: write {' or '.join(forms)}."
+    return ""
 
 
 def spellings(path: str) -> tuple[str, ...]:

@@ -35,6 +35,10 @@ SECRETS = (
     # keys: files of keys, of ssh, of certificates, of PGP, of VPNs, of password managers
     *("*.pem", "*.p8", "*.p12", "*.pfx", "*.pkcs12", "*.jks", "*.keystore", "*.kdb", "*.kdbx", "*.ppk", "*.psafe3"),
     *(f"id_{kind}{end}" for kind in ("rsa", "dsa", "ecdsa", "ed25519", "xmss") for end in ("", ".*", "[-_]*")),
+    *(  # source code about keys
+        f"!id_*{end}"
+        for end in (".c", ".cc", ".cpp", ".cs", ".go", ".h", ".java", ".js", ".kt", ".php", ".py", ".rb", ".rs", ".ts")
+    ),
     "*.keytab",
     *("*_rsa", "*_dsa", "*_ecdsa", "*_ed25519", "**/.ssh/*", "ssh_host_*_key", "deploy[-_]key", "*[-_]deploy[-_]key"),
     *(
@@ -47,6 +51,7 @@ SECRETS = (
     *("**/.aws/credentials", "**/.aws/config", "**/.azure/*.json", "accessTokens.json", "**/.oci/config"),
     *("application_default_credentials.json", "**/gcloud/legacy_credentials/**", "**/gcloud/access_tokens.db"),
     *("client_secret*.json", "service[-_]account*.json", "serviceaccount*.json", "*firebase-adminsdk*.json"),
+    *(f"{whose}[-_]key*.json" for whose in ("gcloud", "gcp", "google", "sa", "service")),
     *("gha-creds-*.json", f"*-{'[0-9a-f]' * 12}.json"),  # Google's naming for service account keys
     *("credentials.csv", "*accessKeys.csv", "rootkey.csv", ".boto", ".s3cfg", ".s3curl", ".tugboat", "rclone.conf"),
     *(".databrickscfg", ".passwd-s3fs", "aws[-_]credentials", "*[-_]credentials.json", "local.settings.json"),
@@ -54,9 +59,9 @@ SECRETS = (
     *("**/.config/doctl/config.yaml", "**/.fly/config.yml", "**/.snowsql/config"),
     *("*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json", ".terraformrc", "terraform.rc", "credentials.tfrc.json"),
     *("**/.kube/config", "**/.kube/config[-_.]*", "kubeconfig", "*[-_.]kubeconfig", ".kubeconfig", "kube.config"),
-    *(f"kubeconfig.{end}" for end in ("yaml", "yml", "json", "conf", "bak")),
+    *(f"kubeconfig{end}" for end in (".yaml", ".yml", ".json", ".conf", "[-_.]*.yaml", "[-_.]*.yml")),
     *("**/.docker/config.json", ".dockercfg", ".dockerconfigjson", "**/containers/auth.json"),
-    *(".vault-token", ".vault[-_]pass*", "vault[-_]pass*.txt"),
+    *(".vault-token", ".vault[-_]pass*", "vault[-_]pass", "vault[-_]password", "vault[-_]pass*.txt"),
     # tokens of command lines and coding agents
     *("**/.config/glab-cli/config.yml", "**/.config/pypoetry/auth.toml", "**/.config/configstore/*.json"),
     *("**/.config/github-copilot/*.json", "**/.codex/auth.json", "**/opencode/auth.json", "oauth_creds.json"),
@@ -71,43 +76,67 @@ SECRETS = (
     ),
     # tools' password files
     *(".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", "pgpass.conf", ".my.cnf", ".mylogin.cnf", ".htpasswd"),
-    *(".pgservice.conf", "htpasswd", ".git-credentials", "**/.config/gh/hosts.yml", "**/.config/hub"),
+    *(".pg_service.conf", "htpasswd", ".git-credentials", "**/.config/gh/hosts.yml", "**/.config/hub"),
     *("**/.composer/auth.json", "**/.m2/settings.xml", "**/.m2/settings-security.xml", "**/etc/shadow"),
     *(".smbcredentials", ".msmtprc", ".esmtprc", ".fetchmailrc", ".ftpconfig", ".remote-sync.json"),
     *("sftp-config.json", "**/.vscode/sftp.json"),
     *("recentservers.xml", "filezilla.xml", "sitemanager.xml", "logins.json", "proftpdpasswd"),
+    *(".curlrc", ".wgetrc", ".authinfo", ".muttrc", ".yarnrc.yml", "nuget.config", "pip.conf", "otr.private_key"),
+    *("key.properties", "keystore.properties", "signing.properties", "wp-config.php", "secret_token.rb"),
+    *("hudson.util.Secret", "jenkins.plugins.publish_over_ssh.*.xml", "*.secret.exs", "credentials-config.json"),
+    *("WebServers.xml", "unattend.xml", "autounattend.xml", "robomongo.json", "ventrilo_srv.ini", "*vpn[-_]auth.txt"),
+    *("key[34].db", "signons.sqlite", "*.agilekeychain", "*.kwallet", ".trc", "knife.rb"),
     *("**/.gnupg/**", "**/.gradle/gradle.properties", ".htdigest", ".offlineimaprc", ".mbsyncrc"),
     *("credentials", ".credentials", ".credentials.*"),
     *(f"credentials.{end}" for end in ("json", "yaml", "yml", "toml", "xml", "ini")),
+    *("!**/schema/credentials.*", "!**/schemas/credentials.*"),
+    *(f"**/secrets/*[-_]{what}{end}" for what in ("key", "password", "token") for end in ("", ".txt")),
+    *("password.txt", "passwords.txt", "passwords.csv", "token.txt"),
+    *(f"secret{s}{end}" for s in ("", "s") for end in (".*.json", ".*.yaml", ".*.yml", ".*.toml")),
     *(f"secret{s}.{end}" for s in ("", "s") for end in ("json", "yaml", "yml", "toml", "ini", "properties", "txt")),
     # shell and console histories
-    *(".*_history", ".histfile", "fish_history", "ConsoleHost_history.txt", ".dbshell", ".lesshst", ".viminfo"),
+    *(".*[-_]history", ".histfile", ".zhistory", "fish_history", "**/nushell/history.*", "**/*mongosh/*history"),
+    *("ConsoleHost_history.txt", ".dbshell", ".lesshst", ".viminfo"),
     # examples, and public keys
     *("!*.example", "!*.sample", "!*.template", "!*.tmpl", "!*.dist", "!*.pub"),
     *("!example.env", "!sample.env", "!template.env", "!*.example.env", "!**/.ssh/config", "!**/.ssh/known_hosts"),
     *("!**/.ssh/authorized_keys", "!.secrets.baseline"),
 )
-"""Names of files that usually contain credentials; matching is case-insensitive. ``holds_key`` finds keys under any
-name.
+"""Names of files that usually contain credentials; matching is case-insensitive, and also applies to their backups.
+``holds_key`` finds keys under any name.
 """
+BACKUPS = r"(?i)(?:\.(?:bak|backup|old|orig|save)|~|-)$"
+"""The ends of the names of backup copies (RE2)."""
 
 # -- private keys --------------------------------------------------------------------------------
 
-_KEY_MARK, _AGE_MARK = "PRIVATE KEY", "AGE-SECRET-KEY-1"
+_KEY_MARK = "-----BEGIN"
+_SPACE = r"(?:[ +]|%20)"
+_BEGIN = rf"-----BEGIN{_SPACE}(?:[A-Z0-9]{{1,12}}{_SPACE}){{0,4}}PRIVATE{_SPACE}KEY(?:{_SPACE}BLOCK)?-----"
 _KEY = re.compile(
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-    r"(?:[\s\"'+,#*/]|\\[nr])*(?:[A-Za-z-]{4,20}: [^\n\\]{0,80}(?:[\s\"'+,#*/]|\\[nr])+){0,8}"
+    rf"{_BEGIN}(?:[\s\"'+,#*/]|\\[nr])*(?:[A-Za-z-]{{4,20}}: [^\n\\]{{0,80}}(?:[\s\"'+,#*/]|\\[nr])+){{0,8}}"
     r"(?:[A-Za-z0-9+/=]{20,}|[A-Za-z0-9+/]{8,}={1,2})"
 )
 """A PEM, OpenSSH or PGP private key, including any headers, even inside source code or JSON.
 
 In text that only mentions keys, a line that looks like a key's first line is not followed by a key.
 """
-_BEGINS_KEY = re.compile(
-    r"\s*(?:-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
-    r"|PuTTY-User-Key-File-\d)"
-)
-_AGE_KEY = re.compile(r"\bAGE-SECRET-KEY-1[0-9A-Z]{40,}")
+_BEGINS = re.compile(_BEGIN)
+_KEY_LINE = re.compile(r"(?=[A-Za-z+/]*\d)(?=[a-z0-9+/]*[A-Z])(?=[A-Z0-9+/]*[a-z])[A-Za-z0-9+/]{40,}")
+_DECORATED_CHARS = 400
+"""A key's first line of 40 characters or more follows within as many: behind headers, quotes, line numbers, markup."""
+_BEGINS_KEY = re.compile(rf"\s*(?:{_BEGIN}|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----|PuTTY-User-Key-File-\d)")
+_OTHER_KEYS = {
+    "AGE-SECRET-KEY-1": re.compile(r"\bAGE-SECRET-KEY-1[0-9A-Z]{40,}"),
+    "LS0tLS1CRUdJTi": re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{20,60}(?:[A-Za-z0-9+/=\s]|\\[nr]){100}"),
+    "PrivateKey": re.compile(r"\bPrivateKey[ \t]*=[ \t]*[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]="),
+    "PuTTY-User-Key-File-": re.compile(r"\bPrivate-Lines: \d"),
+    "untrusted comment:": re.compile(r"untrusted comment: [^\n]{0,60}secret key[^\n]{0,80}\n\W{0,12}[A-Za-z0-9+/]{40}"),
+    "kty": re.compile(r"[\"']d\\{0,3}[\"']\s*:\s*\\{0,3}[\"'][A-Za-z0-9_+/-]{40}"),
+    "NKEY SEED": re.compile(r"\bS[ACNOUX][A-Z2-7]{50}"),
+    "<RSAKeyValue>": re.compile(r"<D>\s*[A-Za-z0-9+/]{40}"),
+}
+"""Private keys in other formats, by a text that occurs with each: base64 of PEM, WireGuard, JWK, and so on."""
 _LONE_TOKEN = re.compile(r"\s*[A-Za-z0-9+/_-]{20,}={0,2}\s*")
 _ALLOWED = ("gitleaks:allow", "pragma: allowlist secret")
 """Comments that secret scanners accept as the author's assurance that a file contains no secrets."""
@@ -120,16 +149,29 @@ def holds_key(path: str, text: str) -> bool:
     """
     found = (
         _BEGINS_KEY.match(text)
-        or (_KEY_MARK in text and _KEY.search(text))
-        or (_AGE_MARK in text and _AGE_KEY.search(text))
+        or (_KEY_MARK in text and (_KEY.search(text) or _holds_decorated_key(text)))
+        or any(mark in text and _is_key(pattern.search(text)) for mark, pattern in _OTHER_KEYS.items())
         or (path.lower().endswith(".key") and _LONE_TOKEN.fullmatch(text))
     )
     return bool(found) and not any(word in text for word in _ALLOWED)
 
 
+def _holds_decorated_key(text: str) -> bool:
+    """Return whether a key's first line is followed by another one of it, with anything in between but a new block."""
+    following = (text[match.end() : match.end() + _DECORATED_CHARS] for match in _BEGINS.finditer(text))
+    return any(_KEY_LINE.search(part.partition("-----")[0]) for part in following)
+
+
+def _is_key(match: re.Match[str] | None) -> bool:
+    """Return whether a match is of a private key; a match of base64 may be of any PEM block."""
+    if match is None or not match[0].startswith("LS0t"):
+        return match is not None
+    return b"PRIVATE KEY" in base64.b64decode(re.sub(r"[^A-Za-z0-9+/]", "", match[0])[:64])
+
+
 # -- tokens inside text --------------------------------------------------------------------------
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Part of each document's mark in the manifest. Increment it when a rule changes: documents are then read again."""
 _MARKS: dict[Redaction, str] = {
     "off": "",

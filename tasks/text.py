@@ -64,6 +64,24 @@ _MIN_SURELY_PLAIN_FRACTION = 0.3
 _JUDGED_CHARACTERS = 2_048
 _PLAIN = re.compile("[\\t\\n\\r -~\u3000-\u3002\uff01-\uff1f]")
 """ASCII, and Chinese and Japanese punctuation: all text contains some of it, but misread single-byte text does not."""
+_DECLARATION = re.compile(rb"(?i)(?:en|file|\b)(?:coding|charset)[\"' ]{0,2}[:= ] {0,2}[\"']?([a-z][a-z0-9._:-]{1,30})")
+_DECLARED_BYTES = 1024
+"""Where an XML declaration, a coding line of Python or Emacs, or a ``meta`` element may declare the encoding."""
+_AS_ON_THE_WEB = {
+    "iso8859-1": "cp1252", "latin-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "gbk": "gb18030",
+    "shift_jis": "cp932", "euc_kr": "cp949",
+}  # fmt: skip
+"""Encodings that are declared for text in a superset of them."""
+_NOT_DECLARABLE = ("utf", "unicode", "raw_unicode", "idna", "punycode", "charmap", "mbcs", "oem", "undefined")
+_SHIFTED = (  # what such text contains, and its encodings
+    (re.compile(rb"\x1b\$[@-D(]"), ("iso2022_jp_2", "iso2022_jp_3")),
+    (re.compile(rb"~\{(?:[!-w][!-~])+~\}"), ("hz",)),
+    (re.compile(rb"\+[A-Za-z0-9/][A-Za-z0-9+/]{7,}"), ("utf-7",)),
+)
+_MIN_SHIFTED_LETTERS, _MAX_SHIFTED_SCRIPTS = 8, 2
+"""Limits for encodings whose shifts other text contains by chance."""
+_MIN_SHIFTED_FRACTION = 0.3
+"""Minimum fraction of letters outside ASCII in text that consists of ASCII bytes in an encoding that shifts."""
 # Text may contain tab, newline, form feed, carriage return, backspace and escape (coloured logs).
 _ODD_ASCII = bytes(byte for byte in range(32) if byte not in b"\t\n\f\r\b\x1b") + b"\x7f"
 _ODD_CHARACTERS = dict.fromkeys((*_ODD_ASCII, *range(0x80, 0xA0)))
@@ -93,20 +111,57 @@ def _decode(data: bytes) -> tuple[str, SkipReason | None]:
         unmarked = _unmarked(data)  # the upper bytes of Greek, Cyrillic and Arabic are control characters
         return _decode_as(data, unmarked) if unmarked else ("", SkipReason.BINARY)
     try:
-        return data.decode("utf-8-sig"), None
+        text = data.decode("utf-8-sig")
+        return (_shifted(data) or text) if len(text) == len(data) else text, None
     except UnicodeDecodeError as error:
         damaged = data.decode("utf-8-sig", errors="replace")
         if _is_mostly_utf8(damaged):
             return damaged, None
         sample = data[max(0, error.start - _BEFORE_BYTES) :][:_SAMPLE_BYTES]
         legacy = (line for line in sample.split(b"\n") if line.isascii() or not _is_utf8(line))
-        encoding = _detect(b"\n".join(legacy))
+        encoding = _declared(data) or _detect(b"\n".join(legacy))
     if encoding is None:
         return "", SkipReason.UNDECODABLE
     if len(_HIGH_BYTES.decode(encoding, errors="replace")) == len(_HIGH_BYTES):
         data = _as_utf8(data, encoding)
         encoding = "utf-8"
     return _decode_as(data, encoding)
+
+
+def _shifted(data: bytes) -> str | None:
+    """Return the text of ASCII bytes in an encoding that shifts to other characters, such as ISO-2022-JP, or None."""
+    for pattern, encodings in _SHIFTED:
+        if not pattern.search(data):
+            continue
+        for encoding in encodings:
+            try:
+                text = data.decode(encoding)
+                text.encode()
+            except UnicodeError:
+                continue
+            foreign = re.findall(r"[^\W\d_\x00-\x7f]", text)
+            scripts = {unicodedata.name(letter, "").partition(" ")[0] for letter in set(foreign)}
+            is_written = len(foreign) >= _MIN_SHIFTED_FRACTION * len(re.findall(r"[^\W\d_]", text))
+            is_chance = len(foreign) < _MIN_SHIFTED_LETTERS or len(scripts) > _MAX_SHIFTED_SCRIPTS
+            if foreign and is_written and (encoding.startswith("iso2022") or not is_chance):
+                return text
+    return None
+
+
+def _declared(data: bytes) -> str | None:
+    """Return the encoding that a file declares at its beginning, as a Python codec name, if all its bytes fit it."""
+    match = _DECLARATION.search(data, 0, _DECLARED_BYTES)
+    if match is None:
+        return None
+    try:
+        name = codecs.lookup(match[1].decode()).name
+        encoding = _AS_ON_THE_WEB.get(name, name)
+        if name.startswith(_NOT_DECLARABLE) or not isinstance(b"".decode(encoding), str):
+            return None
+        data.decode(encoding)
+    except (LookupError, ValueError):  # also codecs that are not text encodings
+        return None
+    return encoding
 
 
 def _as_utf8(data: bytes, encoding: str) -> bytes:

@@ -1,8 +1,8 @@
 """Detect a CI build's commit, and the branch that it may index, from CI variables and git.
 
 A build is indexed as a branch only if the CI system reports a push to that branch, or a pull request from a branch of
-the same repository. Pull requests from forks, or of unknown origin, are indexed as ``pr/NUMBER``; for anything else,
-``Build.index_branch`` raises.
+the same repository, and git does not contradict. Pull requests from forks, or of unknown origin, are indexed as
+``pr/NUMBER``; for anything else, ``Build.index_branch`` raises.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from driftline.storage.errors import UsageError
-from driftline.tasks.git.commits import default_branch, head, index_name, is_on_remote_branch
+from driftline.tasks.git.commits import default_branch, head, index_name, is_in_branch, is_on_remote_branch, remote_url
 
 USUAL_DEFAULTS = ("main", "master")
 """Assumed names of the default branch if neither the CI system nor git reports it."""
@@ -26,6 +26,12 @@ _CIRCLE_REQUEST = re.compile(r"pull/(\d+)(?:/(?:head|merge))?")
 _EVENTS = ("BUILD_REASON", "CI_PIPELINE_EVENT", "CI_PIPELINE_SOURCE", "CODEBUILD_WEBHOOK_EVENT", "gitlabActionType")
 """Variables that contain the event that triggered a build."""
 _NUMBER_AT_END = re.compile(r"(?:.*/)?(\d+)/?")
+_SIGN = re.compile(
+    r"(?:pull|merge)_?request|(?:^|_)pull_(?:number|id)$|(?:^|_)pr(?:_(?:number|id|iid|no|key))?$|^review_id$|_change$",
+    re.IGNORECASE,
+)
+"""Names of variables with which systems and plugins other than the known ones indicate a pull request."""
+_SIGN_OF_NUMBER = re.compile(r"(?:number|iid|no|(?<!i)id|key|change|request|pr)$", re.IGNORECASE)
 
 Variables = Mapping[str, str]
 
@@ -37,7 +43,7 @@ class _System:
     Any of ``markers`` identifies the system. ``default`` contains the repository's default branch, and ``tag`` the
     build's tag. Any variable that starts with one of ``signs`` indicates a pull request build: ``request`` is its
     number, ``source`` its branch, and ``target`` the branch to merge it into. ``is_own`` tells whether its branch
-    belongs to the same repository. ``number`` increases with every build.
+    belongs to the same repository. ``number`` increases with every build. ``repository`` contains the URL or path.
     """
 
     name: str
@@ -53,6 +59,7 @@ class _System:
     source: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
+    repository: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,8 @@ class Build:
     the branch of pull request ``pull_request``, to be merged into ``target``. ``is_own`` is set if the branch is known
     to belong to the repository itself, and ``head_commit`` is its last commit. ``other_commit`` is the commit of the
     branch whose workflow runs, if the build is about something else. ``is_inferred`` is set if the CI system does not
-    say that the branch was pushed. ``unclear`` says why the branch is unknown, and ``nothing_to_index`` why there is
-    none.
+    say that the branch was pushed. ``repository`` is the URL or path of what is built. ``unclear`` says why the branch
+    is unknown, and ``nothing_to_index`` why there is none.
     """
 
     system: str = ""
@@ -82,6 +89,7 @@ class Build:
     head_commit: str | None = None
     other_commit: str | None = None
     is_inferred: bool = False
+    repository: str | None = None
     unclear: str = ""
     nothing_to_index: str = ""
 
@@ -91,15 +99,15 @@ class Build:
         precedence.
         """
         build = cls._of_variables(environ)
+        folder = folder if "://" in folder else os.path.realpath(folder)
         checked_out = head(folder)
         if checked_out is None:
             return build
         build = replace(build, checked_out=checked_out.id)
         build = replace(build, default_branch=build.default_branch or default_branch(folder))
-        is_named = build.branch is not None or build.is_request or bool(build.nothing_to_index)
-        if not is_named and build.system in ("", _ANY.name):
-            build = replace(build, branch=checked_out.branch, is_inferred=bool(build.system))
-        if not build.unclear:
+        if not build.system:
+            build = replace(build, branch=checked_out.branch or build._branch_of_detached(folder))
+        elif not build.unclear:
             build = replace(build, unclear=build._why_not_checked_out(folder))
         if build.commit is None or checked_out.id in (build.commit, build.head_commit):
             build = replace(build, commit=checked_out.id, committed=checked_out.committed)
@@ -107,9 +115,10 @@ class Build:
 
     @classmethod
     def _of_variables(cls, environ: Variables) -> Build:
-        system = next((system for system in _SYSTEMS if any(map(environ.get, system.markers))), None)
-        if system is None:
+        system = next((each for each in _SYSTEMS if any(_is_set(environ, name) for name in each.markers)), None)
+        if system is None and not _signs(environ):
             return cls()
+        system = system or _ANY
         commit = environ.get(system.commit, "")
         build = cls(
             system=system.name,
@@ -119,18 +128,20 @@ class Build:
             number=_number(environ.get(system.number)),
             default_branch=_first(environ, system.default),
             is_own=system.is_own(environ),
+            repository=_first(environ, system.repository),
         )
         return _github(build, environ) if system is _GITHUB else _other(build, system, environ)
 
     def index_branch(self, default: str | None = None) -> str | None:
-        """Return the branch to index; None means the main index (outside CI, and for pushes to the default branch).
+        """Return the branch to index; None means the main index (for pushes to the default branch).
 
-        A pull request is indexed as ``pr/NUMBER``, unless it is known to come from a non-default branch of the same
-        repository. Raises UsageError if the branch is unknown, because any guess could be wrong.
+        Outside CI, the branch that is checked out counts as pushed. A pull request is indexed as ``pr/NUMBER``, unless
+        it is known to come from a non-default branch of the same repository. Raises UsageError if the branch is
+        unknown, because any guess could be wrong.
         """
         main = default or self.default_branch
-        if not self.system:
-            return None
+        if not self.system and self.checked_out is None:
+            return None  # not a working tree
         if self.unclear or (self.nothing_to_index and not self.is_request):
             raise _unknown(self.unclear or self.nothing_to_index)
         is_main = self.branch == main or (main is None and self.branch in USUAL_DEFAULTS)
@@ -141,10 +152,14 @@ class Build:
                 raise _unknown("The number of this pull request is unknown")
             return f"pr/{self.pull_request}"
         if self.branch is None:
-            raise _unknown("The CI system reports no branch")
+            if not self.system:
+                raise _unknown("The commit that is checked out is on no branch, nor in the default branch of origin")
+            fix = "If it is a push to a branch, set CI_COMMIT_BRANCH to the branch"
+            raise _unknown("The CI system reports no branch", fix if self.system == _ANY.name else "")
         if main is None and not is_main:
             what = f"It is unknown whether {self.branch} is the default branch"
-            raise UsageError(what, self.system, "Specify the default branch: --default-branch NAME")
+            fix = "Specify the default branch: --default-branch NAME"
+            raise UsageError(what, self.system or "this working tree", fix)
         return None if is_main else index_name(self.branch)
 
     def is_push_to(self, branch: str) -> bool:
@@ -174,21 +189,35 @@ class Build:
         subject = "the pull request" if self.is_request else self.branch
         if self.checked_out == self.other_commit != self.head_commit:
             return f"The branch of the workflow is checked out, not {subject}"
-        inferred = self.branch if self.is_inferred else None
-        if inferred is not None and is_on_remote_branch(folder, self.checked_out, inferred) is False:
-            return f"{self.checked_out[:12]} is checked out, which is not in origin's {inferred}"
-        if self.commit is None:
-            return ""
         if self.is_request:
-            if self.head_commit in (None, self.checked_out) or self.target is None:
+            if self.commit is None or self.head_commit in (None, self.checked_out) or self.target is None:
                 return ""
             is_base = is_on_remote_branch(folder, self.checked_out, self.target)
             return "The target of the pull request is checked out, not the pull request" if is_base else ""
-        if self.checked_out == self.commit or self.branch is None:
+        return self._why_not_pushed(folder, self.checked_out, self.branch) if self.branch is not None else ""
+
+    def _why_not_pushed(self, folder: str, commit: str, branch: str) -> str:
+        """Return why ``commit``, which is checked out, may not have been pushed to ``branch``, or "" if it was.
+
+        The branches of ``origin`` only prove it if ``origin`` is the repository that is built, not a fork.
+        """
+        is_other = self.commit not in (None, commit)
+        origin = remote_url(folder) if commit != self.commit or self.is_inferred else None
+        if origin and self.repository and not _is_same_repository(origin, self.repository):
+            return f"This build is of {self.repository}, but {_without_password(origin)} is checked out"
+        is_pushed = is_on_remote_branch(folder, commit, branch)
+        if is_pushed is False and not is_other and not self.is_inferred:
+            is_pushed = is_in_branch(folder, commit, branch)
+        if is_pushed or (is_pushed is None and not is_other):
             return ""
-        if is_on_remote_branch(folder, self.checked_out, self.branch):
-            return ""
-        return f"This build is of {self.commit[:12]}, but {self.checked_out[:12]} is checked out"
+        if is_other and (is_pushed is None or not self.is_inferred):
+            return f"This build is of {str(self.commit)[:12]}, but {commit[:12]} is checked out"
+        return f"{commit[:12]} is checked out, which is not in origin's {branch}"
+
+    def _branch_of_detached(self, folder: str) -> str | None:
+        """Return the default branch if it contains the commit that is checked out, or None."""
+        main, commit = self.default_branch, self.checked_out
+        return main if main and commit and is_on_remote_branch(folder, commit, main) else None
 
 
 def _unknown(what: str, fix: str = "") -> UsageError:
@@ -210,10 +239,14 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
         requested += [match[1] for ref in refs if (match := _CIRCLE_REQUEST.fullmatch(ref))]
     event = _first(environ, _EVENTS) or ""
     says_request = re.match(r"pull_?request|merge_request|external_pull_request", event, re.IGNORECASE) is not None
-    if requested or says_request or any(name.startswith(system.signs) and _is_set(environ, name) for name in environ):
+    named = _signs(environ) if system in (_ANY, _JENKINS) else []
+    is_named = any(name.startswith(system.signs) and _is_set(environ, name) for name in environ)
+    if requested or says_request or is_named or named:
         source = _branch(_first(environ, system.source))
         is_ref = _REQUEST_REF.fullmatch(source or "") or _CIRCLE_REQUEST.fullmatch(source or "")
-        numbers = [match[1] for name in system.request if (match := _NUMBER_AT_END.fullmatch(environ.get(name, "")))]
+        numbers = [
+            match[1] for name in (*system.request, *named) if (match := _NUMBER_AT_END.fullmatch(environ.get(name, "")))
+        ]
         return replace(
             build,
             is_request=True,
@@ -237,6 +270,15 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
         if environ.get("BRANCH_IS_PRIMARY") == "true":
             build = replace(build, default_branch=branch)
     return replace(build, branch=branch)
+
+
+def _signs(environ: Variables) -> list[str]:
+    """Return the variables that indicate a pull request on any system, those that name its number first."""
+    found = [name for name in environ if _SIGN.search(name) and _is_set(environ, name)]
+    if re.fullmatch(r"pr/\d+", environ.get("CODEBUILD_SOURCE_VERSION", "")):
+        found.append("CODEBUILD_SOURCE_VERSION")
+    ends = {name: _SIGN_OF_NUMBER.search(name) for name in found}
+    return sorted(found, key=lambda name: (ends[name] is None, "number" not in name.lower(), name))
 
 
 def _same(environ: Variables, *pairs: tuple[str, str]) -> bool:
@@ -286,6 +328,22 @@ def _repository(url: str) -> str:
     return f"{match[1]}/{match[2]}".lower() if match else ""
 
 
+def _is_same_repository(origin: str, built: str) -> bool:
+    """Return whether a clone of ``origin`` is one of ``built``, a URL or a path.
+
+    A host may have several names, and a folder may mirror any repository, so only different paths are told apart.
+    """
+    if origin.startswith("file:") or re.match(r"[^:/]*(?:/|$)", origin):
+        return True
+    paths = [_repository(url if ":" in url else f"any:{url}").partition("/")[2] for url in (origin, built)]
+    clone, other = (f"/{re.sub(r'(?:^v3|(?:^|/)_git)/', '/', path)}".replace("//", "/") for path in paths)
+    return clone.endswith(other) or other.endswith(clone)
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
 # -- GitHub ------------------------------------------------------------------------------------
 
 
@@ -294,7 +352,8 @@ def _github(build: Build, environ: Variables) -> Build:
     event, name = _github_event(environ), environ.get("GITHUB_EVENT_NAME", "")
     ref = environ.get("GITHUB_REF") or _github_ref(environ)
     default = _text(event, "repository", "default_branch")
-    build = replace(build, url=_github_url(environ), default_branch=default)
+    repository = environ.get("GITHUB_REPOSITORY") or _text(event, "repository", "full_name")
+    build = replace(build, url=_github_url(environ), default_branch=default, repository=repository)
     of_ref = _REQUEST_REF.fullmatch(ref)
     other = environ.get("GITHUB_SHA") if ref.startswith("refs/heads/") else None
     request, issue = _get(event, "pull_request"), _get(event, "issue", "pull_request")
@@ -430,6 +489,7 @@ _GITLAB = _System(
     source=("CI_MERGE_REQUEST_SOURCE_BRANCH_NAME", "CI_EXTERNAL_PULL_REQUEST_SOURCE_BRANCH_NAME"),
     target=("CI_MERGE_REQUEST_TARGET_BRANCH_NAME", "CI_EXTERNAL_PULL_REQUEST_TARGET_BRANCH_NAME"),
     signs=("CI_MERGE_REQUEST_", "CI_EXTERNAL_PULL_REQUEST_"),
+    repository=("CI_PROJECT_PATH",),
 )
 _JENKINS = _System(
     "Jenkins",
@@ -439,12 +499,12 @@ _JENKINS = _System(
     _is_own_of_jenkins,
     ("BUILD_URL",),
     tag=("TAG_NAME",),
-    request=("CHANGE_ID", "ghprbPullId", "gitlabMergeRequestIid", "BITBUCKET_PULL_REQUEST_ID", "GERRIT_CHANGE_NUMBER"),
-    source=("CHANGE_BRANCH", "ghprbSourceBranch", "gitlabSourceBranch"),
-    target=("CHANGE_TARGET", "ghprbTargetBranch", "gitlabTargetBranch"),
+    request=("CHANGE_ID", "ghprbPullId", "gitlabMergeRequestIid", "GERRIT_CHANGE_NUMBER"),
+    source=("CHANGE_BRANCH", "ghprbSourceBranch", "gitlabSourceBranch", "sourceBranch"),
+    target=("CHANGE_TARGET", "ghprbTargetBranch", "gitlabTargetBranch", "targetBranch"),
     signs=(
         *("CHANGE_ID", "CHANGE_BRANCH", "CHANGE_TARGET", "CHANGE_FORK"),
-        *("ghprb", "gitlabMergeRequest", "BITBUCKET_PULL_REQUEST_", "GERRIT_CHANGE_"),
+        *("ghprb", "gitlabMergeRequest", "GERRIT_CHANGE_", "GITHUB_PR_", "sourceRepository"),
     ),
 )
 """Jenkins numbers the builds per branch job. Recreating the job restarts the numbers, so they do not order builds."""
@@ -462,6 +522,7 @@ _BUILDKITE = _System(
     source=("BUILDKITE_BRANCH",),
     target=("BUILDKITE_PULL_REQUEST_BASE_BRANCH",),
     signs=("BUILDKITE_PULL_REQUEST",),
+    repository=("BUILDKITE_REPO",),
 )
 _CIRCLE = _System(
     "CircleCI",
@@ -475,6 +536,7 @@ _CIRCLE = _System(
     request=("CIRCLE_PR_NUMBER", "CIRCLE_PULL_REQUEST", "CI_PULL_REQUEST"),
     source=("CIRCLE_BRANCH",),
     signs=("CIRCLE_PR_", "CIRCLE_PULL_REQUEST", "CI_PULL_REQUEST"),
+    repository=("CIRCLE_REPOSITORY_URL",),
 )
 _AZURE = _System(
     "Azure Pipelines",
@@ -487,6 +549,7 @@ _AZURE = _System(
     source=("SYSTEM_PULLREQUEST_SOURCEBRANCH",),
     target=("SYSTEM_PULLREQUEST_TARGETBRANCH",),
     signs=("SYSTEM_PULLREQUEST_",),
+    repository=("BUILD_REPOSITORY_URI",),
 )
 _BITBUCKET = _System(
     "Bitbucket Pipelines",
@@ -500,14 +563,15 @@ _BITBUCKET = _System(
     source=("BITBUCKET_BRANCH",),
     target=("BITBUCKET_PR_DESTINATION_BRANCH",),
     signs=("BITBUCKET_PR_",),
-)
-_OTHER_REQUESTS = (
-    *("APPVEYOR_PULL_REQUEST_NUMBER", "BITRISE_PULL_REQUEST", "CIRRUS_PR", "DRONE_PULL_REQUEST", "PULL_NUMBER"),
-    *("SEMAPHORE_GIT_PR_NUMBER", "TRAVIS_PULL_REQUEST", "VERCEL_GIT_PULL_REQUEST_ID", "bamboo_repository_pr_key"),
+    repository=("BITBUCKET_REPO_FULL_NAME",),
 )
 _ANY = _System(
     "CI",
-    ("CI", "CODEBUILD_BUILD_ID", "TEAMCITY_VERSION", "bamboo_buildKey"),
+    (
+        *("CI", "CONTINUOUS_INTEGRATION", "BUILD_ID", "BUILD_NUMBER", "RUN_ID", "CODEBUILD_BUILD_ID"),
+        *("TEAMCITY_VERSION", "bamboo_buildKey", "GO_PIPELINE_NAME", "GO_SERVER_URL", "ZUUL_PIPELINE"),
+        *("ATC_EXTERNAL_URL", "BUILD_PIPELINE_NAME"),
+    ),
     "CI_COMMIT_SHA",
     (
         *("CI_COMMIT_BRANCH", "CI_COMMIT_REF", "APPVEYOR_REPO_BRANCH", "CIRRUS_BRANCH", "CODEBUILD_WEBHOOK_HEAD_REF"),
@@ -520,10 +584,19 @@ _ANY = _System(
         *("CI_COMMIT_TAG", "APPVEYOR_REPO_TAG_NAME", "CIRRUS_TAG", "DRONE_TAG"),
         *("SEMAPHORE_GIT_TAG_NAME", "TRAVIS_TAG"),
     ),
-    request=("CI_COMMIT_PULL_REQUEST", *_OTHER_REQUESTS, "CODEBUILD_WEBHOOK_TRIGGER"),
+    request=("CI_COMMIT_PULL_REQUEST", "CODEBUILD_WEBHOOK_TRIGGER"),
     source=("CI_COMMIT_SOURCE_BRANCH",),
     target=("CI_COMMIT_TARGET_BRANCH",),
-    signs=("CI_COMMIT_PULL_REQUEST", "CI_COMMIT_SOURCE_BRANCH", "CI_COMMIT_TARGET_BRANCH", *_OTHER_REQUESTS),
+    signs=("CI_COMMIT_PULL_REQUEST", "CI_COMMIT_SOURCE_BRANCH", "CI_COMMIT_TARGET_BRANCH"),
+    repository=(
+        "CI_REPO",
+        "APPVEYOR_REPO_NAME",
+        "CIRRUS_REPO_FULL_NAME",
+        "CODEBUILD_SOURCE_REPO_URL",
+        "DRONE_REPO",
+        "SEMAPHORE_GIT_REPO_SLUG",
+        "TRAVIS_REPO_SLUG",
+    ),
 )
-"""Any other system. Some merge a pull request into its target, in which case git reports the target."""
+"""Any other system. git reports a branch for a fork and for a merged pull request as well, so the system has to."""
 _SYSTEMS = (_GITHUB, _GITLAB, _JENKINS, _BUILDKITE, _CIRCLE, _AZURE, _BITBUCKET, _ANY)

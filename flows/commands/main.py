@@ -31,7 +31,15 @@ import typer
 from driftline.flows.commands.app import DONE, FAILED, WRONG_USE, Interrupted, app
 from driftline.flows.output.logs import json_lines, log_levels, quiet_libraries, wants_json, writes_json
 from driftline.flows.output.plain_text import appearance, own_appearance, print_json, print_traceback, warn
-from driftline.storage.errors import DriftlineError, OutOfMemory, StorageError, UsageError, is_panic, native_crash_error
+from driftline.storage.errors import (
+    DriftlineError,
+    OutOfMemory,
+    StorageError,
+    UsageError,
+    is_panic,
+    native_crash_error,
+    shortened,
+)
 from driftline.storage.globs import is_unicode
 
 ENOUGH_BYTES = 4 * 2**30
@@ -224,6 +232,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         code = int(tree(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
     except _WRONG_USE_ERRORS as error:
         message, fix = _of_wrong_use(error, command)
+        message, fix = shortened(message), shortened(fix)
         return _fail(WRONG_USE, "usage", f"{message}. {fix}", as_json, fix=fix)
     except DriftlineError as error:
         _say_causes(error)

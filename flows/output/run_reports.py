@@ -44,6 +44,7 @@ class SourceReport:
     other branches or from the main index. ``branch_cut`` explains why this run took a new snapshot for its ``branch``
     or kept the old one. ``phases`` are wall-clock seconds of the coordinator; ``worker_phases`` are task seconds during
     the ``batches`` phase, summed over workers.
+    ``unmatched_excludes`` are new patterns of ``--exclude`` that match no file.
     ``documents_committed`` and ``lines_committed`` count what this run embedded and committed.
     """
 
@@ -71,6 +72,7 @@ class SourceReport:
     full_scan_reason: str = ""
     branch: str | None = None
     branch_cut: str = ""
+    unmatched_excludes: tuple[str, ...] = ()
     documents_committed: int = 0
     lines_committed: int = 0
 
@@ -107,6 +109,7 @@ class SourceReport:
             "full_scan_reason": self.full_scan_reason,
             "branch": self.branch,
             "branch_cut": self.branch_cut,
+            "unmatched_excludes": [*self.unmatched_excludes],
             "phases": _rounded(self.phases),
             "worker_phases": _rounded(self.worker_phases),
         }

@@ -6,7 +6,7 @@ Before a branch run, ``enter_branch`` finds the branch's snapshot of the main in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -40,9 +40,11 @@ from driftline.tasks.git.commits import (
     ask_remote_branches,
     branch_named,
     changes_between,
+    default_branch,
     head,
     is_ancestor,
     is_merged,
+    is_on_remote_branch,
     local_branches,
 )
 from driftline.tasks.git.work_tree import find_work_tree
@@ -187,15 +189,15 @@ def prune_branches(
     for entity, known in workspace.readable_sources(within):
         records = branch_records(workspace, entity)
         tree = known.uri if workspace.access.allows(known.uri) else None
-        on_remote = ask_remote_branches(tree) if records and tree else None
-        if tree and on_remote is not None:
-            on_remote |= local_branches(tree)
-        elif records and tree is None and known.is_local:
+        remote = ask_remote_branches(tree) if records and tree else None
+        on_remote = remote.tips.keys() | local_branches(tree) if tree and remote is not None else None
+        main = remote.default if remote is not None else default_branch(tree) if tree else None
+        if records and tree is None and known.is_local:
             skip(f"{entity} is outside the workspace's folder, so only the age of its branches is checked.")
-        elif records and known.origin is not None:
+        elif records and remote is None and known.origin is not None:
             skip(f"The remote of {entity} did not list its branches, so none is treated as deleted.")
         for record in (each for each in records if (str(entity), each.name) not in followed):
-            why = _why_pruned(record, tree, on_remote, limit)
+            why = _why_pruned(record, tree, on_remote, main, limit)
             if why is None:
                 continue
             try:
@@ -209,7 +211,7 @@ def prune_branches(
 
 
 def _why_pruned(
-    record: BranchRecord, tree: str | None, on_remote: frozenset[str] | None, limit: timedelta
+    record: BranchRecord, tree: str | None, on_remote: Set[str] | None, main: str | None, limit: timedelta
 ) -> str | None:
     age = datetime.now(UTC) - record.updated
     if age > limit:
@@ -218,7 +220,8 @@ def _why_pruned(
     branch, in_git = branch_named(record.name), record.base is not None or record.own_commit is not None
     if on_remote is not None and in_git and branch is not None and branch not in on_remote:
         return "deleted on the remote"
-    return "merged" if tree and any(is_merged(tree, commit) for commit in commits if commit) else None
+    merged = tree and main and any(is_on_remote_branch(tree, commit, main) for commit in commits if commit)
+    return "merged" if merged else None
 
 
 MAINTENANCE_WAIT_SECONDS = 120.0

@@ -17,7 +17,15 @@ from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.documents import SkipReason
 from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CorruptFile, DriftlineError, SourceConflict, UsageError, WorkspaceNotFound
+from driftline.storage.errors import (
+    CorruptFile,
+    DriftlineError,
+    SourceConflict,
+    UsageError,
+    WorkspaceNotFound,
+    shortened,
+)
+from driftline.storage.globs import advice_on
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import peek
 from driftline.storage.objects.store import ObjectStore
@@ -30,7 +38,7 @@ from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatc
 from driftline.tasks.embedding.models import dimension, fingerprint, is_earlier_version, resolve_model
 from driftline.tasks.git.work_tree import git_origin
 from driftline.tasks.scanning.overlap import Claim
-from driftline.tasks.scanning.path_patterns import Rules
+from driftline.tasks.scanning.path_patterns import Rules, matches_any
 from driftline.tasks.scanning.scan import ScanSpec, rules_of, scan
 from driftline.tasks.task_context import ModelRef
 
@@ -64,7 +72,8 @@ class SourcePlan:
     Files covered by ``claims`` are left to other sources. ``joined`` is set if the source was not requested, but owns
     files of a requested source. ``branch_cut`` is the reason why the run takes a new branch snapshot or keeps the old
     one; ``superseded`` is the branch's previous record, ``own_commit`` its unmerged commit in git.
-    ``before`` is the record of the last run of a source that was given by its URI only.
+    ``before`` is the record of the last run of a source that was given by its URI only. ``unmatched`` contains the new
+    patterns of ``--exclude`` that match no file.
     """
 
     source: Source
@@ -77,6 +86,7 @@ class SourcePlan:
     superseded: BranchRecord | None = None
     own_commit: str | None = None
     before: SourceRecord | None = None
+    unmatched: tuple[str, ...] = ()
 
     @property
     def rules(self) -> Rules:
@@ -89,7 +99,13 @@ class SourcePlan:
         return (self.record.include, self.record.exclude) != before
 
     def about_filters(self) -> str:
-        """Return a sentence about filters that the run changes or takes from the record, or "" if there are none."""
+        """Return sentences about filters that the run changes or takes from the record, or "" if there are none."""
+        notes = [
+            shortened(f"--exclude {each!r} matches no file. {advice_on(each)}".rstrip()) for each in self.unmatched
+        ]
+        return "\n".join(filter(None, [self._about_change(), *notes]))
+
+    def _about_change(self) -> str:
         if self.before is None:
             return ""
         now, before = _flags(self.record), _flags(self.before)
@@ -132,12 +148,17 @@ def _flags(record: SourceRecord) -> str:
     return " ".join(f"{option} {shlex.quote(each)}" for option, each in given)
 
 
-def _refuse_filters_without_files(plan: SourcePlan) -> None:
-    """Raise UsageError if a source has files, and its filters exclude all of them."""
+def _with_tried_filters(plan: SourcePlan) -> SourcePlan:
+    """Return ``plan`` with the patterns of ``--exclude`` that match no file.
+
+    Raises UsageError if the source has files, and its filters exclude all of them.
+    """
     found = scan(ScanSpec.of(plan.source, plan.record, "", ()), lambda _: SCHEMA.empty_table(), now_ns=0)
     if not found.listed and {*found.skipped["reason"].to_pylist()} == {SkipReason.EXCLUDED}:
         where = f"{_flags(plan.record)} in {plan.source.uri}"
         raise UsageError("The filters match no file", where, "Correct the globs; --include '*' matches all files.")
+    left_out = found.skipped["path"]
+    return replace(plan, unmatched=tuple(each for each in plan.record.exclude if not matches_any(each, left_out)))
 
 
 def make_plan(request: IndexRequest) -> IndexPlan:
@@ -180,7 +201,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
                 for root in (plan.source.uri, os.path.abspath(given if isinstance(given, str) else given.uri)):
                     plan.rules.check(root)
             if isinstance(given, str) and plan.has_new_filters:
-                _refuse_filters_without_files(plan)
+                plan = _with_tried_filters(plan)
             if plan.source.uri in uris:
                 raise UsageError("Duplicate source", plan.source.uri, "Specify it once.")
         except DriftlineError as error:

@@ -297,6 +297,7 @@ class SourceRun:
         watch = Stopwatch()
         report = SourceReport(str(source.entity), source.source.uri, commit=source.commit, phases=watch.seconds)
         report.branch, report.branch_cut = plan.request.branch, source.branch_cut
+        report.unmatched_excludes = source.unmatched
         self.report = report
         tally, owner = SourceTally(report, source.record.archives), plan.workspace.table_owner(source.entity)
         lock = committing or nullcontext()

@@ -79,12 +79,14 @@ class LocalDisk:
         return None
 
     def get(self, path: str) -> tuple[bytes, str]:
-        with self._reported("read", path), open(self._absolute(path), "rb") as file:
+        with self._reported("read", path), open(self._absolute(path), "rb", opener=_open_regular) as file:
             return file.read(), _version(os.fstat(file.fileno()))
 
     def open_input(self, path: str) -> pa.NativeFile:
         with self._reported("read", path):
-            return pa.OSFile(self._absolute(path))
+            absolute = self._absolute(path)
+            os.close(_open_regular(absolute, os.O_RDONLY))
+            return pa.OSFile(absolute)
 
     def head(self, path: str) -> ObjectInfo | None:
         with self._reported("look up", path):
@@ -292,6 +294,16 @@ class LocalDisk:
                 raise AccessDenied(f"No permission to {action} a file ({error.strerror})", where, fix) from error
             fix = "Free some space and run again." if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
             raise StorageError(f"Could not {action} a file ({error.strerror})", where, fix) from error
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file without waiting; raise OSError for a pipe, socket or device, which might never end."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor
 
 
 _turns: dict[str, threading.Lock] = {}

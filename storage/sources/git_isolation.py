@@ -191,9 +191,10 @@ def ask(folder: str, *arguments: str) -> bytes | None:
     return _output(_start(folder, arguments, {}))
 
 
-def ask_remote(folder: str, *arguments: str) -> bytes | None:
-    """Query the ``origin`` remote of the repository around ``folder``, or return None if there is none, or it does not
-    respond.
+def ask_remote(folder: str, *arguments: str, refs: tuple[str, ...] = ()) -> bytes | None:
+    """Query the ``origin`` remote of the repository around ``folder``, by default for all its refs.
+
+    Returns None if there is no remote, or it does not respond.
 
     The repository provides only the remote's address, and HTTP headers for it, which hold a CI build's token. The
     user's own configuration decides how to connect and with which credentials; nothing prompts for a password.
@@ -214,7 +215,7 @@ def ask_remote(folder: str, *arguments: str) -> bytes | None:
     is_local = is_path or url.startswith("file:")
     with tempfile.TemporaryDirectory(prefix="driftline-git-") as elsewhere:
         variables["GIT_CEILING_DIRECTORIES"] = os.path.dirname(elsewhere)
-        return _output(_start(elsewhere, (*arguments, "--", url), variables), waits_for_host=not is_local)
+        return _output(_start(elsewhere, (*arguments, "--", url, *refs), variables), waits_for_host=not is_local)
 
 
 def run(repository: Repository, folder: str, *arguments: str, head: str = "") -> bytes | None:

@@ -174,14 +174,19 @@ class SourceRecord:
 
 
 def _moved(uri: str, before: str, now: str) -> str:
-    """Return where the folder ``uri`` is if the workspace moved from ``before`` to ``now``."""
+    """Return where the folder ``uri`` is if the workspace moved from ``before`` to ``now``.
+
+    A folder farther away than the workspace's own parent moved with it only if nothing is left at ``uri``.
+    """
     root = uri.rstrip("/") + "/"
     if before.startswith(root):
         inner = f"/{before[len(root) :]}"
         return now.removesuffix(inner) or "/" if now.endswith(inner) else uri
     project = os.path.dirname(before).rstrip("/") + "/"
-    moved = os.path.join(os.path.dirname(now), uri.removeprefix(project))
-    return moved if uri.startswith(project) and os.path.isdir(moved) else uri
+    if not uri.startswith("/") or not before.startswith("/") or not (uri.startswith(project) or not os.path.isdir(uri)):
+        return uri
+    moved = os.path.normpath(os.path.join(now, os.path.relpath(uri, before)))
+    return moved if os.path.isdir(moved) else uri
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

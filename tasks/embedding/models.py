@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib.util
 import json
@@ -42,7 +43,10 @@ MAX_COMPONENT = 1e12
 components of a table are below its inverse, norms underflow.
 """
 _EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # of model2vec and of sentence-transformers
+_DTYPES = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
 _MAX_HEADER_BYTES = 100 * 2**20  # the limit of safetensors itself
+_MAX_GROWTH = 256
+"""Maximum factor by which a tokenizer's normalizer may lengthen text; 20 doublings take 2^20."""
 _UNKNOWN_WORD = "\U0010fffd"
 """A character in no vocabulary: some tokenizers without their own unknown token raise an error only for such a word."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -131,8 +135,8 @@ def dimension(files: ModelFiles) -> int:
     try:
         with files.weights.open("rb") as file:
             header = _header(file)
-        return _dimension_of(next(header[key]["shape"] for key in _EMBEDDING_KEYS if key in header))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, StopIteration) as error:
+        return _dimension_of(_checked_header(header)["shape"])
+    except (OSError, ValueError, LookupError, RecursionError) as error:
         raise _unreadable(files, error) from error
 
 
@@ -146,6 +150,19 @@ def _header(file: BinaryIO) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")
     return header
+
+
+def _checked_header(header: dict[str, Any]) -> dict[str, Any]:
+    """Return the header's entry of the vectors. Raises ValueError for tensors that NumPy cannot represent."""
+    for name, tensor in header.items():
+        kind = tensor.get("dtype") if isinstance(tensor, dict) else None
+        if name != "__metadata__" and kind not in _DTYPES:
+            raise ValueError(f"its tensor {name!r:.40} has the type {kind!r:.40}, not one of {', '.join(_DTYPES)}")
+    key = next((key for key in _EMBEDDING_KEYS if key in header), None)
+    if key is None:
+        raise ValueError(f"its weights contain no tensor called {' or '.join(_EMBEDDING_KEYS)}")
+    entry: dict[str, Any] = {"shape": None} | header[key]
+    return entry
 
 
 def _mapped(weights: Path) -> dict[str, NDArray[Any]]:
@@ -219,9 +236,12 @@ def load_parts(files: ModelFiles) -> ModelParts:
 
     max_tokens = _max_tokens(files)
     try:
+        if files.name != DEFAULT_MODEL:
+            with files.weights.open("rb") as file:
+                _checked_header(_header(file))
         tensors = _mapped(files.weights) if files.name == DEFAULT_MODEL else {}
         tensors = tensors or load_file(files.weights)
-        vectors = next(tensors[key] for key in _EMBEDDING_KEYS if key in tensors)
+        vectors = tensors[next(key for key in _EMBEDDING_KEYS if key in tensors)]
         _dimension_of(vectors.shape)
         tokenizer = Tokenizer.from_buffer(files.tokenizer.read_bytes())
         mapping, weights = tensors.get("mapping"), tensors.get("weights")
@@ -234,6 +254,11 @@ def load_parts(files: ModelFiles) -> ModelParts:
         else:
             tokenizer.enable_truncation(max_tokens)
         if files.name != DEFAULT_MODEL:
+            if (
+                tokenizer.normalizer is not None
+                and _growth(json.loads(bytes(tokenizer.normalizer.__getstate__()))) > _MAX_GROWTH
+            ):
+                raise ValueError(f"its normalizer may make text more than {_MAX_GROWTH} times as long")
             tokenizer.encode(_UNKNOWN_WORD)
         return ModelParts(
             embedding=vectors,
@@ -243,13 +268,34 @@ def load_parts(files: ModelFiles) -> ModelParts:
             unk_token_id=_unknown_token(tokenizer),
             max_length=max_tokens,
         )
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, StopIteration, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise _unreadable(files, error) from error
+    except SafetensorError as error:
         raise _unreadable(files, error) from error
     except BaseException as error:
         # tokenizers raises bare Exceptions for files that it cannot parse, and panics for some.
         if type(error) is not Exception and not is_panic(error):
             raise
         raise _unreadable(files, error) from error
+
+
+def _growth(normalizer: dict[str, Any]) -> float:
+    """Return an upper bound of the factor by which a normalizer lengthens text, given its part of tokenizer.json.
+
+    Unicode's own forms do not count: repeating them lengthens nothing.
+    """
+    kind = normalizer["type"]
+    if kind == "Sequence":
+        return math.prod(map(_growth, normalizer["normalizers"]))
+    if kind == "Replace":
+        replaced, content = normalizer["pattern"].get("String"), len(normalizer["content"])
+        return max(1.0, content / len(replaced)) if replaced else content + 1.0  # an expression may match nothing
+    if kind == "Prepend":
+        return 1.0 + len(normalizer["prepend"])
+    if kind == "Precompiled":  # the size of a trie, the trie, and the replacements
+        table = base64.b64decode(normalizer["precompiled_charsmap"])
+        return max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")), default=1)
+    return 1.0
 
 
 def _check_tokens(
@@ -311,12 +357,14 @@ def _max_tokens(files: ModelFiles) -> int | None:
     if files.config is None:
         return DEFAULT_MAX_TOKENS
     try:
-        config: dict[str, Any] = json.loads(files.config.read_text("utf-8"))
+        config = json.loads(files.config.read_text("utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"its {files.config.name} is not an object")
         value = config.get("max_length", DEFAULT_MAX_TOKENS)
         if value is not None and (type(value) is not int or not 1 <= value <= MAX_TOKENS):
             raise ValueError(f"its max_length is {value!r:.40}, neither null nor a number from 1 to {MAX_TOKENS:,}")
         return value
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(files, error) from error
 
 

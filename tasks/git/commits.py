@@ -224,17 +224,28 @@ def branch_named(name: str) -> str | None:
     return name if match is None else name.removeprefix("heads/") if match[1] else None
 
 
-def ask_remote_branches(root: str) -> frozenset[str] | None:
-    """Ask ``origin`` for its branch names.
+@dataclass(frozen=True, slots=True)
+class RemoteBranches:
+    """The branches that a remote listed, with their last commits; ``default`` is None if it did not report it."""
+
+    tips: dict[str, str]
+    default: str | None
+
+
+def ask_remote_branches(root: str) -> RemoteBranches | None:
+    """Ask ``origin`` for its branches.
 
     Returns None if there is no remote, or if it does not respond or has no branches. The clone's remote-tracking
     branches are not a substitute: a single-branch clone does not have the others.
     """
     if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
         return None
-    answer = ask_remote(root, "ls-remote", "--heads")
-    refs = [line.partition("\t")[2] for line in (answer or b"").decode("utf-8", "replace").splitlines()]
-    return frozenset(ref.removeprefix(_HEADS) for ref in refs if ref.startswith(_HEADS)) or None
+    answer = ask_remote(root, "ls-remote", "--symref", refs=("HEAD", f"{_HEADS}*"))
+    lines = [line.partition("\t") for line in (answer or b"").decode("utf-8", "replace").splitlines()]
+    tips = {ref.removeprefix(_HEADS): tip for tip, _, ref in lines if ref.startswith(_HEADS)}
+    head = f"ref: {_HEADS}"
+    default = next((tip.removeprefix(head) for tip, _, ref in lines if ref == "HEAD" and tip.startswith(head)), None)
+    return RemoteBranches(tips, default) if tips else None
 
 
 def local_branches(root: str) -> frozenset[str]:
@@ -256,6 +267,28 @@ def is_on_remote_branch(root: str, commit: str, branch: str) -> bool | None:
     return (commit == tip or is_ancestor(root, commit, tip)) if tip else None
 
 
+def is_in_branch(root: str, commit: str, branch: str) -> bool | None:
+    """Ask ``origin`` whether ``branch`` contains ``commit``; None if the clone lacks the history to tell.
+
+    A clone that fetches commit by commit remembers an older tip of the branch.
+    """
+    repository = find_repository(root)
+    shallow = ask(root, "rev-parse", "--is-shallow-repository")
+    if repository is None or shallow is None or shallow.strip() == b"true":
+        return None
+    remote = ask_remote_branches(root)
+    tip = remote.tips.get(branch, "") if remote is not None else ""
+    if _ID.fullmatch(tip) and _time_of(repository, tip) is None:
+        return None
+    return commit == tip or is_ancestor(root, commit, tip)
+
+
+def remote_url(root: str) -> str | None:
+    """Return the URL of ``origin``, or None if there is none."""
+    answer = ask(root, "config", "--get", "remote.origin.url")
+    return answer.decode("utf-8", "replace").strip() or None if answer else None
+
+
 def default_branch(root: str) -> str | None:
     """Return the branch of ``origin``'s HEAD, as known to the working tree around ``root``, or None."""
     if "://" in root or find_repository(root) is None:
@@ -266,7 +299,10 @@ def default_branch(root: str) -> str | None:
 
 
 def is_merged(root: str, commit: str) -> bool:
-    """Return whether ``commit`` is in the default branch of ``origin``, or in a local ``main`` or ``master``."""
+    """Return whether ``commit`` is in the default branch of ``origin`` or, if unknown, a local ``main`` or ``master``.
+
+    A local branch proves nothing about the remote: it may contain a merge that was never pushed.
+    """
     if "://" in root or not os.path.isdir(root):
         return False
     name = default_branch(root)

@@ -104,14 +104,20 @@ class LineStore:
         return cls(workspace, entity)
 
     def upsert_line_embeddings(
-        self, lines: Iterable[LineEmbedding], documents: Iterable[DocMeta] = (), *, wait_seconds: float = 0.0
+        self,
+        embeddings: Iterable[LineEmbedding] = (),
+        documents: Iterable[DocMeta] = (),
+        *,
+        lines: Iterable[LineEmbedding] = (),
+        wait_seconds: float = 0.0,
     ) -> int:
-        """Replace all lines of the documents that ``lines`` belong to.
+        """Replace all lines of the documents that ``embeddings`` belong to.
 
         Args:
-            lines: lines with vectors of the workspace's dimension. Paths are relative to the source: ``/a`` and ``./a``
-                are ``a``.
+            embeddings: lines with vectors of the workspace's dimension. Paths are relative to the source: ``/a`` and
+                ``./a`` are ``a``.
             documents: their metadata. If it is missing, the next index run compares the document with its file.
+            lines: another name of ``embeddings``.
             wait_seconds: how long to wait for a run that holds the lease.
 
         Returns:
@@ -129,7 +135,8 @@ class LineStore:
             1
         """
         dim, fingerprint = self._embedding()
-        found = [_checked_line(line, dim) for line in _each("lines", lines)]
+        named = (*_each("embeddings", embeddings), *_each("lines", lines))
+        found = [_checked_line(line, dim) for line in named]
         lines = sorted(found, key=lambda line: (line.path, line.line_number))
         for line, following in pairwise(lines):
             if (line.path, line.line_number) == (following.path, following.line_number):
@@ -179,7 +186,7 @@ class LineStore:
         """Return the metadata of a document, to compare it with its file.
 
         Args:
-            path: its path.
+            path: its path, relative to the source or absolute.
 
         Returns:
             The metadata, or None for an unknown document or one stored without metadata.
@@ -191,10 +198,12 @@ class LineStore:
             >>> LineStore(ws, "source:tree").get_document_meta("notes.md").size_bytes
             28
         """
-        name = _checked_path(path)
-        return self._metadata([name]).get(name)
+        name = self._path(path)
+        others = [entity for entity, _ in self.workspace.sources()] if self._covers_all else []
+        each = (self._metadata([name], entity).get(name) for entity in (self.entity, *others))
+        return next(filter(None, each), None)
 
-    def _metadata(self, paths: Iterable[str]) -> dict[str, DocMeta]:
+    def _metadata(self, paths: Iterable[str], entity: Entity | None = None) -> dict[str, DocMeta]:
         columns = ["path", "size_bytes", "mtime_ns", "fingerprint", "racy"]
         _, current = self._embedding()
         return {
@@ -204,7 +213,7 @@ class LineStore:
                 row["mtime_ns"] / 1_000_000_000,
                 CURRENT_EMBEDDING_VERSION if row["fingerprint"] == current else 0,
             )
-            for row in self.workspace.manifest(self.entity).get(sorted(paths), columns=columns).to_pylist()
+            for row in self.workspace.manifest(entity or self.entity).get(sorted(paths), columns=columns).to_pylist()
             if row["mtime_ns"] or not row["racy"]
         }
 
@@ -219,7 +228,7 @@ class LineStore:
 
         Args:
             query_vec: ``(dim,) float32``.
-            paths: search only these documents; an empty sequence matches nothing.
+            paths: search only these documents, relative to their source or absolute; an empty sequence matches nothing.
             top_k: the maximum number of lines.
             max_distance: drop more distant lines (1 - cosine, 0 to 2).
 
@@ -240,7 +249,7 @@ class LineStore:
             raise UsageError("top_k must be a whole number, and not negative", repr(top_k)[:100])
         if max_distance is not None and not _is_number(max_distance):
             raise UsageError("max_distance must be a number", repr(max_distance)[:100])
-        names = None if paths is None else tuple(map(_checked_path, _each("paths", paths)))
+        names = None if paths is None else tuple(map(self._path, _each("paths", paths)))
         where = LineFilter(entities=None if self._covers_all else (self.entity,), paths=names)
         tenants = self.workspace.tenants() if self._covers_all else [self.entity.tenant]
         tables = [table for tenant in tenants if (table := self.workspace.lines(tenant)).exists()]
@@ -253,6 +262,19 @@ class LineStore:
             )
         found = pa.concat_tables([nearest_lines(each, vector, top_k, where, max_distance) for each in tables])
         return found.sort_by("distance").slice(0, top_k)
+
+    def _path(self, path: object) -> str:
+        """Return a document's path in its source; an absolute one may be that of a file in a source's folder."""
+        if not isinstance(path, str | os.PathLike) or not os.path.isabs(path):
+            return _checked_path(path)
+        path = os.fspath(path)
+        known = [
+            (entity, each) for entity, each in self.workspace.sources() if self._covers_all or entity == self.entity
+        ]
+        roots = [f"{os.path.realpath(record.uri).rstrip('/')}/" for _, record in known if record.is_local]
+        file = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        within = max((root for root in roots if file.startswith(root)), key=len, default="")
+        return _checked_path(file[len(within) :] if within else path)
 
     def _embedding(self) -> tuple[int, str]:
         config = self.workspace.config

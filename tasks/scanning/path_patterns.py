@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from driftline.storage.documents import INSIDE, NAMED_LIKE_ARCHIVE
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, is_unicode, spellings
-from driftline.storage.redaction import SECRETS
+from driftline.storage.redaction import BACKUPS, SECRETS
 
 log = logging.getLogger(__name__)
 
@@ -247,6 +247,19 @@ class Rules:
                 _check(pattern, opposite, root)
 
 
+def matches_any(pattern: str, paths: pa.ChunkedArray) -> bool:
+    """Return whether a caller's pattern matches one of ``paths``, or something in it if it is a folder (``name/``)."""
+    patterns = PatternList(_spelled([pattern]), descendants=True)
+    listed = pa.array(paths.to_pylist(), pa.string())
+    is_folder = pc.ends_with(listed, "/")
+    folders = pc.utf8_rtrim(listed.filter(is_folder), "/")
+    files = pc.replace_substring(listed.filter(pc.invert(is_folder)), INSIDE, "/")
+    if patterns.matches(files).any() or patterns.matches(folders, folders=True).any():
+        return True
+    relative = pattern.lstrip("/").removeprefix("**/")
+    return any(relative.startswith(f"{folder}/") for folder in folders.to_pylist())
+
+
 def _check(pattern: str, opposite: str, root: str | None) -> None:
     """Raise UsageError if a pattern can never match, suggesting the closest valid spelling."""
     nearest = ""
@@ -270,6 +283,8 @@ def _check(pattern: str, opposite: str, root: str | None) -> None:
         nearest = _DESCENDING.sub(lambda found: f"[{found[2]}-{found[1]}]", pattern)
         nearest = pattern.replace("[", "\\[") if nearest == pattern else nearest
         nearest = (pattern.rstrip("/\\") or "*") if nearest == pattern else nearest
+        if nearest == pattern:  # one of several alternatives, such as an empty one
+            raise _invalid(pattern, "One of its alternatives matches nothing: leave it out.")
     if nearest:
         raise _invalid(pattern, f"It matches nothing: use {nearest!r}.")
 
@@ -382,7 +397,12 @@ class Matcher:
 
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:
         """Return an ``(n,) bool`` mask of files whose names suggest credentials."""
-        return self._secrets.matches(files)
+        found = self._secrets.matches(files)
+        copies = pc.indices_nonzero(pc.match_substring_regex(files, BACKUPS))
+        if len(copies):
+            originals = pc.replace_substring_regex(files.take(copies), BACKUPS, "")
+            found[copies.to_numpy()] |= self._secrets.matches(originals)
+        return found
 
     def excluded(self, files: pa.Array) -> NDArray[np.bool_]:
         """Return an ``(n,) bool`` mask of files that the rules exclude or do not include."""

@@ -13,7 +13,8 @@ from typing import Any, Literal, Self
 from unicodedata import normalize
 
 from driftline.storage.entities import Entity
-from driftline.storage.globs import check_glob, literal_glob, remainders
+from driftline.storage.errors import shortened
+from driftline.storage.globs import advice_on, check_glob, literal_glob, remainders
 from driftline.storage.lines.line_filter import LineFilter, normalise
 from driftline.storage.lines.outline import Definition
 from driftline.storage.sources.source import known_source
@@ -204,8 +205,6 @@ class LineKinds:
 ALL_LINES = LineKinds()
 
 
-_ESCAPED = re.compile(r"\\([][*?{}!])")
-_SEPARATED = re.compile(r"\\[*?]")
 """A wildcard after a backslash, which is a path separator on Windows and an escape character in shells."""
 MAX_REPORTED = 20
 """Maximum number of values per filter to report individually."""
@@ -268,17 +267,11 @@ def _note_on(name: str, value: str | tuple[str, str]) -> tuple[str, str]:
     condition, advice = f"{_LABELS.get(name, 'entity')} {text!r}", ""
     if name in ("paths", "dirs") and WILDCARD.search(text):
         advice = " Did you mean a glob?"
-    elif name == "globs" and "," in text and "{" not in text:
-        advice = f" Alternatives have braces: {'{' + text + '}'!r}."
-    elif "\\" in text:
-        unescaped = _ESCAPED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[{" else found[1], text)
-        spellings = [repr(unescaped.replace("\\", "/"))]
-        if _SEPARATED.search(text):
-            spellings.insert(0, repr(text.replace("\\", "/")))
-        advice = f" A backslash is an ordinary character: write {' or '.join(spellings)}."
+    elif (name == "globs" or "\\" in text) and (written := advice_on(text)):
+        advice = f" {written}"
     elif name == "globs" and not WILDCARD.search(text):
         advice = f" A directory is the glob {text.rstrip('/') + '/'!r}."
-    return condition, f"No indexed document matches the {condition}.{advice}"
+    return condition, f"No indexed document matches the {shortened(condition)}.{shortened(advice)}"
 
 
 def _values(where: LineFilter) -> Iterator[tuple[str, str, LineFilter]]:

@@ -320,7 +320,8 @@ def test_a_store_is_opened_by_the_path_of_its_workspace(own: Path, registry: Reg
     embeddings = [dl.LineEmbedding("a.md", 0, near.tolist()), dl.LineEmbedding("b.md", 3, far.tolist())]
     with pytest.raises(dl.NotIndexed):
         store.search_line_embeddings(near)
-    assert store.upsert_line_embeddings(embeddings) == 2
+    assert store.upsert_line_embeddings(embeddings=embeddings[:1]) == 1
+    assert store.upsert_line_embeddings(lines=embeddings[1:]) == 1
     again = dl.Store.open(workspace_path=str(own / "new"))
     found = again.search_line_embeddings(query_vec=near.tolist(), paths=None, top_k=5, max_distance=0.5).to_pylist()
     assert [(row["path"], row["line_number"]) for row in found] == [("a.md", 0)]
@@ -329,6 +330,12 @@ def test_a_store_is_opened_by_the_path_of_its_workspace(own: Path, registry: Reg
     index(registry, own)
     everything = dl.Store.open(str(own / "ws")).search_line_embeddings(vector("parser", tiny_model), ["a.md"])
     assert set(everything["path"].to_pylist()) == {"a.md"}
+    file, indexed = str(own / "tree/a.md"), dl.Store.open(str(own / "ws"))
+    assert indexed.search_line_embeddings(vector("parser", tiny_model), [file]).equals(everything)
+    meta = indexed.get_document_meta(file)
+    assert meta is not None
+    assert meta == indexed.get_document_meta("a.md")
+    assert [state for _, state in dl.analyze_document_states([file], indexed)] == ["unchanged"]
     stats = dl.WorkspaceStats(total_documents=42, total_lines=1234, has_index=True, index_type="IVF_PQ")
     assert dl.WorkspaceStats(42, 1234, True, "IVF_PQ") == stats
 

@@ -16,7 +16,7 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.mcp_server.server import make_server
-from driftline.storage.errors import UnsafeStore
+from driftline.storage.errors import StorageError, UnsafeStore
 from driftline.storage.sources.source import SourceAccess
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.documents import read_excerpt
@@ -200,6 +200,19 @@ def test_pipes_and_links_that_replace_files_are_not_read(unpacked: Path, driftli
     (inside / "a.txt").unlink()
     (inside / "a.txt").symlink_to(secret)
     assert driftline("search", "needle", "--json").json["results"][0]["freshness"] in (None, "gone")
+
+
+def test_pipes_that_replace_objects_of_the_workspace_end_no_search(unpacked: Path) -> None:
+    opened = Workspace.open(str(unpacked))
+    names = [info.path for info in opened.objects.list() if info.path.endswith(".json")]
+    assert len(names) >= 2
+    for name in names:
+        (unpacked / name).unlink()
+        os.mkfifo(unpacked / name)
+        with pytest.raises(StorageError, match="not a regular file"):
+            opened.objects.get(name)
+        with pytest.raises(StorageError, match="not a regular file"):
+            opened.objects.open_input(name)
 
 
 def test_a_report_overwrites_no_file_that_a_link_in_the_workspace_names(

@@ -467,6 +467,24 @@ def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
     assert said == []
 
 
+def test_a_merge_that_was_not_pushed_is_no_reason_to_prune(repository: Path, tmp_path: Path, tiny_model: Path) -> None:
+    """The clone does not know the remote's default branch, as after ``git init`` and ``git fetch``."""
+    remote, workspace = tmp_path / "remote.git", str(tmp_path / "index")
+    git(tmp_path, "clone", "-q", "--bare", str(repository), str(remote))
+    git(repository, "remote", "add", "origin", str(remote))
+    git(repository, "checkout", "-q", "-b", "feature")
+    driftline.index(str(repository), workspace=workspace, model=str(tiny_model))
+    commit(repository, {"new.py": "word7\n"})
+    git(repository, "push", "-q", "origin", "feature")
+    driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch="feature", by_commit=True)
+    git(repository, "checkout", "-q", "main")
+    git(repository, "merge", "-q", "--ff-only", "feature")
+    opened = Workspace.open(workspace)
+    assert prune_branches(opened, dry_run=True) == []
+    git(repository, "push", "-q", "origin", "main")
+    assert [(each.name, each.why) for each in prune_branches(opened)] == [("feature", "merged")]
+
+
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("executor", ["local"])
 def test_workers_index_a_branch(repository: Path, tmp_path: Path, tiny_model: Path, executor: str) -> None:

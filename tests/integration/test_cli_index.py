@@ -334,6 +334,46 @@ def test_filters_that_match_no_file_are_refused_before_anything_is_written(
     assert (states(again)["lines_total"], "filters" in again.err) == (before, False)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "advice"),
+    [
+        ("*.ts,*.tsx", "'{*.ts,*.tsx}'"),
+        ("@(*.md|*.tsx)", "'{*.md,*.tsx}'"),
+        ("src\\*.md", "'src/*.md'"),
+        ('"*.md"', ""),
+        ("^.*md", ""),
+        ("*.m{d..e}", ""),
+    ],
+)
+def test_an_exclude_pattern_that_matches_no_file_is_reported(
+    pattern: str, advice: str, tree: Path, driftline: Driftline
+) -> None:
+    outcome = driftline("index", tree, "--exclude", pattern, "--exclude", "deep/", "--json")
+    assert outcome.code == 0
+    assert f"--exclude {pattern!r} matches no file" in outcome.err
+    assert advice in outcome.err
+    assert "'deep/'" not in outcome.err
+    assert outcome.json["sources"][0]["unmatched_excludes"] == [pattern]
+    assert driftline("index", tree, "--json").json["sources"][0]["unmatched_excludes"] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("search", "word", "--glob", "z" * 100_000),
+        ("search", "word", "--mode", "z" * 100_000),
+        ("index", "z" * 100_000),
+    ],
+)
+def test_errors_do_not_repeat_long_arguments(arguments: tuple[str, ...], tree: Path, driftline: Driftline) -> None:
+    assert driftline("index", tree).code == 0
+    where = ("--workspace", tree / ".driftline") if arguments[0] == "search" else ()
+    outcome = driftline(*arguments, *where)
+    assert outcome.code != 0
+    assert "zzz ... zzz" in outcome.err
+    assert len(outcome.err) < 2_000
+
+
 def test_skipped_files_are_in_the_run_history_with_their_reason(tree: Path, driftline: Driftline) -> None:
     write(
         tree,

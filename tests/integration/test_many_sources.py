@@ -213,13 +213,15 @@ LAYOUTS: dict[str, Layout] = {  # the workspace and the sources, in the project;
     "far inside": ("var/cache/index", (".",), None),
     "beside": (".driftline", ("src", "docs"), None),
     "around and within": (".driftline", (".", "docs"), None),
+    "apart": ("var/index", ("src", "docs"), None),
 }
 
 
 @pytest.mark.parametrize(
     ("layout", "change", "is_git"),
     [
-        *((layout, change, False) for layout in LAYOUTS for change in ("moved", "copied")),
+        *((layout, "moved", False) for layout in LAYOUTS),
+        *((layout, "copied", False) for layout in LAYOUTS if layout != "apart"),  # as good a copy of the index alone
         *(("around", change, True) for change in ("moved", "copied", "moved up")),
     ],
 )

@@ -481,8 +481,7 @@ def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
     run = environ | {"GITHUB_EVENT_NAME": "workflow_run", "GITHUB_EVENT_PATH": str(tmp_path / "after.json")}
     merge = JENKINS | {"BRANCH_NAME": "main", "GIT_COMMIT": git(clone, "rev-parse", "HEAD")}
     merge |= {"GERRIT_EVENT_TYPE": "change-merged", "GERRIT_CHANGE_NUMBER": "7"}
-    by_git = {"CI": "true"}, {"TEAMCITY_VERSION": "2026.1"}
-    for inferred in (run, merge, JENKINS | {"GIT_BRANCH": "origin/main"}, *by_git):
+    for inferred in (run, merge, JENKINS | {"GIT_BRANCH": "origin/main"}):
         with pytest.raises(UsageError, match="is not in origin's main"):
             Build.detect(inferred, str(clone)).index_branch("main")
     assert Build.detect({}, str(clone)).index_branch() is None  # by hand
@@ -491,6 +490,118 @@ def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
     git(clone, "checkout", "-q", "--detach", "origin/main")
     with pytest.raises(UsageError, match="target"):
         Build.detect(environ, str(clone)).index_branch()
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Path:
+    """A full clone of a fork whose branch main has one commit more than ``tmp_path/base``, which is also fetched."""
+    git(tmp_path, "init", "-q", "-b", "main", str(tmp_path / "base"))
+    git(tmp_path / "base", "commit", "-q", "--allow-empty", "-m", "official")
+    git(tmp_path, "clone", "-q", str(tmp_path / "base"), str(tmp_path / "fork"))
+    git(tmp_path / "fork", "commit", "-q", "--allow-empty", "-m", "of the fork")
+    git(tmp_path, "clone", "-q", str(tmp_path / "fork"), str(tmp_path / "clone"))
+    return tmp_path / "clone"
+
+
+OTHER_REQUESTS = {
+    "Codemagic": {"CM_PULL_REQUEST": "true", "CM_PULL_REQUEST_NUMBER": "7", "CM_BRANCH": "main"},
+    "Xcode Cloud": {"CI_PULL_REQUEST_NUMBER": "7", "CI_PULL_REQUEST_SOURCE_REPO": "evil/r", "CI_BRANCH": "main"},
+    "Netlify": {"PULL_REQUEST": "true", "REVIEW_ID": "7", "BRANCH": "pull/7/head", "HEAD": "main"},
+    "Codefresh": {"CF_PULL_REQUEST_NUMBER": "7", "CF_PULL_REQUEST_ID": "9", "CF_BRANCH": "main"},
+    "Screwdriver": {"SD_PULL_REQUEST": "7"},
+    "Buddy": {"BUDDY_EXECUTION_PULL_REQUEST_NO": "7", "BUDDY_EXECUTION_BRANCH": "main"},
+    "Amplify": {"AWS_PULL_REQUEST_ID": "7", "AWS_BRANCH": "main"},
+    "Cirrus": {"CIRRUS_PR": "7", "CIRRUS_BRANCH": "main"},
+    "Semaphore": {"SEMAPHORE_GIT_PR_NUMBER": "7", "SEMAPHORE_GIT_BRANCH": "main"},
+    "Bamboo": {"bamboo_repository_pr_key": "7", "CI_COMMIT_BRANCH": "main"},
+    "Zuul": {"ZUUL_PIPELINE": "check", "ZUUL_CHANGE": "7", "ZUUL_BRANCH": "main"},
+    "GoCD": {"GO_PIPELINE_NAME": "p", "GO_SCM_R_PR_ID": "7", "GO_SCM_R_PR_BRANCH": "evil:main"},
+    "CodeBuild": {"CODEBUILD_BUILD_ID": "b", "CODEBUILD_SOURCE_VERSION": "pr/7"},
+    "Stash builder": JENKINS | {"GIT_BRANCH": "origin/main", "pullRequestId": "7", "sourceRepositoryOwner": "evil"},
+    "GitHub builder": JENKINS | {"GIT_BRANCH": "origin/main", "GITHUB_PR_NUMBER": "7", "GITHUB_PR_SOURCE_BRANCH": "x"},
+}
+
+
+@pytest.mark.parametrize("ci", [{}, {"CI": "true"}])
+@pytest.mark.parametrize("name", OTHER_REQUESTS)
+def test_other_systems_requests_are_recognized_by_their_variables(name: str, ci: dict[str, str], fork: Path) -> None:
+    assert Build.detect(ci | OTHER_REQUESTS[name], str(fork)).index_branch("main") == "pr/7"
+    absent = {key: "false" if value in ("7", "true") else "" for key, value in OTHER_REQUESTS[name].items()}
+    assert not Build.detect(ci | absent, str(fork)).is_request
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"CI": "true"},
+        {"CONTINUOUS_INTEGRATION": "true"},
+        {"TEAMCITY_VERSION": "2026.1"},
+        {"BUILD_ID": "1", "BUILD_PIPELINE_NAME": "pr", "ATC_EXTERNAL_URL": "https://ci"},
+        {"CI": "true", "RENDER": "true", "IS_PULL_REQUEST": "true", "RENDER_GIT_BRANCH": "main"},
+    ],
+)
+def test_git_alone_does_not_show_that_main_was_pushed(environ: dict[str, str], fork: Path) -> None:
+    with pytest.raises(UsageError, match=r"CI_COMMIT_BRANCH|number"):
+        Build.detect(environ, str(fork)).index_branch()
+
+
+URLS = {
+    "https://github.com/someone/web": False,
+    "git@github.com:someone/web.git": False,
+    "https://github.com/team/web2": False,
+    "https://token@github.com/team/web.git": True,
+    "ssh://git@mirror.example:22/team/web": True,
+    "github-alias:team/web.git": True,
+}
+
+
+@pytest.mark.parametrize("event", ["repository_dispatch", "workflow_dispatch", "check_run", "push"])
+@pytest.mark.parametrize("url", URLS)
+def test_a_clone_of_another_repository_is_not_a_build_of_main(
+    url: str, event: str, fork: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(fork, "remote", "set-url", "origin", url)
+    said = {"GITHUB_EVENT_NAME": event, "GITHUB_REF": "refs/heads/main", "GITHUB_SHA": COMMIT}
+    monkeypatch.chdir(fork.parent)
+    for folder in (str(fork), fork.name):
+        build = Build.detect(GITHUB | said, folder)
+        if URLS[url]:
+            assert build.index_branch("main") is None
+            continue
+        with pytest.raises(UsageError, match="This build is of team/web, but"):
+            build.index_branch("main")
+
+
+@pytest.mark.parametrize("system", [*BASES, "any"])
+def test_a_commit_outside_the_branch_of_origin_is_not_a_push_to_it(system: str, fork: Path, tmp_path: Path) -> None:
+    """The system reports main and the commit that is checked out, but git knows better."""
+    commit = git(fork, "rev-parse", "HEAD")
+    any_system = {"CI": "true", "CI_COMMIT_BRANCH": "main", "CI_COMMIT_SHA": COMMIT}
+    reported = any_system if system == "any" else pushed(system, "main")
+    environ = {name: value.replace(COMMIT, commit) for name, value in reported.items()}
+    assert Build.detect(environ, str(fork)).index_branch("main") is None
+    git(fork, "remote", "set-url", "origin", str(tmp_path / "base"))
+    git(fork, "fetch", "-q", "origin")
+    with pytest.raises(UsageError, match="which is not in origin's main"):
+        Build.detect(environ, str(fork)).index_branch("main")
+    git(tmp_path / "base", "fetch", "-q", str(fork), "main")
+    git(tmp_path / "base", "reset", "-q", "--hard", commit)
+    assert Build.detect(environ, str(fork)).index_branch("main") is None  # it was pushed since the clone last fetched
+
+
+def test_outside_ci_what_is_checked_out_is_indexed_as_its_branch(fork: Path) -> None:
+    assert Build.detect({}, str(fork)).index_branch() is None
+    git(fork, "checkout", "-q", "--detach")
+    assert Build.detect({}, str(fork)).index_branch() is None  # in origin's main
+    git(fork, "commit", "-q", "--allow-empty", "-m", "on no branch")
+    with pytest.raises(UsageError, match="on no branch"):
+        Build.detect({}, str(fork)).index_branch()
+    git(fork, "checkout", "-q", "-b", "topic")
+    assert Build.detect({}, str(fork)).index_branch() == "topic"
+    assert Build.detect({}, str(fork)).index_branch("topic") is None
+    git(fork, "remote", "remove", "origin")
+    with pytest.raises(UsageError, match="--default-branch"):
+        Build.detect({}, str(fork)).index_branch()
 
 
 @pytest.mark.parametrize("system", ["GitHub Actions", "Jenkins"])

@@ -274,6 +274,56 @@ def test_a_model_that_makes_no_vectors_is_refused_when_it_is_loaded(tmp_path: Pa
         WordTableEmbedder.open(folder)
 
 
+@pytest.mark.parametrize("kind", ["F8_E4M3", "BF16", "F4", "", None, 7])
+def test_weights_of_a_type_that_numpy_lacks_are_refused(tmp_path: Path, kind: object) -> None:
+    folder = save_model(tmp_path / "model", {"embeddings": vectors()})
+    header = json.dumps({"embeddings": {"dtype": kind, "shape": [4, 3], "data_offsets": [0, 48]}}).encode()
+    (tmp_path / "model/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 48)
+    for read in (dimension, load):
+        with pytest.raises(ModelNotFound, match=r"its tensor 'embeddings' has the type"):
+            read(resolve_model(folder))
+
+
+@pytest.mark.parametrize("config", ["null", "7", '"x"', "[]"])
+def test_a_config_that_is_no_object_is_named(tmp_path: Path, config: str) -> None:
+    folder = save_model(tmp_path / "model", {"embeddings": vectors()})
+    (tmp_path / "model/config.json").write_text(config)
+    with pytest.raises(ModelNotFound, match=r"its config.json is not an object"):
+        load(resolve_model(folder))
+
+
+def replacing(text: str, content: str, kind: str = "String") -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {kind: text}, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_refused"),
+    [
+        ([replacing("e", "ee")] * 24, True),
+        ([replacing("ab", "a" * 1_000)], True),
+        ([replacing(".", "x" * 300, "Regex")], True),
+        ([replacing("e*", "ee", "Regex")] * 10, True),
+        ([{"type": "Sequence", "normalizers": [replacing("e", "eeee")] * 5}], True),
+        ([{"type": "Prepend", "prepend": "x" * 1_000}], True),
+        ([replacing(" ", "\u2581"), {"type": "Prepend", "prepend": "\u2581"}], False),
+        ([{"type": "NFKC"}, replacing(" {2,}", " ", "Regex"), {"type": "Lowercase"}, replacing("``", '"')], False),
+    ],
+)
+def test_a_tokenizer_that_multiplies_text_is_refused(
+    tmp_path: Path, steps: list[dict[str, Any]], is_refused: bool
+) -> None:
+    folder = save_model(tmp_path / "model", {"embeddings": vectors()})
+    file = tmp_path / "model/tokenizer.json"
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "Sequence", "normalizers": steps}})
+    )
+    if is_refused:
+        with pytest.raises(ModelNotFound, match="times as long"):
+            load(resolve_model(folder))
+    else:
+        load(resolve_model(folder))
+
+
 @pytest.mark.parametrize("kind", ["WordLevel", "WordPiece"])
 def test_a_tokenizer_without_its_unknown_token_is_refused_when_it_is_loaded(tmp_path: Path, kind: str) -> None:
     folder = save_model(tmp_path / "model", {"embeddings": vectors()})

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import json
 import random
 import subprocess
 from pathlib import Path
@@ -148,7 +150,12 @@ sftp-config.json credentials credentials.xml secret.yaml secrets.properties .bas
 .psql_history .python_history ConsoleHost_history.txt .lesshst .viminfo
 .env~ env.prod env.local .dev.vars .dev.vars.staging krb5.keytab .databrickscfg .passwd-s3fs aws_credentials
 google-credentials.json local.settings.json .config/doctl/config.yaml .fly/config.yml .snowsql/config kube.config
-.pgservice.conf
+.pg_service.conf .netrc.bak .npmrc.bak .pypirc.old .pgpass~ .my.cnf.save .git-credentials.orig .aws/credentials.bak
+.docker/config.json.bak terraform.tfvars.old .zhistory .mycli-history .local/share/nushell/history.txt .mongosh/history
+.curlrc .wgetrc .authinfo .muttrc .yarnrc.yml NuGet.Config pip.conf key.properties keystore.properties wp-config.php
+otr.private_key secret_token.rb hudson.util.Secret prod.secret.exs .dbeaver/credentials-config.json WebServers.xml
+unattend.xml ansible/vault_pass secrets.prod.yaml secrets/db_password kubeconfig-prod.yaml gcp-key.json sa-key.json
+openvpn-auth.txt passwords.txt token.txt secrets.yaml.BAK
 .envs/.production/.django web.env.production .envrc.local .Renviron .secrets .secrets.toml .aws/sso/cache/1f.json
 home/.aws/cli/cache/2a.json .kube/config-prod .config/containers/auth.json .config/glab-cli/config.yml
 .config/github-copilot/apps.json .claude/.credentials.json .codex/auth.json .gemini/oauth_creds.json
@@ -160,7 +167,8 @@ NOT_NAMED_LIKE_SECRETS = """
 credentials/readme.md monkey i18n/en.key locales/de.key secrets.md secret_santa.py kubeconfig.go main.tf
 variables.tf terraform.tfvars.example keys.py public.asc history.md browser_history.py auth.json wg.conf
 data-0a1b2c.json tokens.css passwords.py environment.prod.ts env.prod.ts fly.toml keytab.go locales/en/token.json
-docker/config.json
+docker/config.json id_rsa_test.go test/id_ed25519-check.py schema/credentials.json schemas/credentials.yaml tokens.txt
+README.md.bak main.py~
 gradle.properties .circleci/config.yml env.py environment.prod.ts token huggingface/token.py .secrets.baseline
 src/.aws/README.md .kube/README.md vite-env.d.ts app.env.example ngrok.yml containers.json kaggle.py
 """
@@ -210,9 +218,54 @@ def test_a_private_key_is_recognized_under_any_name_unless_the_author_allows_it(
     assert not holds_key(path, f"{KEYS[kind]}\n# pragma: allowlist secret\n")
 
 
+LINES = [
+    "-----BEGIN PRIVATE KEY-----",
+    *["MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQDEhV9IMFj6RTbs"] * 3,
+    "-----END",
+]
+PEM = "\n".join(LINES)
+VALUE = "hV9IMFj6RTbs7ANBgkqhkiG9w0BAQEFAASCBKcwgg00"
+OTHER_KEYS = {
+    "in a Secret of Kubernetes": f"data:\n  tls.key: {base64.b64encode(PEM.encode()).decode()}\n",
+    "in wrapped base64": f"key: |\n  {base64.encodebytes(PEM.encode()).decode().replace(chr(10), chr(10) + '  ')}",
+    "quoted": "\n".join(f"> {line}" for line in LINES),
+    "commented out": "\n".join(f"-- {line}" for line in LINES),
+    "commented out in Lisp": "\n".join(f"; {line}" for line in LINES),
+    "removed by a patch": "@@ -1 +0,0 @@\n" + "\n".join(f"-{line}" for line in LINES),
+    "in a numbered listing": "\n".join(f"{number:4} {line}" for number, line in enumerate(LINES)),
+    "in a table": "\n".join(f"| {line} |" for line in LINES),
+    "concatenated": "$k = " + " .\n".join(f"'{line}\\n'" for line in LINES),
+    "in XML": PEM.replace("\n", "&#10;"),
+    "in HTML": PEM.replace("\n", "<br>\n"),
+    "in a URL": "key=" + PEM.replace("\n", "%0A"),
+    "in a form": "key=" + PEM.replace("\n", "%0A").replace(" ", "+"),
+    "in JSON in JSON": json.dumps(json.dumps({"k": PEM})),
+    "of WireGuard": f"[Interface]\nPrivateKey = {VALUE}=\n",
+    "of minisign": f"untrusted comment: minisign encrypted secret key\nRWRTY0Iy{VALUE}\n",
+    "a JWK": json.dumps({"kty": "RSA", "d": VALUE, "n": VALUE}),
+    "a JWK in JSON": json.dumps(json.dumps({"kty": "EC", "d": VALUE})),
+    "of NATS": "-----BEGIN USER NKEY SEED-----\nSUA" + "B7" * 28 + "\n",
+    "of .NET": f"<RSAKeyValue><Modulus>{VALUE}</Modulus><D>{VALUE}</D></RSAKeyValue>",
+    "of PuTTY": "a\nPuTTY-User-Key-File-3: ssh-rsa\nPrivate-Lines: 14\n",
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KEYS)
+def test_a_private_key_is_recognized_in_any_notation(kind: str) -> None:
+    assert holds_key("notes.txt", f"a remark\n{OTHER_KEYS[kind]}\nanother\n")
+    assert not holds_key("notes.txt", f"{OTHER_KEYS[kind]}\n# gitleaks:allow\n")
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        base64.b64encode(PEM.replace("PRIVATE", "PUBLIC").encode()).decode(),
+        "PREFIX = 'LS0tLS1CRUdJTiBSU0EgUFJJVkFURSBLRVktLS0tLQ'",
+        "public PrivateKey PrivateKey = KeyFactory.getInstance(algorithm).generatePrivate(specification);",
+        '{"kty": "RSA", "n": "' + VALUE + '"}',
+        "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY-----\n-----BEGIN CERTIFICATE-----\n" + VALUE,
+        "if it holds -----BEGIN PRIVATE KEY-----, see src/main/java/com/example/security/configuration/KeyReader",
+        "untrusted comment: minisign public key\nRWRTY0Iy" + VALUE,
         "A PEM file begins with `-----BEGIN PRIVATE KEY-----` and ends likewise.",
         'if line.startswith("-----BEGIN RSA PRIVATE KEY-----"): thisIsTheKeyThatWeLookFor()',
         "-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8AMIIBCgKC\n",

@@ -51,6 +51,65 @@ def test_a_legacy_encoding_is_detected(encoding: str) -> None:
     assert decode(RUSSIAN.encode(encoding)) == (RUSSIAN, None)
 
 
+JAPANESE, CHINESE = (
+    "毎日深夜にキャッシュを削除します\n設定ファイルの説明です。\n",
+    "系统会在每天凌晨清理缓存文件\n配置参数说明文档\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("iso2022_jp", JAPANESE),
+        ("iso2022_jp", f"# settings\nname = value\n{JAPANESE}"),
+        ("hz", CHINESE),
+        ("utf-7", "цапля садится на крышу\nвторая строка\n"),
+    ],
+)
+def test_encodings_of_ascii_bytes_are_read(encoding: str, text: str) -> None:
+    assert decode(text.encode(encoding)) == (text, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x1b[31mred\x1b[0m and \x1b(B plain\n",
+        '(format nil "~{~a~^, ~}" items) ; ~{ab~}\n',
+        "sha512-abc+defGHI0123456789-x+ABCDEFGHIJKLMNOP-\n",
+        "C++ and a+bcdefghijkl-m\n",
+        "x = a+abcdefgh\n",
+        "the escape \x1b$ alone\n",
+    ],
+)
+def test_ascii_that_only_looks_shifted_is_ascii(text: str) -> None:
+    assert decode(text.encode()) == (text, None)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("windows-1251", '<?xml version="1.0" encoding="windows-1251"?>\n<a>аист</a>\n'),
+        ("koi8-r", "# -*- coding: koi8-r -*-\n# пеликан ныряет\n"),
+        ("koi8-r", "#!/usr/bin/python\n# vim: set fileencoding=koi8-r :\n# пеликан\n"),
+        ("iso-8859-7", ";; -*- coding: iso-8859-7 -*-\n;; πελεκάνος\n"),
+        ("cp1250", '<html><meta charset="windows-1250"><p>Żółć</p>\n'),
+        ("cp1252", '<?xml version="1.0" encoding="ISO-8859-1"?><a>“naïve”</a>\n'),
+        ("shift_jis", '@charset "Shift_JIS";\n/* 設定 */\n'),
+        ("euc_jp", "# coding: euc-jp\n# 設定\n"),
+    ],
+)
+def test_a_declared_encoding_is_believed_if_the_bytes_fit_it(encoding: str, text: str) -> None:
+    assert decode(text.encode(encoding)) == (text, None)
+    as_utf8 = text.replace("naïve", "漢字")
+    assert decode(as_utf8.encode()) == (as_utf8, None)
+
+
+@pytest.mark.parametrize("name", ["hex", "zlib", "rot13", "utf-16", "unicode_escape", "idna", "x" * 30, "utf-8", "hz"])
+def test_a_declaration_that_cannot_hold_is_ignored(name: str) -> None:
+    text = f"# coding: {name}\n{RUSSIAN}"
+    assert decode(text.encode("cp1251")) == (text, None)
+
+
 def test_detection_reads_the_beginning_of_a_large_file_and_tolerates_a_split_character() -> None:
     text = "日本語の文章をここに書きます。\n" * 10_000
     assert decode(text.encode("shift_jis")) == (text, None)
