@@ -100,7 +100,7 @@ def _tools_of(
     newest = until_end(newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn))
     has_memory = find_memory(settings, opened, top) is not None
     memory = MemoryTools(partial(reads.run, search_memory, opened, settings, boundary)) if has_memory else None
-    return WorkspaceTools(LineTools(newest, lambda: boundary, reads.run), memory)
+    return WorkspaceTools(LineTools(newest, lambda: boundary, reads.run, shows_files=True), memory)
 
 
 def _short_names(targets: Iterable[str]) -> list[str]:

@@ -20,7 +20,7 @@ from driftline.storage.globs import check_glob, is_unicode, literal_glob
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.regex_patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import ExactTerms, search_exactly
+from driftline.tasks.search.exact import MAX_SECONDS, ExactTerms, search_exactly
 from driftline.tasks.search.facets import chosen, with_alternatives, without_chosen
 from driftline.tasks.search.request import SearchRequest, extensions_of
 from driftline.tasks.search.search import SearchReport, answer
@@ -107,22 +107,22 @@ def asked_by(request: SearchRequest) -> Question:
     return parse(request.query, **exact)
 
 
-def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
+def ask(workspace: Workspace, request: SearchRequest, max_seconds: float = MAX_SECONDS) -> SearchReport:
     """Run an exact search if the request has exact terms, otherwise a ranked search for its words.
 
-    A request with only filters lists the matching files. The caller must open the workspace on the branch given in the
-    query. Raises the same errors as ``search_exactly`` and ``answer``.
+    A request with only filters lists the matching files. An exact search stops after ``max_seconds``. The caller must
+    open the workspace on the branch given in the query. Raises the same errors as ``search_exactly`` and ``answer``.
     """
-    report = _answered(workspace, request)
+    report = _answered(workspace, request, max_seconds)
     if report.facets is None:
         return report
     facets = replace(report.facets, files=())
-    if chosen(request) and (wider := _answered(workspace, without_chosen(request)).facets):
+    if chosen(request) and (wider := _answered(workspace, without_chosen(request), max_seconds).facets):
         facets = with_alternatives(facets, wider, request)
     return replace(report, facets=facets)
 
 
-def _answered(workspace: Workspace, request: SearchRequest) -> SearchReport:
+def _answered(workspace: Workspace, request: SearchRequest, max_seconds: float) -> SearchReport:
     question = asked_by(request)
     if not question.is_exact and (request.count or request.files):
         raise UsageError(
@@ -138,7 +138,8 @@ def _answered(workspace: Workspace, request: SearchRequest) -> SearchReport:
     also = (*request.also, *question.conditions(workspace, request.boundary))
     narrowed = replace(request, query=question.words, also=also, fixed=None, regex=None)
     if question.is_exact:
-        return replace(search_exactly(workspace, question.terms, narrowed), query=question.text)
+        found = search_exactly(workspace, question.terms, narrowed, max_seconds=max_seconds)
+        return replace(found, query=question.text)
     return replace(answer(workspace, narrowed), query=question.text)
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 import driftline as dl
-from driftline.flows.mcp_server.answers import search_answer
+from driftline.flows.mcp_server.answers import SearchText
 from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.line_filter import LineFilter
@@ -19,6 +19,7 @@ from driftline.storage.lines.line_table import TEXT
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.request import Mode
 from driftline.tasks.search.search import NO_GOOD_MATCH, SearchReport, search
+from tests.support.mcp import hits_of
 
 Driftline = Callable[..., Any]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -234,7 +235,9 @@ def test_a_query_without_results_says_so_in_every_interface(corpus: Path, driftl
         4,
         3,
     )
-    assert search_answer(ask(corpus, nonsense)).notes == [NO_GOOD_MATCH], "the answer to MCP"
+    verdict, *nearest = SearchText().of(ask(corpus, nonsense)).splitlines()
+    assert verdict.startswith(f"No good match. The nearest 3 of {count} results"), "the answer to MCP"
+    assert len(hits_of("\n".join(nearest))) == len(nearest) == 3
     assert ask(corpus, "get http response").notes == ()
     assert "No good match" not in driftline("search", "get http response", *at).out
     exact = driftline("search", f'"retry(" {nonsense}', *at)
