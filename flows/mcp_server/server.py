@@ -101,7 +101,7 @@ class WholePosts:
 
 
 _INSTRUCTIONS = (
-    "Search indexed repositories and documents by meaning with search_lines; read around a result with read_context. "
+    "Search indexed repositories and documents semantically with search_lines; read around a result with read_context. "
     "If you know an exact text or a name, use grep_lines, find_definitions and find_uses."
 )
 _MEMORY_INSTRUCTIONS = " Search stored memory entries with search_memory."

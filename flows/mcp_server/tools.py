@@ -158,7 +158,7 @@ class LineTools:
 
     @spread("given", parameters("top_k", "n_lines", *_FILTERS, "prose", "rerank"))
     def search_lines(self, query: Question, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> str:
-        """Find code and text by meaning, when you do not know the exact words. Best first, with the lines around."""
+        """Find code and text semantically: you need not know the exact words. Best first, with the lines around."""
         request = SearchRequest.of(query, self._named(given))
         return self._text(self._found(request), request, max_tokens)
 
