@@ -87,7 +87,6 @@ def _tools_of(
     from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
     from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
-    from driftline.flows.runs.cached_copies import newest_of
     from driftline.flows.served_memory import search_memory
     from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace
@@ -96,8 +95,12 @@ def _tools_of(
     settings = memory_of(target)
     top = None if within is None else boundary_of(settings, within)
     boundary = None if top is None else Boundary.of(top)
-    is_cached, max_bytes = cache_settings(cache)
-    newest = until_end(newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn))
+    newest = opened.reread
+    if not opened.objects.is_local:
+        from driftline.flows.runs.cached_copies import newest_of
+
+        is_cached, max_bytes = cache_settings(cache)
+        newest = until_end(newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn))
     has_memory = find_memory(settings, opened, top) is not None
     memory = MemoryTools(partial(reads.run, search_memory, opened, settings, boundary)) if has_memory else None
     return WorkspaceTools(LineTools(newest, lambda: boundary, reads.run, shows_files=True), memory)
