@@ -1,7 +1,8 @@
 """Record the terminal sessions of README.md, of the home page and of guides: run the commands for real, and show what
 they print.
 
-    python docs/record_session.py   # into README.md, guides/{sql,exact-search,documents}.md, images/session.svg
+    python docs/record_session.py   # into README.md, images/session.svg, how-it-works/search.md,
+                                    # guides/{sql,exact-search,documents}.md
 
 The sessions run in temporary copies of ``storage/``, shown as ``~/driftline/storage``.
 """
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,6 +30,7 @@ SESSION = ROOT / "docs" / "images" / "session.svg"
 README = ROOT / "README.md"
 SQL = ROOT / "docs" / "guides" / "sql.md"
 EXACT = ROOT / "docs" / "guides" / "exact-search.md"
+EXPLAINED = ROOT / "docs" / "how-it-works" / "search.md"
 DOCUMENTS = ROOT / "docs" / "guides" / "documents.md"
 SQL_SOURCES = {"tasks": ("search", "definitions"), "docs": ("docs", "guides")}
 """What the questions of the guide on SQL are asked about: folders, and the teams to which they
@@ -43,7 +46,7 @@ COMMANDS = (
     "cd storage",
     "driftline index .",
     'driftline search "the writer that lost the race" --top-k 2 -n 0',
-    'echo "# The slower writer gives up." >> leases/lease.py',
+    'echo "# The slower writer gives up." > example.py',
     "driftline index .",
     'driftline search "which writer gives up" --top-k 1 -n 0',
 )
@@ -63,6 +66,7 @@ def main() -> int:
     README.write_text(BLOCK.sub(lambda _: transcript(README_COMMANDS), README.read_text(), count=1))
     SQL.write_text(answered(SQL.read_text()))
     EXACT.write_text(searched(EXACT.read_text()))
+    EXPLAINED.write_text(searched(EXPLAINED.read_text(), "storage"))
     DOCUMENTS.write_text(extracted(DOCUMENTS.read_text()))
     SESSION.write_text(drawn())
     print(f"{README.name}, {SESSION.relative_to(ROOT)}: {len(README_COMMANDS)} and {len(COMMANDS)} commands")
@@ -106,13 +110,21 @@ def answered(page: str) -> str:
         return _QUESTION.sub(answer, page)
 
 
-def searched(page: str) -> str:
-    """Return the text of the guide on exact search with what its searches of ``storage/`` print, run anew."""
+def searched(page: str, folder: str = "") -> str:
+    """Return the text of a page with what its searches of ``storage/`` print in ``folder``, run anew."""
     with tempfile.TemporaryDirectory() as temporary:
         top = Path(temporary).resolve()
         copy_package("storage", top)
         run("driftline index storage --workspace .driftline", top)
-        return with_results(page, lambda command: run(f"{command} 2>&1", top))
+        return with_results(page, lambda command: without_times(run(f"{command} 2>&1", top / folder)))
+
+
+def without_times(output: str) -> str:
+    """Return ``output`` without the times of an explanation, wrapped to the width of a page."""
+    first, _, rest = re.sub(r" +$", "", output, flags=re.MULTILINE).partition("\n")
+    if "; open " not in first:
+        return output
+    return f"{textwrap.fill(first.partition('; open ')[0] + '; ...', 120)}\n{rest}"
 
 
 def extracted(page: str) -> str:

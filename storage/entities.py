@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -347,6 +348,18 @@ def directories(path: str) -> list[str]:
     """Return the directories of the entity stored at ``path`` and of its ancestors, tenant first."""
     parts = path.split("/")
     return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+
+
+def short_names(sources: Collection[str]) -> dict[str, str]:
+    """Return each source's last id, or its full path if other sources have the same last id.
+
+    Examples:
+        >>> [*short_names(["org:a/source:web", "org:b/source:web", "org:b/source:app"]).values()]
+        ['a/web', 'b/web', 'app']
+    """
+    ids = {source: [part.partition(":")[2] for part in source.split("/")] for source in sources}
+    last = Counter(parts[-1] for parts in ids.values())
+    return {source: parts[-1] if last[parts[-1]] == 1 else "/".join(parts) for source, parts in ids.items()}
 
 
 def is_within(entity: Entity, scope: Entity) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_arg
 
 from driftline.storage.errors import UsageError
 
-INTERFACES = frozenset({"action", "command", "flow", "http", "mcp"})
+INTERFACES = frozenset({"action", "command", "flow", "http"})
 """The interfaces that have the option, in addition to Python."""
 MAX_SERVED_NAMES = 100
 """Maximum number of values of one filter that servers accept."""

@@ -28,8 +28,8 @@ run() {
 printf '%s holds %s files\n' "$demo/tree" "$(find "$demo/tree" -type f | wc -l)"
 run index "$demo/tree"
 run status
-run search "retry a task when it fails with an exception" --top-k 3 -n 1
-run search "worker process died, reschedule its tasks" --top-k 3 -n 1 --dir distributed
-run search "parse a cron schedule" --top-k 3 -n 1 --ext .py
+run search "retry a task when it fails with an exception" --top-k 3 -n 0
+run search "worker process died, reschedule its tasks" --top-k 3 -n 0 --dir distributed
+run search "parse a cron schedule" --top-k 3 -n 0 --ext .py
 printf '\nThe same again takes a moment, because nothing has changed:\n'
 run index "$demo/tree"

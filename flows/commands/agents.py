@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import typer
 from driftline.flows.commands.app import DONE, Commands, JsonOption, WorkspaceOption, app
 from driftline.flows.output.plain_text import print_json, say, warn
 from driftline.storage.environment import with_home
-from driftline.storage.errors import UsageError
+from driftline.storage.errors import UsageError, WorkspaceNotFound
+from driftline.storage.layout import CONFIG
 
 if TYPE_CHECKING:
     from driftline.flows.config.coding_agents import InstallLevel
@@ -105,6 +107,8 @@ def _change(
     folder = with_home("~") if user else Path.cwd()
     chosen = agents_in(scope) if every else list(names or ())
     found = changes(chosen, scope, folder, _command(user, workspace), remove=remove)
+    if not remove:
+        _warn_if_it_cannot_start(user, workspace)
     for each in found:
         if not dry_run:
             each.apply()
@@ -119,6 +123,31 @@ def _change(
     if not found:
         warn("Nothing to change.")
     return DONE
+
+
+def _warn_if_it_cannot_start(user: bool, workspace: str | None) -> None:
+    """Warn if the server has nothing to serve, or if agents started elsewhere do not find the program."""
+    from driftline.flows.config.locate import workspace_for_reading
+    from driftline.flows.config.workspace_names import local_path
+
+    if workspace is not None or not user:
+        try:
+            found = workspace_for_reading(workspace)
+        except WorkspaceNotFound:
+            found = str(Path.cwd() / ".driftline")
+        location = local_path(found)
+        if location is not None and not (location / CONFIG).exists():
+            warn(f"There is no index in {location}: run 'driftline index' before you start an agent.")
+    if not user and _on_path_outside_environment() is None:
+        where = shutil.which("driftline") or f"{Path(sys.executable).parent}/driftline"
+        warn(f"Programs that you start outside this shell do not find {where}: put it on the PATH, or use --user.")
+
+
+def _on_path_outside_environment() -> str | None:
+    """Return the program on the PATH, ignoring the active virtual environment, which only this shell uses."""
+    own = {str(Path(sys.prefix, "bin"))} if sys.prefix != sys.base_prefix else set()
+    folders = [each for each in os.environ.get("PATH", os.defpath).split(os.pathsep) if each.rstrip("/") not in own]
+    return shutil.which("driftline", path=os.pathsep.join(folders))
 
 
 def _command(user: bool, workspace: str | None) -> list[str]:

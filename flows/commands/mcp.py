@@ -85,17 +85,20 @@ def _tools_of(
     from driftline.flows.config.memory_settings import find_memory, memory_of
     from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
-    from driftline.flows.runs.cached_copies import newest_of
     from driftline.flows.served_memory import search_memory
 
     opened = open_for_reading(given)
     settings = memory_of(opened.objects.uri)
     boundary = None if within is None else boundary_in(opened, within)
-    is_cached, max_bytes = cache_settings(cache)
-    newest = until_end(newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn))
+    newest = opened.reread
+    if not opened.objects.is_local:
+        from driftline.flows.runs.cached_copies import newest_of
+
+        is_cached, max_bytes = cache_settings(cache)
+        newest = until_end(newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn))
     has_memory = find_memory(settings, opened) is not None
     memory = MemoryTools(partial(reads.run, search_memory, opened, settings, boundary)) if has_memory else None
-    return WorkspaceTools(LineTools(newest, lambda: boundary, reads.run), memory)
+    return WorkspaceTools(LineTools(newest, lambda: boundary, reads.run, shows_files=True), memory)
 
 
 def _short_names(targets: Iterable[str]) -> list[str]:

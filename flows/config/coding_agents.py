@@ -29,7 +29,7 @@ INSTRUCTIONS = f"""{BEGIN}
 
 The MCP server `driftline` searches an index of every line here.
 
-- You know what the code does, but not what it is called: use its search, with a sentence or a few words.
+- You know what the code does, but not what it is called: use `search_lines`, with a sentence or a few words.
 - You know a name, an error message or another exact text: use grep, or `grep_lines`; for the definitions and uses of a
   name, `find_definitions` and `find_uses`.
 - A result is `path:line`. Read the lines around it before you change anything.

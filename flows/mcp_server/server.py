@@ -13,25 +13,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import ToolAnnotations
 from pydantic import Field, ValidationError, create_model, model_validator
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.flows.http_server import HttpGuard, HttpServer, TimeoutProtocol, listen, own_addresses
 from driftline.flows.mcp_server.tools import LineTools, MemoryTools, protocol_errors
-from driftline.storage.entities import Boundary
 from driftline.storage.errors import DriftlineError
-from driftline.storage.memory.store import MemoryStore
 from driftline.storage.option_table import nearest_name
-from driftline.storage.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from driftline.flows.http_server import HttpServer
+    from driftline.storage.entities import Boundary
+    from driftline.storage.memory.store import MemoryStore
+    from driftline.storage.workspace.workspace import Workspace
 
 _GRACE_SECONDS = 3
 """Grace period for requests in flight at shutdown."""
@@ -45,6 +46,10 @@ def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
 
     Raises UsageError if the address is in use or reachable from other machines: there is no authentication.
     """
+    import uvicorn
+
+    from driftline.flows.http_server import HttpGuard, HttpServer, TimeoutProtocol, listen, own_addresses
+
     fix = "Use 127.0.0.1 or localhost; 'driftline web' serves /mcp to other machines, with tokens."
     listener = listen(host, port, what="The MCP server", only_loopback=fix)
     addresses = own_addresses(host, listener)
@@ -74,6 +79,8 @@ class WholePosts:
             await self.app(scope, receive, send)
             return
         if scope["method"] != "POST":
+            from starlette.responses import PlainTextResponse
+
             refused = PlainTextResponse("Only POST is allowed.", _METHOD_NOT_ALLOWED, {"Allow": "POST"})
             await refused(scope, receive, send)
             return
@@ -94,9 +101,8 @@ class WholePosts:
 
 
 _INSTRUCTIONS = (
-    "Search indexed repositories and documents semantically with search_lines; read around a hit with read_context, "
-    "passing the hit's path, line and source. If you know an exact string or a name, use grep_lines, find_definitions "
-    "and find_uses."
+    "Search indexed repositories and documents semantically with search_lines; read around a result with read_context. "
+    "If you know an exact text or a name, use grep_lines, find_definitions and find_uses."
 )
 _MEMORY_INSTRUCTIONS = " Search stored memory entries with search_memory."
 
@@ -112,7 +118,7 @@ def make_server(
     If ``within`` is set, it serves only lines inside that boundary; the caller binds ``memory``. All reads happen in
     this process.
     """
-    lines = LineTools(newest or workspace.reread, lambda: within)
+    lines = LineTools(newest or workspace.reread, lambda: within, shows_files=True)
     # The store stays open: it is the only one, and closes itself when the process exits.
     search = (lambda *query, **options: memory().search_memory(*query, **options)) if memory is not None else None
     return server_of({"": WorkspaceTools(lines, MemoryTools(search) if search is not None else None)})
@@ -200,7 +206,7 @@ find_definitions and find_uses. Read around the best lines with read_context bef
 statement as path:line, and say so if the index does not answer the question."""
 
 
-_READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+_READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
 def _strict(tool: Tool) -> Tool:
@@ -217,9 +223,8 @@ def _strict(tool: Tool) -> Tool:
     arguments = create_model(name, __base__=tool.fn_metadata.arg_model, __validators__=checks)
     arguments.model_config["extra"] = "forbid"
     arguments.model_rebuild(force=True)
+    metadata = tool.fn_metadata.model_copy(update={"arg_model": arguments})
     # Clients put the schemas into a model's context: titles only repeat names, and null means the same as absent.
-    output = _without_titles(tool.fn_metadata.output_schema)
-    metadata = tool.fn_metadata.model_copy(update={"arg_model": arguments, "output_schema": output})
     parameters = _without_nulls(_without_titles(arguments.model_json_schema(by_alias=True)))
     fields = {name: getattr(tool, name) for name in Tool.model_fields}
     return _StrictTool.model_construct(**fields | {"fn_metadata": metadata, "parameters": parameters})

@@ -1,8 +1,12 @@
 """Define the MCP tools and their results. They are read-only, and failures are protocol errors (``is_error``).
 
-Clients see the tools' docstrings and parameter descriptions, and the schemas of the results, which are pydantic models.
-A result's text gives the essentials in few tokens, and fits into ``max_tokens``: context is trimmed first, then the
-last results are omitted. It ends with the number of omitted results and how to get them.
+Clients see the tools' docstrings and parameter descriptions, in every session of a model: they must be short. Nothing
+that reads an index is imported before the first call, so that clients get the list at once.
+
+Lines are returned as text only. Clients that receive structured content as well pass only that to the model, which
+would see four times as many tokens, and neither totals nor notes. The text gives the essentials in few tokens and never
+exceeds ``max_tokens``: context is trimmed first, then the last results are omitted. It ends with the number of omitted
+results and how to get them.
 """
 
 from __future__ import annotations
@@ -15,27 +19,27 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import call
-from typing import Annotated, Any, Literal, ParamSpec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 
-from driftline.flows.response_models import ExactMatches
-from driftline.flows.search import search
-from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS, is_clipped
-from driftline.storage.entities import Boundary
+from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS
+from driftline.storage.entities import short_names
 from driftline.storage.errors import DriftlineError, UsageError, is_panic, native_crash_error
-from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS
-from driftline.storage.memory.entries import MemoryEntry
-from driftline.storage.memory.search import MemoryHits
-from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
-from driftline.storage.workspace.records import WorkspaceStats
-from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.documents import Excerpt, read_excerpt
-from driftline.tasks.search.hits import Hit, SearchReport, clipped
-from driftline.tasks.search.query_language import field_term
-from driftline.tasks.search.request import FILTERS, Mode, SearchRequest, options_in, without_empty
+from driftline.storage.option_table import MAX_SERVED_NAMES, Option, nearest_name, spread
+from driftline.tasks.search.request import OPTIONS, Mode, SearchRequest, without_empty
+
+if TYPE_CHECKING:
+    from driftline.storage.entities import Boundary
+    from driftline.storage.memory.entries import MemoryEntry
+    from driftline.storage.memory.search import MemoryHits
+    from driftline.storage.workspace.records import WorkspaceStats
+    from driftline.storage.workspace.workspace import Workspace
+    from driftline.tasks.search.documents import Excerpt
+    from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
 
 MAX_SOURCES = 100
 MAX_LINE_CHARACTERS = MAX_SHOWN_CHARACTERS
@@ -44,73 +48,140 @@ BYTES_PER_TOKEN = 4
 MIN_TOKENS, DEFAULT_TOKENS, MAX_TOKENS = 200, 8_000, 16_000
 MAX_ANSWER_BYTES = MAX_TOKENS * BYTES_PER_TOKEN
 """Size limit of a result's text, to save the model's context."""
-_CONTEXTS = (2, 1, 0)
+SHOWN_WEAK = 3
+"""How many lines to show if nothing matches well."""
+_CONTEXTS = (10, 5, 2, 1, 0)
 """Lines of context on each side, tried in order if the requested number does not fit."""
-_RESERVED_BYTES = 300
+_RESERVED_BYTES = 200
 """Bytes of each result that are reserved for the note on omitted results."""
 
 
-class LinesFound(BaseModel):
-    """A window of lines; ``file`` is a path to open. Numbers are 1-based; ``line`` and ``text`` are its best line,
-    which matches at ``column`` inside the definition ``symbol``. ``anchor`` is the position in a document, such as a
-    page or a cell; append ``#`` and ``fragment`` to open it. ``url`` is the permalink. Results are sorted by ``score``.
+@dataclass(frozen=True, slots=True)
+class SearchText:
+    """Formats a search's results: like grep, each window below its definition.
+
+    ``branch`` is the searched branch. With ``shows_files``, the text tells where the sources' files are, for clients on
+    the same machine.
     """
 
-    path: str
-    file: str | None
-    source: str
-    line: int
-    column: int
-    start_line: int
-    end_line: int
-    score: float | None
-    distance: float | None
-    relevance: float
-    rank: int
-    text: str
-    context: list[str]
-    symbol: str | None = None
-    kind: str | None = None
-    symbol_start: int | None = None
-    symbol_end: int | None = None
-    label: Literal["strong", "likely", "weak"] | None = None
-    copies: list[str] = []
-    anchor: str | None = None
-    fragment: str | None = None
-    url: str | None = None
+    max_tokens: int = DEFAULT_TOKENS
+    branch: str | None = None
+    shows_files: bool = False
+
+    def of(self, report: SearchReport) -> str:
+        """Return the first results that fit, but at least one, and then totals and notes."""
+        if report.results and all(hit.label == "weak" for hit in report.results) and report.exact is None:
+            return self._of_weak(report)
+        names = short_names({hit.source for hit in report.results})
+        ends = [*_totals(report.exact), *self._nearest(report.nearest), *report.notes, *self._places(report, names)]
+        budget = self.max_tokens * BYTES_PER_TOKEN - _RESERVED_BYTES - sum(map(_size, ends))
+
+        def shown(hit: Hit) -> str:
+            return shown_lines(hit, names.get(hit.source) if len(names) > 1 else None)
+
+        whole = [shown(hit) for hit in report.results]
+        texts, needed = whole, sum(map(_size, whole))
+        for n_lines in _CONTEXTS if needed > budget else ():
+            texts = [shown(_trimmed(hit, n_lines)) for hit in report.results]
+            if sum(map(_size, texts)) <= budget:
+                break
+        kept = _fitting(texts, budget)
+        more = [] if kept == whole else [self._more(len(kept), len(whole), needed + sum(map(_size, ends)))]
+        return _within("\n".join([*kept, *ends, *more]) or "No results.", self.max_tokens)
+
+    def _of_weak(self, report: SearchReport) -> str:
+        """Return the verdict, and only the best lines without their context."""
+        best = report.results[:SHOWN_WEAK]
+        names = short_names({hit.source for hit in best})
+        verdict = f"No good match. The nearest {len(best)} of {len(report.results)} results, all weak; try other words:"
+        lines = [
+            shown_lines(_trimmed(hit, 0), names[hit.source] if len(names) > 1 else None, with_label=False)
+            for hit in best
+        ]
+        return _within("\n".join([verdict, *lines, *self._places(report, names)]), self.max_tokens)
+
+    def _nearest(self, nearest: Hit | None) -> list[str]:
+        return [] if nearest is None else [f"nearest: {shown_lines(_trimmed(nearest, 0))}"]
+
+    def _places(self, report: SearchReport, names: Mapping[str, str]) -> list[str]:
+        """Return what a client needs to open a result: where each source's files are, and the branch."""
+        roots = {hit.source: root for hit in report.results if (root := _root_of(hit)) and hit.source in names}
+        if not self.shows_files or {*roots.values()} == {str(Path.cwd())}:
+            roots = {}
+        if len(names) > 1:
+            roots = {names[source]: root for source, root in roots.items()}
+            places = [f"{name} is in {root}" for name, root in roots.items()]
+        else:
+            places = [f"Paths are relative to {root}" for root in roots.values()]
+        return places + ([f"branch: {self.branch}; pass it to read_context"] if self.branch else [])
+
+    def _more(self, shown: int, found: int, needed: int) -> str:
+        """Return the note on omitted results, and how to get them."""
+        tokens = (needed + _RESERVED_BYTES) // BYTES_PER_TOKEN + 1
+        what = f"{shown} of {found} results shown" if shown < found else "The context is shortened"
+        how = f"max_tokens={tokens} shows all" if tokens <= MAX_TOKENS else "narrow the search by path or language"
+        return f"{what} (max_tokens={self.max_tokens}): {how}; read_context reads around a line."
 
 
-class SearchAnswer(BaseModel):
-    """Windows of lines, best first. ``truncated``: lines were cut or windows omitted to keep the result short.
+def shown_lines(hit: Hit, source: str | None = None, *, with_label: bool = True) -> str:
+    """Format a window: a single line as ``path:line:text``, several lines below a heading with their definition."""
+    path = f"{source} {hit.path}" if source else hit.path
+    about = [f"{hit.kind} {hit.symbol}"] if hit.symbol else []
+    about += [each for each in (hit.anchor, hit.label if with_label else None) if each]
+    tail = f"  ({', '.join(about)})" if about else ""
+    if len(hit.context) <= 1:
+        return f"{path}:{hit.line}:{hit.text}{tail}"
+    lines = [f"{path}:{hit.line}{tail}"]
+    for number, line in enumerate(hit.context, start=hit.start_line):
+        lines.append(f"{number}{':' if number == hit.line else '-'} {line}")
+    return "\n".join(lines)
 
-    ``found`` counts the windows before truncation; ``more`` explains what is missing and how to get it. ``exact``
-    counts all matches of an exact search, including those not in ``results``.
 
-    ``notes`` explain why there are no results, or that no result is a good match. If there are no results, ``nearest``
-    is the nearest line that passes the filters.
-    """
+def _totals(exact: ExactCounts | None) -> list[str]:
+    if exact is None:
+        return []
+    least = "" if exact.complete else "at least "
+    documents = f"{exact.documents:,} document{'' if exact.documents == 1 else 's'}"
+    lines = f"{least}{exact.lines:,} in " if exact.lines or not exact.documents else ""
+    return [f"matches: {lines}{least}{documents}"]
 
-    query: str
-    results: list[LinesFound]
-    truncated: bool
-    found: int = 0
-    more: str | None = None
-    notes: list[str] = []
-    nearest: LinesFound | None = None
-    exact: ExactMatches | None = None
 
-    def text(self) -> str:
-        """Format the result like grep, with each window below its definition."""
-        several = len({window.source for window in self.results}) > 1
-        shown = [shown_lines(window, with_source=several) for window in self.results]
-        if self.exact is not None:
-            least = "" if self.exact.complete else "at least "
-            documents = f"{self.exact.documents:,} document{'' if self.exact.documents == 1 else 's'}"
-            lines = f"{least}{self.exact.lines:,} in " if self.exact.lines or not self.exact.documents else ""
-            shown.append(f"matches: {lines}{least}{documents}")
-        if self.nearest is not None:
-            shown.append(f"nearest: {shown_lines(self.nearest, with_source=True)}")
-        return "\n".join([*shown, *self.notes, *filter(None, [self.more])]) or "No results."
+def _root_of(hit: Hit) -> str | None:
+    """Return where the paths of a hit's source begin, or None if its file cannot be opened."""
+    return hit.file.removesuffix(f"/{hit.path}") if hit.file and hit.file.endswith(f"/{hit.path}") else None
+
+
+def _trimmed(hit: Hit, n_lines: int) -> Hit:
+    """Return a hit with up to ``n_lines`` of context on each side of its best line."""
+    best = hit.line - hit.start_line
+    first = max(0, best - n_lines)
+    return replace(hit, context=hit.context[first : best + n_lines + 1], start_line=hit.start_line + first)
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "replace")) + 1
+
+
+def _fitting(texts: Sequence[str], budget: int) -> list[str]:
+    """Return the first ``texts`` that fit into ``budget`` bytes; the first one is cut if necessary."""
+    kept: list[str] = []
+    for text in texts:
+        if _size(text) > budget:
+            break
+        budget -= _size(text)
+        kept.append(text)
+    return kept or [_cut(text, budget) for text in texts[:1]]
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= max_bytes:
+        return text
+    return raw[: max(0, max_bytes - len(CUT.encode()))].decode("utf-8", "ignore") + CUT
+
+
+def _within(text: str, max_tokens: int) -> str:
+    return _cut(text, max_tokens * BYTES_PER_TOKEN)
 
 
 class SourceStatus(BaseModel):
@@ -135,118 +206,6 @@ class IndexStatus(BaseModel):
     sources_left_out: int
 
 
-class ContextAnswer(BaseModel):
-    """A document's lines as indexed; ``current``: the document has not changed since.
-
-    ``url`` is a permalink to the requested line; ``more`` lists the lines that were cut. ``anchors`` are positions in
-    the document, such as pages or cells, each with its first line here.
-    """
-
-    path: str
-    source: str
-    start_line: int
-    end_line: int
-    lines: list[str]
-    current: bool
-    truncated: bool
-    url: str | None = None
-    more: str | None = None
-    anchors: list[tuple[int, str]] = []
-
-    def text(self) -> str:
-        """Format the location, and the numbered lines below their anchors' names."""
-        location = f"{self.path}:{self.start_line}-{self.end_line}{f'  {self.url}' if self.url else ''}"
-        changed = [] if self.current else ["The document has since changed or been deleted."]
-        names: dict[int, list[str]] = {}
-        for number, name in self.anchors:
-            names.setdefault(number, []).append(f"[{name}]")
-        numbered = [
-            "\n".join([*names.get(number, ()), f"{number}: {line}"])
-            for number, line in enumerate(self.lines, start=self.start_line)
-        ]
-        return "\n".join([location, *changed, *numbered, *filter(None, [self.more])])
-
-
-def shown_lines(window: LinesFound, *, with_source: bool) -> str:
-    """Format a window: a single line as ``path:line:text``, several lines below a heading with their definition."""
-    source = f"{window.source} " if with_source else ""
-    about = [f"{window.kind} {window.symbol}"] if window.symbol else []
-    about += [each for each in (window.anchor, window.label) if each]
-    tail = f"  ({', '.join(about)})" if about else ""
-    if len(window.context) <= 1:
-        return f"{source}{window.path}:{window.line}:{window.text}{tail}"
-    lines = [f"{source}{window.path}:{window.line}{tail}"]
-    for number, line in enumerate(window.context, start=window.start_line):
-        lines.append(f"{number}{':' if number == window.line else '-'} {line}")
-    return "\n".join(lines)
-
-
-def search_answer(report: SearchReport, max_tokens: int = DEFAULT_TOKENS) -> SearchAnswer:
-    """Return the first results whose text fits into ``max_tokens``, but at least one."""
-    exact = ExactMatches(**report.exact.to_dict()) if report.exact else None
-    nearest = _lines_found(report.nearest, list(report.nearest.context)) if report.nearest else None
-    notes = list(report.notes)
-    budget = max_tokens * BYTES_PER_TOKEN - _RESERVED_BYTES - sum(map(len, notes))
-    several = len({hit.source for hit in report.results}) > 1
-
-    def size(window: LinesFound) -> int:
-        return len(shown_lines(window, with_source=several).encode("utf-8", "surrogatepass")) + 1
-
-    every = [_lines_found(hit, [clipped(line) for line in hit.context]) for hit in report.results]
-    needed, windows = sum(map(size, every)), every
-    for n_lines in _CONTEXTS if needed > budget else ():
-        windows = [_lines_found(hit, *_trimmed(hit, n_lines)) for hit in report.results]
-        if sum(map(size, windows)) <= budget:
-            break
-    results: list[LinesFound] = []
-    for window in windows:
-        left, budget = budget, budget - size(window)
-        if budget < 0 and results:
-            break
-        results.append(window if budget >= 0 else _cut(window, left - size(window) + len(window.text.encode())))
-    was_cut = needed > max_tokens * BYTES_PER_TOKEN - _RESERVED_BYTES
-    return SearchAnswer(
-        query=report.query,
-        results=results,
-        truncated=was_cut or any(is_clipped(line) for window in results for line in window.context),
-        found=len(report.results),
-        more=_more(len(results), len(every), needed, max_tokens) if results != every else None,
-        notes=notes,
-        nearest=nearest,
-        exact=exact,
-    )
-
-
-def _more(shown: int, found: int, needed: int, max_tokens: int) -> str:
-    """Return the note on omitted results, and how to get them."""
-    tokens = (needed + _RESERVED_BYTES) // BYTES_PER_TOKEN + 1
-    what = f"{shown} of {found} results shown" if shown < found else "The context is shortened"
-    how = f"max_tokens={tokens} shows all" if tokens <= MAX_TOKENS else "narrow the search by path, language or source"
-    return f"{what} (max_tokens={max_tokens}): {how}; read_context reads around a line."
-
-
-def _trimmed(hit: Hit, n_lines: int) -> tuple[list[str], int]:
-    """Return the best line with up to ``n_lines`` of context on each side, and the first line's number."""
-    best = hit.line - hit.start_line
-    first = max(0, best - n_lines)
-    return [clipped(line) for line in hit.context[first : best + n_lines + 1]], hit.start_line + first
-
-
-def _cut(window: LinesFound, budget: int) -> LinesFound:
-    """Reduce a window to its best line, truncated to ``budget`` bytes."""
-    text = window.text.encode("utf-8", "replace")[: max(0, budget)].decode("utf-8", "ignore") + CUT
-    return window.model_copy(
-        update={"text": text, "context": [text], "start_line": window.line, "end_line": window.line}
-    )
-
-
-def _lines_found(hit: Hit, context: list[str], start_line: int | None = None) -> LinesFound:
-    fields = {name: getattr(hit, name) for name in LinesFound.model_fields}
-    first = hit.start_line if start_line is None else start_line
-    of_context = {"context": context, "start_line": first, "end_line": first + len(context) - 1}
-    return LinesFound(**fields | of_context | {"copies": list(hit.copies)})
-
-
 def index_status(stats: WorkspaceStats) -> IndexStatus:
     """Return ``stats`` with at most MAX_SOURCES sources."""
     return IndexStatus(
@@ -261,48 +220,47 @@ def index_status(stats: WorkspaceStats) -> IndexStatus:
     )
 
 
-def context_answer(excerpt: Excerpt, line: int, max_tokens: int = DEFAULT_TOKENS) -> ContextAnswer:
-    """Return the lines of ``excerpt`` around ``line`` that fit into ``max_tokens``."""
+def context_text(excerpt: Excerpt, line: int, max_tokens: int = DEFAULT_TOKENS, branch: str | None = None) -> str:
+    """Format the lines of ``excerpt`` around ``line`` that fit: location, and numbered lines below their anchors."""
+    from driftline.tasks.search.hits import clipped
+
     lines = [clipped(each) for each in excerpt.lines]
-    first, last = _around(lines, line - excerpt.start_line, max_tokens * BYTES_PER_TOKEN - _RESERVED_BYTES)
-    kept, start_line = lines[first:last], excerpt.start_line + first
-    end_line, whole = start_line + len(kept) - 1, (excerpt.start_line, excerpt.start_line + len(lines) - 1)
-    more = None
-    if len(kept) < len(lines):
-        more = f"Lines {start_line} to {end_line} of {whole[0]} to {whole[1]} fit (max_tokens={max_tokens}): "
-        more += "call read_context again with another line for the rest."
-    return ContextAnswer(
-        path=excerpt.path,
-        source=excerpt.source,
-        start_line=start_line,
-        end_line=end_line,
-        lines=kept,
-        current=excerpt.current,
-        truncated=more is not None or any(map(is_clipped, kept)),
-        url=excerpt.url,
-        more=more,
-        anchors=_anchors_between(excerpt.anchors, start_line, end_line),
-    )
+    names: dict[int, list[str]] = {}
+    for number, name in excerpt.anchors:
+        names.setdefault(number, []).append(f"[{name}]")
+    numbered = [
+        "\n".join([*names.get(number, ()), f"{number}: {each}"])
+        for number, each in enumerate(lines, start=excerpt.start_line)
+    ]
+    start, end = excerpt.start_line, excerpt.start_line + len(lines) - 1
+
+    def framed(first: int, last: int) -> str:
+        location = f"{excerpt.path}:{start + first}-{start + last - 1}"
+        heading = "  ".join([location, *filter(None, [branch and f"[{branch}]", excerpt.url])])
+        changed = [] if excerpt.current else ["The document has since changed or been deleted."]
+        more = [
+            f"Lines {start + first} to {start + last - 1} of {start} to {end} fit (max_tokens={max_tokens}): "
+            "call read_context again with another line for the rest."
+        ]
+        cut = more if last - first < len(lines) else []
+        return "\n".join([heading, *changed, *numbered[first:last], *cut])
+
+    first, last = _around(len(lines), line - start, lambda *shown: _fits(framed(*shown), max_tokens))
+    return _within(framed(first, last), max_tokens)
 
 
-def _anchors_between(anchors: Sequence[tuple[int, str]], first: int, last: int) -> list[tuple[int, str]]:
-    """Return the anchors of lines ``first`` to ``last``; an anchor applies until the next one."""
-    ends = [at - 1 for at, _ in anchors[1:]] + [last]
-    inside = zip(anchors, ends, strict=True) if anchors else ()
-    return [(max(at, first), name) for (at, name), end in inside if at <= last and end >= first]
+def _fits(text: str, max_tokens: int) -> bool:
+    return _size(text) <= max_tokens * BYTES_PER_TOKEN
 
 
-def _around(lines: Sequence[str], middle: int, budget: int) -> tuple[int, int]:
-    """Return the bounds of the lines around ``middle`` that fit into ``budget`` bytes, the same number on each side."""
-    sizes = [len(line.encode("utf-8", "surrogatepass")) + len("000000: \n") for line in lines]
+def _around(count: int, middle: int, fits: Callable[[int, int], bool]) -> tuple[int, int]:
+    """Return the bounds of as many of ``count`` lines around ``middle`` as fit, the same number on each side."""
     first, last = middle, middle + 1
-    budget -= sizes[middle]
-    while first > 0 or last < len(lines):
-        added = [at for at in (first - 1, last) if 0 <= at < len(lines)]
-        budget -= sum(sizes[at] for at in added)
-        if budget < 0:
+    while first > 0 or last < count:
+        wider = max(0, first - 1), min(count, last + 1)
+        if not fits(*wider):
             break
-        first, last = max(0, first - 1), min(len(lines), last + 1)
+        first, last = wider
     return first, last
 
 
@@ -399,20 +357,43 @@ MAX_EXCERPT_LINES = 200
 
 _P = ParamSpec("_P")
 
-Query = Annotated[str, Field(min_length=1, max_length=2_000, description="The text to search for: words or code.")]
+Query = Annotated[str, Field(min_length=1, max_length=2_000)]
+Question = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=2_000,
+        description='A question, a description or a few words of code. May contain "exact text", /regex/, def:Name, '
+        "uses:Name, sym:Name (inside it), lang:go, file:src/ (part of the path, or a glob), repo:web; -lang:, -file: "
+        "and -repo: exclude. Filters alone list files.",
+    ),
+]
 Name = Annotated[
     str, Field(min_length=1, max_length=500, description="A name, such as parse or Parser.parse. Case-sensitive.")
 ]
 MaxTokens = Annotated[
     int, Field(ge=MIN_TOKENS, le=MAX_TOKENS, description="Maximum size of the result, in tokens of four bytes.")
 ]
-_NOT_EXACT = frozenset(("kinds", "symbols"))
-_EXACT_OPTIONS = (*(name for name in FILTERS if name not in _NOT_EXACT), "top_k", "n_lines", "files", "count")
+_FILTERS = ("globs", "languages", "sources", "branch", "tests")
+"""The filters that are parameters. The query language has these and more."""
+_TOLD = {
+    "globs": "Only in files that match, such as src/**/*.py.",
+    "languages": "Only in these languages, such as python.",
+    "sources": "Only in these sources, by name.",
+    "branch": "Search this branch where it is indexed.",
+    "n_lines": "Lines of context on each side.",
+    "top_k": "Maximum number of results.",
+    "files": "Only the first matching line of each file.",
+    "count": "Only count matches.",
+    "rerank": "Rerank with a transformer: slower; for hard questions.",
+}
+"""Descriptions for models, shorter than the options' help."""
 
 
-def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
-    """Return a request's options as tool parameters, within the limits for servers."""
-    return [_parameter(row) for row in options.values()]
+def parameters(*names: str, **changed: Any) -> list[inspect.Parameter]:
+    """Return search options as tool parameters, within the limits for servers; ``changed`` are other defaults."""
+    rows = (OPTIONS[name] for name in names)
+    return [_parameter(replace(row, default=changed.get(row.name, row.default))) for row in rows]
 
 
 def _parameter(row: Option) -> inspect.Parameter:
@@ -426,13 +407,13 @@ def _parameter(row: Option) -> inspect.Parameter:
         le=None if high == math.inf else high,
         min_length=1 if longest else None,
         max_length=longest,
-        description=row.help,
+        description=_TOLD.get(row.name, row.help),
     )
     annotation: Any = Annotated[kind if row.default is not None else kind | None, about]
     return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=row.default, annotation=annotation)
 
 
-def protocol_errors(tool: Callable[_P, BaseModel]) -> Callable[_P, CallToolResult]:
+def protocol_errors(tool: Callable[_P, str | BaseModel]) -> Callable[_P, CallToolResult]:
     """Decorate ``tool`` so that Driftline errors become protocol errors, which tell the client what to do."""
 
     @functools.wraps(tool)
@@ -449,66 +430,56 @@ def protocol_errors(tool: Callable[_P, BaseModel]) -> Callable[_P, CallToolResul
             raise
 
     own = inspect.signature(tool, eval_str=True)  # a bound method's signature, without self
-    told: Any = Annotated[CallToolResult, own.return_annotation]
-    vars(call)["__signature__"] = own.replace(return_annotation=told)
+    vars(call)["__signature__"] = own.replace(return_annotation=CallToolResult)
     return call
 
 
-def _as_result(answer: BaseModel) -> CallToolResult:
-    """Return a result as text for models and as a structured object for programs."""
-    text = (
-        answer.text() if isinstance(answer, SearchAnswer | ContextAnswer | MemoryAnswer) else answer.model_dump_json()
-    )
+def _as_result(answer: str | BaseModel) -> CallToolResult:
+    """Return text as it is, and records both as text and as a structured object for programs."""
+    text = answer if isinstance(answer, str) else answer.text() if isinstance(answer, MemoryAnswer) else None
+    structured = answer.model_dump(mode="json") if isinstance(answer, BaseModel) else None
+    if text is None:
+        assert isinstance(answer, BaseModel)
+        text = answer.model_dump_json()
     block = TextContent(type="text", text=text.encode("utf-8", "replace").decode())
-    return CallToolResult(content=[block], structured_content=answer.model_dump(mode="json"))
+    return CallToolResult(content=[block], structured_content=structured)
 
 
 def exact_parameters(*names: str) -> list[inspect.Parameter]:
     """Return the parameters of exact searches and of the options in ``names``. By default, lines have no context."""
-    options = options_in("mcp", *_EXACT_OPTIONS, *names)
-    return parameters(options | {"n_lines": replace(options["n_lines"], default=0)})
+    return parameters("top_k", "n_lines", *_FILTERS, *names, n_lines=0)
 
 
 @dataclass(frozen=True, slots=True)
 class LineTools:
     """Tools over a workspace's lines; ``newest`` opens the workspace for each call.
 
-    They see everything inside the call's ``boundary``, or everything if that is None.
+    They see everything inside the call's ``boundary``, or everything if that is None. With ``shows_files``, results
+    tell where the sources' files are.
     """
 
     newest: Callable[[], Workspace]
     boundary: Callable[[], Boundary | None] = lambda: None
     run: Callable[..., Any] = call
     """Runs a read of the index, in this or another process."""
+    shows_files: bool = False
 
-    @spread("given", parameters(options_in("mcp")))
-    def search_lines(
-        self, query: Query, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]
-    ) -> SearchAnswer:
-        """Find the indexed lines that match a query best, with the lines around them."""
-        request = SearchRequest.of(query, without_empty(given))
-        return search_answer(search(self.newest(), request, within=self.boundary(), run=self.run), max_tokens)
+    @spread("given", parameters("top_k", "n_lines", *_FILTERS, "prose", "rerank"))
+    def search_lines(self, query: Question, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> str:
+        """Find code and text semantically: you need not know the exact words. Best first, with the lines around."""
+        request = SearchRequest.of(query, self._named(given))
+        return self._text(self._found(request), request, max_tokens)
 
-    @spread("given", exact_parameters("whole_words", "ignore_case", "multiline"))
+    @spread("given", exact_parameters("files", "count", "whole_words", "ignore_case", "multiline"))
     def grep_lines(
         self,
-        pattern: Annotated[
-            str,
-            Field(
-                min_length=1,
-                max_length=MAX_PATTERN_CHARACTERS,
-                description="A regular expression in RE2 syntax.",
-            ),
-        ],
+        pattern: Annotated[str, Field(min_length=1, description="A regular expression (RE2).")],
         literal: Annotated[bool, Field(description="Match the pattern as literal text.")] = False,
         max_tokens: MaxTokens = DEFAULT_TOKENS,
         *,
         given: dict[str, Any],
-    ) -> SearchAnswer:
-        """Find every indexed line that matches a pattern, source code first.
-
-        ``exact`` gives the number of matching lines, and whether the count is complete.
-        """
+    ) -> str:
+        """Find every line that matches a pattern, source code first, and count them."""
         try:
             return self._exactly("", {**given, "fixed" if literal else "regex": (pattern,)}, max_tokens)
         except UsageError as error:
@@ -516,47 +487,95 @@ class LineTools:
             raise
 
     @spread("given", exact_parameters())
-    def find_definitions(
-        self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]
-    ) -> SearchAnswer:
-        """Find the definitions of a name. Matches by name, not by type."""
-        return self._exactly(field_term("def", name), given, max_tokens)
+    def find_definitions(self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> str:
+        """Find where a function, class or other name is defined."""
+        return self._exactly(_field("def", name), given, max_tokens)
 
     @spread("given", exact_parameters())
-    def find_uses(self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> SearchAnswer:
-        """Find the uses of a name: lines that contain it as a word but do not define it, nearest to a definition first.
+    def find_uses(self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> str:
+        """Find the lines that use a name, nearest to its definition first. Compares names, not types."""
+        return self._exactly(_field("uses", name), given, max_tokens)
 
-        Matches by name, not by type.
-        """
-        return self._exactly(field_term("uses", name), given, max_tokens)
-
-    def _exactly(self, query: str, given: dict[str, Any], max_tokens: int) -> SearchAnswer:
-        request = SearchRequest.of(query, {"n_lines": 0, **without_empty(given)})
-        report = search(self.newest(), request, within=self.boundary(), run=self.run)
+    def _exactly(self, query: str, given: dict[str, Any], max_tokens: int) -> str:
+        request = SearchRequest.of(query, {"n_lines": 0, **self._named(given)})
+        report = self._found(request)
         if not report.results and not (report.exact and report.exact.documents):
             report = replace(report, notes=(*report.notes, "search_lines also finds synonyms and related names."))
-        return search_answer(report, max_tokens)
+        return self._text(report, request, max_tokens)
+
+    def _found(self, request: SearchRequest) -> SearchReport:
+        """Search. Exact matches beyond ``top_k`` are counted, too, unless the index is in a bucket."""
+        from driftline.flows.search import resolved, search
+        from driftline.tasks.search.search import search as search_lines
+
+        workspace, within = self.newest(), self.boundary()
+        report = search(workspace, request, within=within, run=self.run)
+        if report.exact is None or report.exact.reason != "limit" or not workspace.objects.is_local:
+            return report
+        opened, complete = resolved(workspace, request, within)
+        counted = self.run(search_lines, opened, replace(complete, facets=True)).exact
+        shown = len(report.results)
+        how = "a larger `top_k` shows more" if shown < MAX_TOP_K else "narrow the search by `globs` or `languages`"
+        return replace(report, exact=counted, notes=(f"{shown:,} shown: {how}.",))
+
+    def _text(self, report: SearchReport, request: SearchRequest, max_tokens: int) -> str:
+        from driftline.tasks.search.query_language import parse_request
+
+        branch = request.branch or parse_request(request).branch
+        return SearchText(max_tokens, branch, self.shows_files).of(report)
+
+    def _named(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that are not empty, with the entities of the sources that are given by name."""
+        options = without_empty(given)
+        if options.get("sources"):
+            options["sources"] = [self._source(each) for each in options["sources"]]
+        return options
+
+    def _source(self, name: str) -> str:
+        """Return the entity of a source, given as in results or as an entity. Raises UsageError."""
+        if ":" in name:
+            return name
+        known = short_names([str(entity) for entity, _ in self.newest().readable_sources(self.boundary())])
+        found = [source for source, short in known.items() if name in (short, short.rpartition("/")[2])]
+        if len(found) == 1:
+            return found[0]
+        names = [known[source] for source in found or known]
+        if found:
+            raise UsageError("Several sources have this name", name, f"Use one of {', '.join(names)}.")
+        raise UsageError("No source has this name", name, nearest_name(name, names))
 
     def index_status(self) -> IndexStatus:
         """Show what is indexed: sources, numbers of documents and lines, and the embedding model."""
+        from driftline.storage.workspace.workspace import Workspace
+
         return index_status(self.run(Workspace.stats, self.newest(), self.boundary()))
 
     def read_context(
         self,
-        path: Annotated[str, Field(min_length=1, description="A search result's path.")],
+        path: Annotated[str, Field(min_length=1, description="A result's path.")],
         line: Annotated[int, Field(ge=1, description="The line to read around, 1-based.")],
         n_lines: Annotated[
             int, Field(ge=0, le=MAX_EXCERPT_LINES // 2, description="Lines of context on each side.")
         ] = 20,
-        source: Annotated[
-            str | None, Field(description="The result's source, if several sources have the path.")
-        ] = None,
+        source: Annotated[str | None, Field(description="The result's source, if it names one.")] = None,
+        branch: Annotated[str | None, Field(max_length=200, description="The branch that was searched.")] = None,
         max_tokens: MaxTokens = DEFAULT_TOKENS,
-    ) -> ContextAnswer:
-        """Read an indexed document around a line. Only indexed documents can be read."""
-        opened, within = self.newest(), self.boundary()
-        found = self.run(read_excerpt, opened, path, line, n_lines=n_lines, source=source, within=within)
-        return context_answer(found, line, max_tokens)
+    ) -> str:
+        """Read an indexed document around a line, as it was indexed."""
+        from driftline.flows.config.locate import on_named_branch
+        from driftline.tasks.search.documents import read_excerpt
+
+        within = self.boundary()
+        opened = on_named_branch(self.newest(), branch, within)
+        entity = None if source is None else self._source(source)
+        found = self.run(read_excerpt, opened, path, line, n_lines=n_lines, source=entity, within=within)
+        return context_text(found, line, max_tokens, branch)
+
+
+def _field(name: str, value: str) -> str:
+    from driftline.tasks.search.query_language import field_term
+
+    return field_term(name, value)
 
 
 @dataclass(frozen=True, slots=True)

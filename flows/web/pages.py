@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -21,6 +20,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 from driftline.flows.output.report_page import Series, bar_plot, line_plot, plots_of, run_row
 from driftline.flows.web.api import HomeView, IndexView, SqlView
 from driftline.flows.web.authentication import is_signed_in
+from driftline.storage.entities import short_names
 from driftline.storage.errors import NotIndexed
 from driftline.storage.globs import literal_glob
 from driftline.storage.lines.outline import OF_TEXT
@@ -100,7 +100,7 @@ def home_page(request: SearchRequest, view: HomeView, now: datetime, branches: S
 
 def _listed(sources: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, Mapping[str, Any]]]:
     """Return each source's short name, link and statistics, largest first."""
-    names = _short_names([source["entity"] for source in sources])
+    names = short_names([source["entity"] for source in sources])
     by_size = sorted(sources, key=lambda source: -source["lines"])
     return [(names[source["entity"]], folder_link(source["entity"], ""), source) for source in by_size]
 
@@ -127,7 +127,7 @@ def search_page(
         report=report,
         files=_by_file(question, branch, hits, folders) if question is not None else (),
         count=_count(report) if report is not None else "",
-        names=_short_names({hit.source for hit in hits}),
+        names=short_names({hit.source for hit in hits}),
         branches=others[:MAX_FACETS],
         complete=counted.complete,
         facets=_facets(request, counted),
@@ -283,13 +283,6 @@ def _snippet(lines: Sequence[str], best: int, end: int | None = None) -> tuple[i
     return first, last
 
 
-def _short_names(sources: Collection[str]) -> dict[str, str]:
-    """Return each source's last id, or its full path if other sources have the same last id."""
-    ids = {source: [part.partition(":")[2] for part in source.split("/")] for source in sources}
-    last = Counter(parts[-1] for parts in ids.values())
-    return {source: parts[-1] if last[parts[-1]] == 1 else "/".join(parts) for source, parts in ids.items()}
-
-
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
 
 
@@ -368,7 +361,7 @@ def _crumbs(source: str, path: str, branch: str | None) -> list[tuple[str, str]]
     """Return names and links of the sources page, ``source``, and the folders down to ``path``."""
     names = path.split("/") if path else []
     below = [(name, folder_link(source, "/".join(names[: at + 1]), branch)) for at, name in enumerate(names)]
-    return [("Sources", folder_link()), (_short_names([source])[source], folder_link(source, "", branch)), *below]
+    return [("Sources", folder_link()), (short_names([source])[source], folder_link(source, "", branch)), *below]
 
 
 def _entries(folder: Folder, branch: str | None, shown: str = "") -> list[dict[str, Any]]:
@@ -576,7 +569,7 @@ def _facets(request: SearchRequest, facets: Facets) -> list[dict[str, Any]]:
             boxes = boxes if counts.get("true") or name in checked else []
         else:
             values = [*dict.fromkeys((*checked.get(name, ()), *counts))]
-            names = _short_names(values) if name == "sources" else {}
+            names = short_names(values) if name == "sources" else {}
             boxes = [
                 (value, names.get(value, value), counts.get(value, 0), value in checked.get(name, ()))
                 for value in values[:MAX_FACETS]

@@ -2,6 +2,8 @@
 
 Because of the GIL, concurrent searches in one process would slow each other down, and a damaged table file can crash
 its reader (storage/lance/reader_process.py).
+
+What they run is imported only then: an MCP client waits for the server, but not for its first search.
 """
 
 from __future__ import annotations
@@ -15,15 +17,16 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from driftline.flows.output.logs import json_lines, quiet_libraries, writes_json
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.lance.reader_process import ProcessDied, ProcessStopped, WorkerProcess
-from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.hits import SearchReport
 from driftline.tasks.search.request import SearchRequest
-from driftline.tasks.search.search import prepare, search, warm
+
+if TYPE_CHECKING:
+    from driftline.storage.workspace.workspace import Workspace
+    from driftline.tasks.search.hits import SearchReport
 
 MAX_PROCESSES = 4
 """The default limit; each process holds the model and loaded indexes in memory."""
@@ -74,6 +77,8 @@ class SearchProcesses:
 
     def search(self, workspace: Workspace, query: str, **options: Any) -> SearchReport:
         """Like ``driftline.search``; also propagates errors from ``run``."""
+        from driftline.tasks.search.search import search
+
         return self.run(search, workspace, SearchRequest(query, **options))
 
     def run(self, function: Callable[..., _Result], workspace: Workspace, *args: Any, **kwargs: Any) -> _Result:
@@ -102,6 +107,8 @@ class SearchProcesses:
 
         If that crashes the process, reads that do not touch damaged files still work.
         """
+        from driftline.tasks.search.search import warm
+
         try:
             self._add(self._started(None, warm, workspace))
         except ProcessDied as error:
@@ -163,6 +170,8 @@ class SearchProcesses:
 
     def _start_in_background(self, workspace: Workspace) -> None:
         """Start a process, and use it once it loaded the model, or immediately if reads are waiting."""
+        from driftline.tasks.search.search import prepare
+
         try:
             self._add(self._started(SEARCH_SECONDS, prepare, workspace) if self._helpers else self._started())
         except (OSError, DriftlineError, TimeoutError) as error:

@@ -243,7 +243,7 @@ def read_excerpt(
         part = redact_lines(lines[first : last + 1], record.redact)
     else:
         part = _from_index(workspace, entity, path, first, last)
-    if not part:
+    if line > first + len(part):
         count = len(lines or _from_index(workspace, entity, path, 0, last))
         what = f"The document has no line {line}: it has {count} {'line' if count == 1 else 'lines'}"
         raise NotIndexed(what, path, "Use a line number from a search result.")

@@ -213,7 +213,7 @@ class SearchFilter:
         "Only in this view of driftline.toml, [workspaces.NAME].",
         flag="--in",
         metavar="NAME",
-        only_in=_ACTION_AND_COMMAND | {"mcp"},
+        only_in=_ACTION_AND_COMMAND,
     )
     branch: str | None = option(
         None,
@@ -264,7 +264,7 @@ class SearchRequest(SearchFilter):
     """A query and its search options.
 
     To add an option, add a line here, or in ``SearchFilter`` if the option excludes lines. All interfaces then offer
-    it, unless ``only_in`` limits it to some.
+    it, unless ``only_in`` limits it to some; the MCP tools choose theirs.
 
     Raises UsageError for a value that is out of bounds or empty.
 
@@ -288,7 +288,7 @@ class SearchRequest(SearchFilter):
     )
     n_lines: int = option(
         DEFAULT_N_LINES,
-        "Lines of context on each side.",
+        "Lines of context around the matching lines; 0: only the best line.",
         bounds=(0, inf),
         served=(0, 20),
         aliases=("-n", "-C"),
@@ -353,7 +353,6 @@ class SearchRequest(SearchFilter):
     facets: bool = option(
         False,
         "Count the files that match by source, language, kind, directory and tests.",
-        only_in=INTERFACES - {"mcp"},
     )
     explain: bool = option(False, "Show the steps of the search and their times.", only_in=_ACTION_AND_COMMAND)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from driftline.flows.actions import register_actions
+from tests.support.mcp import text_of
 from tests.support.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -107,8 +108,8 @@ def action_pages() -> str:
     return "\n".join(text for text in pages().values() if "search.workspace_create" in text)
 
 
-def ask_mcp(workspace: str, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
-    """Return the structured responses of an MCP server over a workspace; protocol errors fail the test."""
+def ask_mcp(workspace: str, *calls: tuple[str, dict[str, Any]]) -> list[str]:
+    """Return the texts of an MCP server's responses over a workspace; protocol errors fail the test."""
     from mcp import Client
 
     import driftline as dl
@@ -118,22 +119,4 @@ def ask_mcp(workspace: str, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
         async with Client(make_server(dl.open(workspace).storage), read_timeout_seconds=PATIENCE_SECONDS) as client:
             return [await client.call_tool(name, arguments) for name, arguments in calls]
 
-    outcomes = asyncio.run(talk())
-    for outcome in outcomes:
-        assert not outcome.is_error, outcome
-    return [outcome.structured_content for outcome in outcomes]
-
-
-def mcp_parameters(workspace: str, tool: str) -> set[str]:
-    """Return the parameter names of an MCP server tool."""
-    from mcp import Client
-
-    import driftline as dl
-    from driftline.flows.mcp_server.server import make_server
-
-    async def talk() -> Any:
-        async with Client(make_server(dl.open(workspace).storage), read_timeout_seconds=PATIENCE_SECONDS) as client:
-            return await client.list_tools()
-
-    listed = asyncio.run(talk())
-    return next(set(each.input_schema["properties"]) for each in listed.tools if each.name == tool)
+    return [text_of(outcome) for outcome in asyncio.run(talk())]

@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/ works: in order, each page in its own clone."""
+"""Every command of README.md and docs/ works: in order, each page in its own clone, pasted into one shell."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from tests.support.waiting import PATIENCE_SECONDS
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 FENCE = re.compile(r"^```(?P<language>sh|python)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+INCLUDED = re.compile(r'^--8<-- "README\.md:(?P<part>\w+)"$', re.MULTILINE)
+NUMBERED = re.compile(r"^ +\d+[:-] .*")
+LOCATED = re.compile(r"^(?P<location>\S+:\d+)(?P<rest>[: ].*)?")
 SERVED = "http://127.0.0.1:8030"
 IDENTITY = ("-c", "user.name=reader", "-c", "user.email=reader@localhost", "-c", "commit.gpgSign=false")
 
@@ -30,14 +33,20 @@ def blocks() -> list[Any]:
     """Return the blocks of all pages; a page's blocks run in order, in one process."""
     found = []
     for page in PAGES:
-        name, text = page.relative_to(ROOT).as_posix(), page.read_text()
+        name, text = page.relative_to(ROOT).as_posix(), INCLUDED.sub(part_of_readme, page.read_text())
         for match in FENCE.finditer(text):
-            if match["code"].startswith("make install"):
+            if match["code"].startswith("make install") or (name == "README.md" and "driftline" in match["code"]):
                 continue  # test_the_readme_pasted_whole_into_a_shell_installs_and_searches
             line = text[: match.start()].count("\n") + 1
             group = pytest.mark.xdist_group(name)
             found.append(pytest.param(name, match["language"], match["code"], id=f"{name}:{line}", marks=group))
     return found
+
+
+def part_of_readme(include: re.Match[str]) -> str:
+    """Return the part of README.md that a page includes."""
+    start, end = (f"<!-- --8<-- [{edge}:{include['part']}] -->" for edge in ("start", "end"))
+    return (ROOT / "README.md").read_text().partition(start)[2].partition(end)[0]
 
 
 BLOCKS = blocks()
@@ -116,12 +125,19 @@ def served(origin: Path, environment: Mapping[str, str]) -> Iterator[None]:
             server.kill()
 
 
+@pytest.fixture(scope="session")
+def folders() -> dict[str, str]:
+    """Where the shell of each page is, after the blocks that ran."""
+    return {}
+
+
 @pytest.mark.parametrize(("page", "language", "code"), BLOCKS)
 def test_the_commands_of_a_page_work(
     page: str,
     language: str,
     code: str,
     clone: Callable[[str], Path],
+    folders: dict[str, str],
     environment: Mapping[str, str],
     request: pytest.FixtureRequest,
 ) -> None:
@@ -137,7 +153,16 @@ def test_the_commands_of_a_page_work(
         commands = [line for line in code.splitlines() if not line.startswith("make test")]
         run(["bash", "-euo", "pipefail", "-c", "\n".join(commands)], ROOT, environment)
     else:
-        run(["bash", "-euo", "pipefail", "-c", code], folder, environment)
+        here = folder.parent / "pwd"
+        pasted = f"cd {shlex.quote(folders.get(page, str(folder)))}\n{code}\npwd > {shlex.quote(str(here))}"
+        run(["bash", "-euo", "pipefail", "-c", pasted], folder, environment)
+        folders[page] = here.read_text().strip()
+        if page.startswith("docs/start/") and code == [each.values[2] for each in BLOCKS if each.values[0] == page][-1]:
+            assert changes_in(folder) == ""
+
+
+def changes_in(clone: Path) -> str:
+    return subprocess.run(["git", "status", "--short"], cwd=clone, check=True, capture_output=True, text=True).stdout
 
 
 def test_the_readme_pasted_whole_into_a_shell_installs_and_searches(origin: Path, tmp_path: Path) -> None:
@@ -168,29 +193,27 @@ def test_the_readme_pasted_whole_into_a_shell_installs_and_searches(origin: Path
     assert shell.returncode == 0, shell.stdout[-3000:] + shell.stderr[-3000:]
     assert "make: installing" in shell.stdout
     assert re.search(r"^errors\.py:\d+ .*class LeaseLost$", shell.stdout, re.MULTILINE)
-    left = subprocess.run(["git", "status", "--short"], cwd=clone, check=True, capture_output=True, text=True).stdout
-    assert left == ""
+    assert changes_in(clone) == ""
 
 
 def test_the_session_in_the_readme_is_what_the_commands_print() -> None:
-    """Numbers may differ. ``python docs/record_session.py`` updates the session."""
+    """Other numbers than those of lines may differ. ``python docs/record_session.py`` updates the session."""
     recorder = the_recorder()
     written = recorder.BLOCK.search((ROOT / "README.md").read_text())
     assert written is not None
-    assert without_numbers(written[0]) == without_numbers(recorder.transcript(recorder.README_COMMANDS))
+    assert comparable(written[0]) == comparable(recorder.transcript(recorder.README_COMMANDS))
 
 
 def test_the_commands_of_the_session_are_those_to_paste() -> None:
-    of_readme = (block for block in BLOCKS if block.values[0] == "README.md")
-    block = next(block for block in of_readme if not str(block.values[2]).startswith("make"))
+    block = next(block for block in BLOCKS if block.values[0] == "docs/start/first-search.md")
     assert tuple(str(block.values[2]).splitlines()) == the_recorder().README_COMMANDS
 
 
 def test_the_recorded_session_is_what_the_commands_print() -> None:
-    """Numbers may differ. ``python docs/record_session.py`` updates the picture."""
+    """Other numbers than those of lines may differ. ``python docs/record_session.py`` updates the picture."""
     recorder = the_recorder()
     shown = recorder.lines_of(recorder.SESSION.read_text())
-    assert without_numbers(shown) == without_numbers(recorder.lines_of(recorder.drawn()))
+    assert comparable(shown) == comparable(recorder.lines_of(recorder.drawn()))
 
 
 def test_each_question_in_sql_has_its_answer() -> None:
@@ -206,19 +229,17 @@ def test_each_question_in_sql_has_its_answer() -> None:
 
 
 def test_each_exact_search_of_the_guide_prints_what_it_shows() -> None:
-    """Compares the last line of each search without numbers. ``python docs/record_session.py`` updates them."""
+    """Other numbers than those of lines may differ. ``python docs/record_session.py`` updates them."""
     recorder = the_recorder()
     page = recorder.EXACT.read_text()
-    shown, now = (
-        [
-            (lines[0], without_numbers(lines[-1]))
-            for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-            for lines in (part.strip().splitlines() for part in block.split("$ driftline search ")[1:])
-        ]
-        for text in (page, recorder.searched(page))
-    )
-    assert len(shown) == 3
-    assert shown == now
+    assert comparable(page) == comparable(recorder.searched(page))
+
+
+def test_the_search_that_is_explained_prints_what_the_page_shows() -> None:
+    """Other numbers than those of lines may differ. ``python docs/record_session.py`` updates it."""
+    recorder = the_recorder()
+    page = recorder.EXPLAINED.read_text()
+    assert comparable(page) == comparable(recorder.searched(page, "storage"))
 
 
 def test_the_guide_on_documents_shows_each_format_with_its_anchor(
@@ -243,6 +264,20 @@ def the_recorder() -> Any:
     recorder = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recorder)
     return recorder
+
+
+def comparable(text: str) -> str:
+    """Return ``text`` with only the numbers that locate lines: those are what a search is for."""
+    lines = []
+    for line in text.splitlines():
+        located = LOCATED.match(line)
+        if NUMBERED.match(line):
+            lines.append(line.rstrip())
+        elif located:
+            lines.append(located["location"] + without_numbers(located["rest"] or ""))
+        else:
+            lines.append(without_numbers(line))
+    return "\n".join(lines)
 
 
 def without_numbers(text: str) -> str:

@@ -50,6 +50,7 @@ from driftline.storage.workspace.records import RunRecord
 from driftline.storage.workspace.tokens import Scope, TokenRecord, create_token, read_tokens, revoke_token, token_hash
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
+from tests.support.mcp import hits_of, text_of
 from tests.support.waiting import PATIENCE_SECONDS
 from tests.support.web import Answer, ask, serving
 
@@ -241,11 +242,13 @@ def test_a_bound_token_sees_its_project(site: Site, bound: str) -> None:
     memory = json.loads(site.ask("/api/v1/memory/search?q=parser", token=bound).body)["results"]
     assert [hit["record"]["key"] for hit in memory] == ["own"]
     for requested in (
-        call("search_lines", query="lease", mode="text"),
+        call("search_lines", query="lease"),
         call("grep_lines", pattern="lease", literal=True),
     ):
         outcome = json.loads(ask_mcp(site, bound, requested).body)["result"]
-        assert {hit["source"] for hit in outcome["structuredContent"]["results"]} == {f"{OWN}/source:own"}
+        text = outcome["content"][0]["text"]
+        assert {path for path, _, _ in hits_of(text)} == {"own.py", "shared.md"}
+        assert not any(name in text for name in FOREIGN)
 
 
 def test_an_mcp_client_sees_what_its_token_sees(site: Site, bound: str) -> None:
@@ -254,12 +257,14 @@ def test_an_mcp_client_sees_what_its_token_sees(site: Site, bound: str) -> None:
             transport = streamable_http_client(f"http://{site.address}/mcp", http_client=sender)
             async with Client(transport, read_timeout_seconds=PATIENCE_SECONDS) as client:
                 tools = {tool.name for tool in (await client.list_tools()).tools}
-                return tools, await client.call_tool("search_lines", {"query": "lease", "mode": "text"})
+                return tools, await client.call_tool("search_lines", {"query": "lease"})
 
     tools, outcome = asyncio.run(talk())
     exact = {"grep_lines", "find_definitions", "find_uses"}
     assert tools == {"search_lines", "read_context", "index_status", "search_memory"} | exact
-    assert {hit["source"] for hit in outcome.structured_content["results"]} == {f"{OWN}/source:own"}
+    assert {path for path, _, _ in hits_of(text_of(outcome))} == {"own.py", "shared.md"}
+    assert not any(name in text_of(outcome) for name in FOREIGN)
+    assert "Paths are relative" not in text_of(outcome), "the server's files are of no use to its clients"
 
 
 NAMES = st.sampled_from(sorted(FOREIGN))
@@ -277,7 +282,7 @@ def requests(draw: st.DrawFn) -> tuple[str, str | None]:
         st.sampled_from(["search", "page", "excerpt", "document", "folder", "documents", "memory", "read", "recall"])
     )
     if wanted == "read":
-        return "", call("read_context", path=path, line=1, **draw(st.sampled_from([{}, {"source": source}])))
+        return "", call("read_context", path=path, line=1, **branch, **draw(st.sampled_from([{}, {"source": source}])))
     if wanted == "recall":
         return "", call("search_memory", query=query, mode="text", entity=source.partition("/source:")[0])
     narrowing = draw(st.sampled_from([{}, {"source": source}, {"path": path.rpartition("/")[2]}, {"glob": f"{name}*"}]))

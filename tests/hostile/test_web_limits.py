@@ -508,6 +508,15 @@ def test_documents_with_odd_names_have_pages(address: str) -> None:
         assert ask(address, link.partition("#")[0]).status == 200, link
 
 
+def test_a_line_past_the_end_does_not_exist_although_others_are_in_its_context(workspace: Workspace) -> None:
+    ((source, _),) = workspace.readable_sources()
+    with serving(server(workspace)) as address:
+        for target in (f"/api/v1/excerpt?source={source}&path=long.md&n_lines=10&line=", f"/d/{source}/long.md?line="):
+            assert ask(address, f"{target}2000").status == 200
+            past = ask(address, f"{target}2001")
+            assert (past.status, "has no line 2001: it has 2000 lines" in past.body) == (404, True), target
+
+
 def mcp_server(workspace: Workspace) -> HttpServer:
     reader = Reader(workspace.reread)
     return web_server(reader, "127.0.0.1", 0, mcp=Tools(reader))

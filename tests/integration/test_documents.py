@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.flows.mcp_server.tools import context_answer
+from driftline.flows.mcp_server.tools import context_text
 from driftline.flows.output.plain_text import own_appearance, print_search, show_as
 from driftline.flows.runs import source_run
 from driftline.storage.documents import DocumentState, SkipReason, content_hash
@@ -364,10 +364,9 @@ def test_a_hit_says_what_opens_its_location_in_a_viewer(tree: Path, tmp_path: Pa
     excerpt = read_excerpt(Workspace.open(str(tmp_path / "ws")), "birds.pdf", of_pdf.line, n_lines=9)
     assert excerpt.anchors == ((1, "p. 1"), (of_pdf.line, "p. 2"))
     assert read_excerpt(Workspace.open(str(tmp_path / "ws")), "plain.txt", 1, n_lines=9).anchors == ()
-    shown = context_answer(excerpt, of_pdf.line)
-    assert shown.anchors == [*excerpt.anchors]
-    assert "[p. 1]\n1: the first page\n[p. 2]\n2: the bittern booms" in shown.text()
-    assert context_answer(excerpt, of_pdf.line, max_tokens=1).anchors[-1] == (of_pdf.line, "p. 2")
+    shown = context_text(excerpt, of_pdf.line)
+    assert "[p. 1]\n1: the first page\n[p. 2]\n2: the bittern booms" in shown
+    assert "[p. 2]\n2: the bittern booms" in context_text(excerpt, of_pdf.line, max_tokens=60)
     (exactly,) = opened.search("x", fixed=("the bittern",)).results
     (unindexed,) = dl.grep("the bittern booms", str(tree / "birds.pdf"), model=str(tiny_model), top_k=1).results
     assert exactly.fragment == unindexed.fragment == "page=2"

@@ -35,6 +35,7 @@ from driftline.flows.mcp_server.tools import (
 from driftline.storage.environment import install_command
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
+from tests.support.mcp import hits_of, numbered_lines, text_of
 from tests.support.waiting import PATIENCE_SECONDS
 
 Outcome = Any
@@ -67,10 +68,7 @@ FIND = ("search_lines", {"query": "namespace", "top_k": 1, "n_lines": 1})
 
 
 def check_found(outcome: Outcome) -> None:
-    assert not outcome.is_error, outcome
-    (hit,) = outcome.structured_content["results"]
-    assert (hit["path"], hit["line"], hit["text"]) == ("only.txt", 3, "namespace")
-    assert hit["context"][hit["line"] - hit["start_line"]] == "namespace"
+    assert hits_of(text_of(outcome)) == [("only.txt", 3, "namespace")]
 
 
 def test_a_client_finds_a_line_over_stdio(location: Path) -> None:
@@ -78,7 +76,7 @@ def test_a_client_finds_a_line_over_stdio(location: Path) -> None:
     server = StdioServerParameters(command=program, args=["mcp", "--workspace", str(location / "ws")])
     found, context = ask(server, FIND, ("read_context", {"path": "only.txt", "line": 3, "n_lines": 1}))
     check_found(found)
-    assert context.structured_content["lines"] == ["---", "namespace", "two"]
+    assert numbered_lines(text_of(context)) == ["---", "namespace", "two"]
 
 
 def test_clients_show_the_sources_and_a_prompt(location: Path) -> None:
@@ -125,7 +123,7 @@ def test_one_server_has_many_workspaces_each_within_the_boundary(tmp_path: Path,
 
     tools, (default, web, app, unknown), sources, instructions = asyncio.run(talk())
     assert {tuple(tool.input_schema["properties"]["workspace"]["enum"]) for tool in tools} == {("web", "app")}
-    found = [[hit["text"] for hit in each.structured_content["results"]] for each in (default, web, app)]
+    found = [[text for _, _, text in hits_of(text_of(each))] for each in (default, web, app)]
     assert found == [["namespace"], ["namespace"], ["parser"]]  # other sources are outside the boundary
     assert unknown.is_error
     statuses = json.loads(sources.contents[0].text)
@@ -175,33 +173,32 @@ def test_tools_have_schemas_with_bounds(location: Path) -> None:
     exact = {"grep_lines", "find_definitions", "find_uses"}
     assert set(found) == {"search_lines", "index_status", "read_context"} | exact
     # The list uses up part of a model's context in each session.
-    assert sum(len(json.dumps(tool.input_schema)) for tool in found.values()) <= 3_000 * BYTES_PER_TOKEN
-    assert found["search_lines"].input_schema["properties"]["paths"] == {
+    listed = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in found.values()]
+    assert len(json.dumps(listed, separators=(",", ":"))) <= 1_900 * BYTES_PER_TOKEN
+    assert found["search_lines"].input_schema["properties"]["languages"] == {
         "items": {"type": "string"},
         "maxItems": 100,
         "type": "array",
-        "description": "Only in these files.",
+        "description": "Only in these languages, such as python.",
     }
     top_k = found["search_lines"].input_schema["properties"]["top_k"]
     assert (top_k["minimum"], top_k["maximum"]) == (1, MAX_TOP_K)
     for tool in found.values():
         assert tool.description
-        assert tool.output_schema
+        assert tool.output_schema is None, "clients pass structured content to models instead of the text"
         assert tool.annotations.read_only_hint
 
 
-def test_filters_and_modes_reach_the_search(location: Path) -> None:
-    def paths(**options: Any) -> set[str]:
-        requested = {"query": "parser", "top_k": 50, "n_lines": 0, **options}
+def test_filters_reach_the_search(location: Path) -> None:
+    def paths(query: str = "parser namespace subcommand", **options: Any) -> set[str]:
+        requested = {"query": query, "top_k": 50, "n_lines": 0, **options}
         (outcome,) = ask(make_server(dl.open(str(location / "ws")).storage), ("search_lines", requested))
-        assert not outcome.is_error, outcome
-        return {hit["path"] for hit in outcome.structured_content["results"]}
+        return {path for path, _, _ in hits_of(text_of(outcome))}
 
-    assert paths(mode="text") == {"both.txt"}
-    assert paths(mode="vector") == {"both.txt", "long.txt", "only.txt"}
-    assert paths(mode="vector", globs=["on*.txt"]) == {"only.txt"}
-    assert paths(mode="vector", paths=["only.txt", "both.txt"]) == {"only.txt", "both.txt"}
-    assert paths(mode="vector", exts=["md"]) == set()
+    assert paths() == {"both.txt", "long.txt", "only.txt"}
+    assert paths(globs=["on*.txt"]) == paths("parser namespace file:only.txt") == {"only.txt"}
+    assert paths(languages=["markdown"]) == set()
+    assert paths(sources=["app"]) == paths(sources=["source:app"]) == paths("parser repo:app") == {"both.txt"}
 
 
 def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: Path) -> None:
@@ -211,22 +208,19 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     server = make_server(dl.open(str(tmp_path / "ws")).storage)
 
-    def found(tool: str, **requested: Any) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+    def found(tool: str, **requested: Any) -> tuple[list[tuple[str, int]], str]:
         (outcome,) = ask(server, (tool, requested))
-        assert not outcome.is_error, outcome
-        hits = outcome.structured_content["results"]
-        assert all(hit["context"] == [hit["text"]] for hit in hits)
-        return [(hit["path"], hit["line"]) for hit in hits], outcome.structured_content["exact"]
+        text = text_of(outcome)
+        (matches,) = (line for line in text.splitlines() if line.startswith("matches: "))
+        return [(path, line) for path, line, _ in hits_of(text)], matches.removeprefix("matches: ")
 
-    counts = {"lines": 2, "documents": 2, "complete": True, "reason": None}
-    assert found("grep_lines", pattern=r"^(\}|def)") == ([("b.py", 2), ("sub/a.py", 1)], counts)
+    assert found("grep_lines", pattern=r"^(\}|def)") == ([("b.py", 2), ("sub/a.py", 1)], "2 in 2 documents")
     assert found("grep_lines", pattern="loads(", literal=True)[0] == [("b.py", 3)]
-    assert found("grep_lines", pattern="LOAD", ignore_case=True, count=True) == ([], {**counts, "lines": 4})
-    limited = {**counts, "lines": 1, "documents": 1, "complete": False, "reason": "limit"}
-    assert found("grep_lines", pattern=".", top_k=1) == ([("b.py", 1)], limited)
+    assert found("grep_lines", pattern="LOAD", ignore_case=True, count=True) == ([], "4 in 2 documents")
+    assert found("grep_lines", pattern=".", top_k=1) == ([("b.py", 1)], "6 in 2 documents")
     assert found("find_definitions", name="load")[0] == [("sub/a.py", 1)]
     assert found("find_uses", name="load")[0] == [("sub/a.py", 5), ("b.py", 1), ("b.py", 3)]
-    assert found("find_uses", name="load", dirs=["sub"])[0] == [("sub/a.py", 5)]
+    assert found("find_uses", name="load", globs=["sub/*"])[0] == [("sub/a.py", 5)]
     assert found("find_definitions", name='a" OR "b\\')[0] == []
     (wrong,) = ask(server, ("grep_lines", {"pattern": "a(b"}))
     assert wrong.is_error
@@ -247,8 +241,7 @@ def test_each_workspace_of_a_server_has_a_name_of_its_own(
     def serve(server: Any) -> None:
         for name in (None, str(outer), str(inner)):  # null is equivalent to absent
             (outcome,) = ask(server, ("grep_lines", {"pattern": "namespace|parser", "workspace": name}))
-            assert not outcome.is_error, outcome
-            found.extend(hit["text"] for hit in outcome.structured_content["results"])
+            found.extend(text for _, _, text in hits_of(text_of(outcome)))
 
     monkeypatch.setattr("driftline.flows.mcp_server.server.serve_stdio", serve)
     named = [part for each in (outer, inner, f"file://{outer}/") for part in ("--workspace", each)]
@@ -260,21 +253,19 @@ def test_answers_are_bounded(location: Path) -> None:
     server = make_server(dl.open(str(location / "ws")).storage)
     wide = {"query": "subcommand", "top_k": 50, "n_lines": 20}
     answers = ask(server, ("search_lines", wide), ("read_context", {"path": "long.txt", "line": 200, "n_lines": 100}))
-    for answer in answers:
-        content = answer.structured_content
-        windows = content.get("results", [content])
-        lines = [line for window in windows for line in window.get("context", window.get("lines"))]
-        assert content["truncated"]
-        assert 1000 < sum(len(line) + 1 for line in lines) <= MAX_ANSWER_BYTES
-        assert max(map(len, lines)) <= MAX_LINE_CHARACTERS
-        for window in windows:
-            assert window["end_line"] - window["start_line"] + 1 == len(window.get("context", window.get("lines")))
+    for text in map(text_of, answers):
+        assert MAX_ANSWER_BYTES / 4 < len(text.encode()) <= MAX_ANSWER_BYTES
+        assert "max_tokens=8000" in text
+        assert max(map(len, numbered_lines(text))) <= MAX_LINE_CHARACTERS
 
 
-def test_the_text_of_an_answer_has_only_the_decisive_fields(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_text_of_an_answer_has_only_the_decisive_fields(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "a.py").write_text("def load(path):\n    return path\n\n\nfirst = load('x')\n")
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
+    monkeypatch.chdir(tmp_path / "tree")
     server = make_server(dl.open(str(tmp_path / "ws")).storage)
     calls: list[tuple[str, dict[str, Any]]] = [
         ("find_uses", {"name": "load"}),
@@ -284,12 +275,73 @@ def test_the_text_of_an_answer_has_only_the_decisive_fields(tmp_path: Path, tiny
     ]
     assert [outcome.content[0].text for outcome in ask(server, *calls)] == [
         "a.py:5:first = load('x')\nmatches: 1 in 1 document",
-        "a.py:1  (function load)\n1: def load(path):\n2-     return path\nmatches: at least 1 in at least 1 document"
-        "\nMore lines match than the 1 shown: a larger `top_k` shows them, `count` counts them.",
+        "a.py:1  (function load)\n1: def load(path):\n2-     return path\nmatches: 3 in 1 document"
+        "\n1 shown: a larger `top_k` shows more.",
         "matches: 0 in 0 documents\nNo line matches the exact terms.\n"
         "search_lines also finds synonyms and related names.",
         "a.py:1-3\n1: def load(path):\n2:     return path\n3: ",
     ]
+    monkeypatch.chdir(tmp_path)
+    (elsewhere,) = ask(server, calls[0])
+    assert text_of(elsewhere).splitlines()[-1] == f"Paths are relative to {tmp_path / 'tree'}"
+
+
+def test_the_lines_found_on_a_branch_can_be_read(tmp_path: Path, tiny_model: Path) -> None:
+    """In a changed file, and in a new one."""
+    tree, ws = tmp_path / "tree", str(tmp_path / "ws")
+
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgSign=false")
+        subprocess.run(["git", *identity, *arguments], cwd=tree, check=True, capture_output=True)
+
+    tree.mkdir()
+    git("init", "-q", "-b", "main")
+    (tree / "changed.txt").write_text("parser\n")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    dl.index(str(tree), workspace=ws, model=str(tiny_model))
+    git("checkout", "-qb", "feature/x")
+    (tree / "changed.txt").write_text("parser\nnamespace\n")
+    (tree / "new.txt").write_text("namespace\n")
+    git("add", ".")
+    git("commit", "-qm", "two")
+    dl.index(str(tree), workspace=ws, model=str(tiny_model), branch="feature/x")
+    server = make_server(Workspace.open(ws))
+    for tool, query in (("search_lines", {"query": "namespace branch:feature/x"}), ("grep_lines", {"pattern": "name"})):
+        (found,) = ask(server, (tool, query | ({"branch": "feature/x"} if tool == "grep_lines" else {})))
+        assert "branch: feature/x" in text_of(found)
+        hits = [hit for hit in hits_of(text_of(found)) if hit[2] == "namespace"]
+        assert [hit[:2] for hit in sorted(hits)] == [("changed.txt", 2), ("new.txt", 1)]
+        for path, line, text in hits:
+            (read,) = ask(server, ("read_context", {"path": path, "line": line, "branch": "feature/x", "n_lines": 0}))
+            assert "[feature/x]" in text_of(read)
+            assert text_of(read).endswith(f"{line}: {text}")
+    (main,) = ask(server, ("read_context", {"path": "changed.txt", "line": 2}))
+    assert "has no line 2: it has 1 line" in main.content[0].text
+
+
+@pytest.mark.parametrize("n_lines", [0, 3, 20])
+@pytest.mark.parametrize("line", [5, 24])
+def test_a_line_past_the_end_does_not_exist(location: Path, line: int, n_lines: int) -> None:
+    """Even if lines before it would be within the context; read from the file, or from the index."""
+    workspace = Workspace.open(str(location / "ws"))
+    (outcome,) = ask(make_server(workspace), ("read_context", {"path": "only.txt", "line": line, "n_lines": n_lines}))
+    assert outcome.is_error
+    assert f"has no line {line}: it has 4 lines" in outcome.content[0].text
+
+
+def test_sources_are_shown_and_accepted_by_their_short_names(location: Path) -> None:
+    server = make_server(Workspace.open(str(location / "ws")))
+    both, one, read = ask(
+        server,
+        ("grep_lines", {"pattern": "parser"}),
+        ("grep_lines", {"pattern": "parser", "sources": ["web"]}),
+        ("read_context", {"path": "both.txt", "line": 1, "source": "app", "n_lines": 0}),
+    )
+    assert text_of(both).splitlines()[:2] == ["app both.txt:2:parser", "web both.txt:2:parser"]
+    assert f"app is in {location / 'app'}" in text_of(both)
+    assert text_of(one).splitlines()[0] == "both.txt:2:parser"
+    assert text_of(read) == "both.txt:1-1\n1: app"
 
 
 @pytest.mark.parametrize("line", [4, 2**31, 10**20])
@@ -311,14 +363,11 @@ def test_an_answer_fits_into_its_tokens_and_says_how_to_get_the_rest(location: P
     found, read, few = ask(
         server, ("search_lines", wide), ("read_context", around), ("search_lines", {"query": "parser", "top_k": 1})
     )
-    for outcome in (found, read):
-        assert len(outcome.content[0].text.encode()) <= max_tokens * BYTES_PER_TOKEN
-        assert outcome.content[0].text.endswith(outcome.structured_content["more"])
-        assert f"max_tokens={max_tokens}" in outcome.structured_content["more"]
-    answer = found.structured_content
-    assert 1 <= len(answer["results"]) <= answer["found"]
-    assert read.structured_content["start_line"] <= 200 <= read.structured_content["end_line"]
-    assert few.structured_content["more"] is None
+    for text in map(text_of, (found, read)):
+        assert len(text.encode()) <= max_tokens * BYTES_PER_TOKEN
+        assert f"(max_tokens={max_tokens}): " in text.splitlines()[-1]
+    assert "\n200: " in text_of(read)
+    assert "max_tokens" not in text_of(few)
 
 
 @pytest.mark.parametrize(
@@ -330,11 +379,11 @@ def test_an_answer_fits_into_its_tokens_and_says_how_to_get_the_rest(location: P
         ("read_context", {"path": "only.txt", "line": 99}, "has no line 99: it has 4 lines"),
         ("read_context", {"path": "only.txt", "line": 0}, "greater than or equal to 1"),
         ("read_context", {"path": "both.txt", "line": 1}, "Several sources"),
-        ("read_context", {"path": "only.txt", "line": 1, "source": "../web"}, "An entity must have the form"),
+        ("read_context", {"path": "only.txt", "line": 1, "source": "../web:"}, "An entity must have the form"),
         ("search_lines", {"query": ""}, "at least 1 character"),
         ("search_lines", {"query": "x", "top_k": 1000}, "less than or equal to 50"),
-        ("search_lines", {"query": "x", "paths": ["../x"]}, "points outside its source"),
-        ("search_lines", {"query": "x", "mode": "guess"}, "Input should be"),
+        ("search_lines", {"query": "x", "tests": "guess"}, "Input should be"),
+        ("search_lines", {"query": "x", "sources": ["aap"]}, "No source has this name: aap. Did you mean 'app'?"),
         ("no_such_tool", {}, "no_such_tool"),
     ],
 )
@@ -363,8 +412,9 @@ def test_files_that_are_not_indexed_are_never_read(location: Path, tmp_path: Pat
     server = make_server(dl.open(str(tmp_path / "ws")).storage)
     for path in ("plain.txt", "inner/deep.txt"):
         (outcome,) = ask(server, ("read_context", {"path": path, "line": 2}))
-        assert outcome.structured_content["lines"] == ["parser", "---", "namespace"]  # from the index
-        assert outcome.structured_content["current"] is False
+        text = text_of(outcome)
+        assert numbered_lines(text) == ["parser", "---", "namespace"]  # from the index
+        assert "The document has since changed or been deleted." in text
 
 
 def test_a_server_sees_files_indexed_after_its_start(tmp_path: Path, tiny_model: Path) -> None:
@@ -382,7 +432,7 @@ def test_a_server_sees_files_indexed_after_its_start(tmp_path: Path, tiny_model:
             (tree / "a.txt").write_text("parser\nnamespace\n")
             index()
             outcome = await client.call_tool("search_lines", {"query": "namespace", "top_k": 1})
-            assert outcome.structured_content["results"][0]["line"] == 2
+            assert hits_of(text_of(outcome))[0][1] == 2
 
     asyncio.run(talk())
 
@@ -495,7 +545,7 @@ def test_the_server_survives_the_death_of_the_process_that_reads(
             assert end_readers() == 1
             second = await client.call_tool(name, arguments)
         assert not second.is_error, second
-        assert first.structured_content["results"] == second.structured_content["results"] != []
+        assert first.content == second.content != []
 
     asyncio.run(talk(remembered[0], *recall))
     asyncio.run(talk(location / "ws", *FIND))
@@ -520,7 +570,7 @@ def test_usage_errors_end_the_server_before_it_starts(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("extensions", "exts"), ("limit", "top_k"), ("glob", "globs"), ("pahts", "paths")]
+    ("wrong", "right"), [("lang", "languages"), ("limit", "top_k"), ("glob", "globs"), ("bracnh", "branch")]
 )
 def test_an_unknown_argument_is_an_error_that_names_the_nearest(location: Path, wrong: str, right: str) -> None:
     (outcome,) = ask(
@@ -536,5 +586,5 @@ def test_a_filter_that_matches_no_document_says_so(location: Path) -> None:
     (outcome,) = ask(
         make_server(dl.open(str(location / "ws")).storage), ("search_lines", {"query": "parser", "globs": ["*.zz"]})
     )
-    assert outcome.structured_content["results"] == []
-    assert "'*.zz'" in outcome.structured_content["notes"][0]
+    assert hits_of(text_of(outcome)) == []
+    assert "'*.zz'" in text_of(outcome)

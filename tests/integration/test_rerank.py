@@ -22,6 +22,7 @@ from driftline.tasks.embedding.transformer import as_words, load_transformer
 from driftline.tasks.search.ranking import Window
 from driftline.tasks.search.request import Mode
 from driftline.tasks.search.rerank import reranked, texts_of
+from tests.support.mcp import hits_of
 from tests.support.searches import search
 
 Driftline = Callable[..., Any]
@@ -110,7 +111,7 @@ def test_every_interface_reranks_alike(
     answer = registry["search.workspace_search"]({}, workspace=indexed, query=QUESTION, rerank=True)
     assert locations(answer["results"]) == expected
     tools = LineTools(lambda: Workspace.open(indexed))
-    assert [(hit.path, hit.line) for hit in tools.search_lines(QUESTION, rerank=True).results] == expected
+    assert [hit[:2] for hit in hits_of(tools.search_lines(QUESTION, rerank=True))] == expected
     monkeypatch.chdir(tmp_path)
     (tmp_path / "driftline.toml").write_text("[search]\nrerank = true\n")
     assert locations(driftline("search", QUESTION, "--workspace", indexed, "--json").json["results"]) == expected

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 import driftline as dl
-from driftline.flows.mcp_server.tools import search_answer
+from driftline.flows.mcp_server.tools import SearchText
 from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.line_filter import LineFilter
@@ -19,6 +19,7 @@ from driftline.storage.lines.line_table import TEXT
 from driftline.tasks.search.hits import Hit, SearchReport
 from driftline.tasks.search.ranked import NO_GOOD_MATCH
 from driftline.tasks.search.request import Mode
+from tests.support.mcp import hits_of
 from tests.support.searches import search
 
 Driftline = Callable[..., Any]
@@ -247,7 +248,9 @@ def test_a_query_without_results_says_so_in_every_interface(corpus: Path, driftl
         4,
         3,
     )
-    assert search_answer(ask(corpus, nonsense)).notes == [NO_GOOD_MATCH], "the answer to MCP"
+    verdict, *nearest = SearchText().of(ask(corpus, nonsense)).splitlines()
+    assert verdict.startswith(f"No good match. The nearest 3 of {count} results"), "the answer to MCP"
+    assert len(hits_of("\n".join(nearest))) == len(nearest) == 3
     assert ask(corpus, "get http response").notes == ()
     assert "No good match" not in driftline("search", "get http response", *at).out
     exact = driftline("search", f'"retry(" {nonsense}', *at)

@@ -402,6 +402,31 @@ def test_a_dry_run_for_all_agents_lists_each_file_and_writes_none(
     assert tree(tmp_path) == {}
 
 
+def test_installing_warns_if_the_server_could_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warned(*arguments: str) -> tuple[bool, bool]:
+        assert main(["agents", "install", "cursor", "--dry-run", *arguments]) == 0
+        err = capsys.readouterr().err
+        return "There is no index in" in err, "put it on the PATH, or use --user" in err
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own, programs = tmp_path / "env" / "bin", tmp_path / "bin"
+    for folder in (own, programs):
+        folder.mkdir(parents=True)
+        (folder / "driftline").write_text("#!/bin/sh\n")
+        (folder / "driftline").chmod(0o755)
+    monkeypatch.setattr("sys.prefix", str(own.parent))
+    monkeypatch.setenv("PATH", str(own))
+    assert warned() == (True, True)
+    assert warned("--user") == (False, False)
+    assert warned("--user", "--workspace", "elsewhere") == (True, False)
+    monkeypatch.setenv("PATH", f"{own}{os.pathsep}{programs}")
+    put(tmp_path / ".driftline/_workspace.json", "{}")
+    assert warned() == (False, False)
+
+
 def test_a_configuration_that_cannot_be_read_does_not_hide_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

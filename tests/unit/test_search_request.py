@@ -163,7 +163,7 @@ def test_a_filter_checks_as_its_request_does() -> None:
 
 def test_every_interface_has_the_filters() -> None:
     filters = {"paths", "dirs", "globs", "exts", "languages", "kinds", "symbols", "tests", "sources", "branch"}
-    for interface in ("action", "command", "http", "mcp"):
+    for interface in ("action", "command", "http"):
         assert filters <= set(options_in(interface))
 
 
