@@ -85,6 +85,8 @@ class IndexView:
     stats: WorkspaceStats
     skipped: tuple[Skipped, ...]
     runs: tuple[RunRecord, ...]
+    commits: tuple[tuple[str, str, datetime], ...] = ()
+    """Each source's name, indexed commit, and the time of that commit."""
 
 
 def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexView:
@@ -94,6 +96,11 @@ def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexVie
         stats=workspace.stats(within),
         skipped=tuple(_skipped(workspace, within)),
         runs=tuple(runs) if within is None else tuple(_within(runs, within)),
+        commits=tuple(
+            (str(entity), commit.id, commit.committed)
+            for entity, record in workspace.readable_sources(within)
+            if (commit := record.commit) is not None
+        ),
     )
 
 
@@ -183,6 +190,7 @@ MAX_QUERY_CHARACTERS = 2_000
 MAX_EXCERPT_LINES = 500
 """Maximum number of context lines on each side of the requested line."""
 MAX_NAME_CHARACTERS = 4_096
+MAX_SYMBOL_CHARACTERS = 200
 MAX_LINE_NUMBER = 2**31 - 1
 MAX_DOCUMENTS = 1_000
 MAX_RANK = 200
@@ -223,6 +231,7 @@ BranchName = Annotated[
     | SkipJsonSchema[None],
     Query(description="Read the document on this branch."),
 ]
+SymbolName = Annotated[str, Query(min_length=1, max_length=MAX_SYMBOL_CHARACTERS, description="The name in code.")]
 DocumentLimit = Annotated[int, Query(ge=1, le=MAX_DOCUMENTS, description="Maximum number of documents.")]
 PageCursor = Annotated[
     _CursorText | SkipJsonSchema[None],
