@@ -71,11 +71,11 @@ MAX_SKIPPED_PATHS = 20
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Documents with no lines for the same ``reason``; ``paths`` lists the first few."""
+    """Documents with no lines for the same ``reason``; ``paths`` lists the first few, each with its source."""
 
     reason: str
     count: int
-    paths: tuple[str, ...]
+    paths: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,6 @@ class IndexView:
     stats: WorkspaceStats
     skipped: tuple[Skipped, ...]
     runs: tuple[RunRecord, ...]
-    commits: tuple[tuple[str, str, datetime], ...] = ()
-    """Each source's name, indexed commit, and the time of that commit."""
 
 
 def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexView:
@@ -96,11 +94,6 @@ def index_view(workspace: Workspace, within: Boundary | None = None) -> IndexVie
         stats=workspace.stats(within),
         skipped=tuple(_skipped(workspace, within)),
         runs=tuple(runs) if within is None else tuple(_within(runs, within)),
-        commits=tuple(
-            (str(entity), commit.id, commit.committed)
-            for entity, record in workspace.readable_sources(within)
-            if (commit := record.commit) is not None
-        ),
     )
 
 
@@ -153,12 +146,15 @@ def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) ->
 def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
     from driftline.storage.sql import views
 
-    counts, paths = Counter[str](), defaultdict[str, list[str]](list)
-    for rows in views(workspace, within)["skipped"].read(["path", "reason"], None):  # a manifest may have a million
+    counts, paths = Counter[str](), defaultdict[str, list[tuple[str, str]]](list)
+    for rows in views(workspace, within)["skipped"].read(
+        ["entity", "path", "reason"], None
+    ):  # a manifest may have a million
         for each in pc.value_counts(rows["reason"]).to_pylist():
             reason, missing = each["values"], MAX_SKIPPED_PATHS - len(paths[each["values"]])
             counts[reason] += each["counts"]
-            paths[reason] += rows.filter(pc.equal(rows["reason"], reason))["path"].slice(0, missing).to_pylist()
+            first = rows.filter(pc.equal(rows["reason"], reason)).slice(0, missing)
+            paths[reason] += zip(first["entity"].to_pylist(), first["path"].to_pylist(), strict=True)
     return [Skipped(reason, count, tuple(paths[reason])) for reason, count in counts.most_common()]
 
 

@@ -473,7 +473,8 @@ def references_page(
 
 def index_page(view: IndexView, now: datetime) -> bytes:
     """Return the index page."""
-    stats, indexed = view.stats, _last_indexed(view.runs)
+    stats, last = view.stats, _last_indexed(view.runs)
+    indexed = {entity: moment for entity, (moment, _) in last.items()}
     counts = {
         "documents": f"{stats.total_documents:,}",
         "indexed lines": f"{stats.total_lines:,}",
@@ -483,15 +484,15 @@ def index_page(view: IndexView, now: datetime) -> bytes:
         "model": str(stats.model),
     }
     ages = {entity: _ago(now - moment) for entity, moment in indexed.items()}
-    commits = {entity: (commit[:SHOWN_COMMIT], _ago(now - moment)) for entity, commit, moment in view.commits}
     return _rendered(
         "index.html.j2",
         tiles=counts.items(),
         sources=[
-            (*each, ages.get(each[2]["entity"], ""), *commits.get(each[2]["entity"], ("", "")))
+            (*each, ages.get(each[2]["entity"], ""), last.get(each[2]["entity"], (now, ""))[1])
             for each in _listed(stats.sources)
         ],
         skipped=view.skipped,
+        names=_short_names([source["entity"] for source in stats.sources]),
         plots=plots_of(view.runs),
         runs=[run_row(run) for run in view.runs],
     )
@@ -552,12 +553,16 @@ def _falls(values: Sequence[Any]) -> bool:
     return known == sorted(known, reverse=True) and len({*known}) > 1
 
 
-def _last_indexed(runs: Sequence[RunRecord]) -> dict[str, datetime]:
-    """Return the start of the last complete run that indexed each source; ``runs`` are newest first."""
-    found: dict[str, datetime] = {}
+def _last_indexed(runs: Sequence[RunRecord]) -> dict[str, tuple[datetime, str]]:
+    """Return the start of the last complete run that indexed each source, and the commit that it indexed, if known.
+
+    ``runs`` are newest first.
+    """
+    found: dict[str, tuple[datetime, str]] = {}
     for run in runs:
         for source in run.main_sources if run.outcome == DONE else ():
-            found.setdefault(source["entity"], datetime.fromisoformat(run.started))
+            commit = str(source.get("commit") or "")[:SHOWN_COMMIT]
+            found.setdefault(source["entity"], (datetime.fromisoformat(run.started), commit))
     return found
 
 

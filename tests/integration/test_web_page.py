@@ -393,10 +393,14 @@ def test_references_are_shown_below_the_document(site: Site) -> None:
     expect(panel.get_by_role("heading").first).to_have_text(re.compile("Definitions of Lease"))
 
 
-def test_a_section_has_no_uses(served: str) -> None:
+def test_prose_wraps_and_has_branches_but_no_uses(served: str) -> None:
     page = ask(urlsplit(served).netloc, f"/d/{SOURCE}/notes.md").body
     assert 'title="Leases"' in page
     assert "uses%3A" not in page
+    assert 'class="code prose"' in page
+    assert f'<a href="/d/{SOURCE}/notes.md?line=1&amp;branch=feature%2Fx#L1">on feature/x</a>' in page
+    of_branch = ask(urlsplit(served).netloc, f"/d/{SOURCE}/notes.md?branch=feature/x").body
+    assert f'<a href="/d/{SOURCE}/notes.md?line=1#L1">on the main index</a>' in of_branch
 
 
 _RANGE_OF_NAME = """([line, name]) => {
@@ -478,6 +482,8 @@ def test_the_index_page_shows_sources_growth_runs_and_what_was_skipped(site: Sit
     page = site.page
     site.browser.open(f"{site.url}index", "Growth: lines")
     assert page.locator("#sources + div td a").first.get_attribute("title") == SOURCE
+    commit = git(site.tree, "rev-parse", "HEAD")
+    expect(page.locator("#sources + div td code")).to_have_text(commit[:12])
     page.locator("summary", has_text="binary").click()
     expect(page.get_by_text("photo.bin")).to_be_visible()
     expect(page.locator("tr[id]").first).to_contain_text("index")
