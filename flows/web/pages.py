@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from driftline.flows.output.report_page import bar_plot, line_plot, plots_of, run_row
-from driftline.flows.output.run_history import SHOWN_COMMIT, Series
+from driftline.flows.output.report_page import SHOWN_COMMIT, Series, bar_plot, line_plot, plots_of, run_row
 from driftline.flows.web.api import HomeView, IndexView, SqlView
 from driftline.flows.web.authentication import is_signed_in
 from driftline.storage.errors import NotIndexed
@@ -30,11 +29,10 @@ from driftline.storage.workspace.records import DONE, RunRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.documents import Folder
 from driftline.tasks.search.facets import Facets, chosen
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.hits import Hit, SearchReport
 from driftline.tasks.search.links import pages_of_host
-from driftline.tasks.search.query_language import CASES, FIELDS, Question, asked_by, field_term
+from driftline.tasks.search.query_language import CASES, FIELDS, ParsedQuery, field_term, parse_request
 from driftline.tasks.search.request import LANGUAGES, OPTIONS, SearchRequest, is_prose
-from driftline.tasks.search.search import SearchReport
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -122,7 +120,7 @@ def search_page(
     ``folders`` maps sources to their paths inside their repositories.
     """
     hits = report.results if report is not None else ()
-    question = asked_by(request) if report is not None else None
+    question = parse_request(request) if report is not None else None
     branch = request.branch or (question.branch if question is not None else None)
     counted = report.facets if report is not None and report.facets is not None else Facets()
     others = [(name, search_link(replace(request, branch=name))) for name in branches if name != branch]
@@ -147,7 +145,7 @@ def _count(report: SearchReport, unit: str = "result") -> str:
     """Format how many results there are, and of how many.
 
     Examples:
-        >>> from driftline.tasks.search.search import ExactCounts
+        >>> from driftline.tasks.search.hits import ExactCounts
         >>> _count(SearchReport("lang:go", (), exact=ExactCounts(0, 57)))
         '0 results of 57 files'
     """
@@ -203,7 +201,7 @@ def _without_options(note: str) -> str:
     return _OPTION.sub("", note)
 
 
-def _suggestions(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
+def _suggestions(request: SearchRequest, question: ParsedQuery) -> Iterator[tuple[str, str]]:
     """Yield other searches to try if this one finds nothing, as descriptions and links."""
     plain = SearchRequest(request.query)
     if any(name not in ("mode", "top_k", *_OF_EVERY_PAGE) for name in request.given()):
@@ -244,7 +242,7 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
 
 
 def _by_file(
-    question: Question, branch: str | None, hits: Sequence[Hit], folders: Mapping[str, str]
+    question: ParsedQuery, branch: str | None, hits: Sequence[Hit], folders: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Group hits by file, ordered by best hit, with each file's path in its repository."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -464,7 +462,7 @@ def references_page(
     sections = []
     for title, field, report in (("Definitions", "def", defined), ("Uses", "uses", used)):
         request = SearchRequest(field_term(field, name), branch=branch, top_k=_MOST)
-        lines = _by_file(asked_by(request), branch, report.results, folders)
+        lines = _by_file(parse_request(request), branch, report.results, folders)
         more = search_link(request) if report.exact is not None and report.exact.lines > len(report.results) else ""
         sections.append((title, _count(report, "line"), lines, more))
     names = _short_names({hit.source for report in (defined, used) for hit in report.results})

@@ -19,9 +19,8 @@ from playwright.sync_api import Page, expect
 
 from driftline.flows.commands.main import main
 from driftline.flows.web.pages import DocumentView, document_page, search_page
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
 from driftline.tasks.search.request import SearchRequest
-from driftline.tasks.search.search import ExactCounts, SearchReport
 from tests.servers.axe import SCRIPT as AXE
 from tests.servers.axe import violations
 from tests.servers.browser import WAIT_MILLISECONDS, Browser, open_browser
@@ -438,7 +437,13 @@ def test_a_name_leads_to_its_definition_and_its_uses(site: Site) -> None:
 
 def test_a_result_begins_with_its_definition_and_has_links_to_copy() -> None:
     context = ("x = 1", "", "def renew():", *(f"    step({at})" for at in range(9)), "", "y = 2")
-    found = {"context": context, "symbol": "renew", "kind": "function", "symbol_start": 3, "symbol_end": 12}
+    found: dict[str, Any] = {
+        "context": context,
+        "symbol": "renew",
+        "kind": "function",
+        "symbol_start": 3,
+        "symbol_end": 12,
+    }
     hit = replace(HIT, line=11, start_line=1, end_line=14, url="https://github.com/acme/tree/blob/x/a.py#L11", **found)
     page = search_page(SearchRequest("renew"), SearchReport("renew", (hit,))).decode()
     assert re.findall(r"<div(?: class=\"best\")?><span>(\d+)</span>", page) == [str(line) for line in range(3, 13)]
