@@ -266,7 +266,7 @@ function copyLinks() {
 }
 
 const NAME = /^[\p{L}_$][\p{L}\p{N}_$]*$/u;
-const NO_NAME = /^[ckms]/; // the classes of comments, keywords, numbers and strings
+const NO_NAME = /^([ckms]|bp)/; // the classes of comments, keywords, numbers, strings, and `self`
 
 /** The range of the name in code under the mouse, or null. */
 function nameAt({ clientX, clientY }) {

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from importlib.resources import files
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -246,18 +247,25 @@ def _by_file(
 ) -> list[dict[str, Any]]:
     """Group hits by file, ordered by best hit, with each file's path in its repository."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for hit in hits:
+    shown = [_shown_lines(hit) for hit in hits]
+    spans = iter(question.terms.spans([line for _, context, _ in shown for line in context]))
+    for hit, (read, context, left_out) in zip(hits, shown, strict=True):
         link = document_link(hit.source, hit.path, hit.line, branch)
         path = f"{folders.get(hit.source, '')}/{hit.path}".removeprefix("/")
         file = found.setdefault((hit.source, hit.path), {"source": hit.source, "path": path, "link": link, "hits": []})
-        end = hit.symbol_end - hit.start_line + 1 if hit.symbol_end is not None else None
-        begin = hit.symbol_start - hit.start_line if hit.symbol_start is not None else None
-        first, last = _snippet(hit.context, hit.line - hit.start_line, begin, end)
-        read = max(0, first - _READ_BEFORE)
-        context = hit.context[read:last]
-        lines = _numbered(hit.path, hit.start_line + read, context, question.words, question.terms.spans(context))
-        file["hits"].append({"link": link, "hit": hit, "lines": lines[first - read :]})
+        matches = [*islice(spans, len(context))]
+        lines = _numbered(hit.path, hit.start_line + read, context, question.words, matches)
+        file["hits"].append({"link": link, "hit": hit, "lines": lines[left_out:]})
     return list(found.values())
+
+
+def _shown_lines(hit: Hit) -> tuple[int, Sequence[str], int]:
+    """Return the 0-based first line to colour in a hit's context, the lines, and how many of them are not shown."""
+    begin = hit.symbol_start - hit.start_line if hit.symbol_start is not None else None
+    end = hit.symbol_end - hit.start_line + 1 if hit.symbol_end is not None else None
+    first, last = _snippet(hit.context, hit.line - hit.start_line, begin, end)
+    read = max(0, first - _READ_BEFORE)
+    return read, hit.context[read:last], first - read
 
 
 _BEFORE, _AFTER, LINES_BEFORE = 4, 8, 12
