@@ -76,7 +76,7 @@ def to_row(run: RunRecord) -> dict[str, Any]:
 
 
 OF_EVERY_RUN = ("run_id", "kind", "started", "seconds", "outcome")
-_SHOWN_COMMIT = 12
+SHOWN_COMMIT = 12
 """How many characters of a commit id to show."""
 
 
@@ -95,7 +95,7 @@ def in_words(row: Mapping[str, Any]) -> str:
         if name == "sources":
             shown.append(value[0] if len(value) == 1 else f"{len(value):,} sources")
         elif isinstance(value, list):
-            each = [str(one)[:_SHOWN_COMMIT] if name == "commits" else str(one) for one in value]
+            each = [str(one)[:SHOWN_COMMIT] if name == "commits" else str(one) for one in value]
             shown.append(f"{words} {' '.join(each)}")
         else:
             shown.append(f"{value:,} {words}" if isinstance(value, int) else f"{words} {value}")

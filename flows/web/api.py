@@ -72,11 +72,11 @@ MAX_SKIPPED_PATHS = 20
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Documents with no lines for the same ``reason``; ``paths`` lists the first few."""
+    """Documents with no lines for the same ``reason``; ``paths`` lists the first few, each with its source."""
 
     reason: str
     count: int
-    paths: tuple[str, ...]
+    paths: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +147,15 @@ def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) ->
 def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
     from driftline.storage.sql import views
 
-    counts, paths = Counter[str](), defaultdict[str, list[str]](list)
-    for rows in views(workspace, within)["skipped"].read(["path", "reason"], None):  # a manifest may have a million
+    counts, paths = Counter[str](), defaultdict[str, list[tuple[str, str]]](list)
+    for rows in views(workspace, within)["skipped"].read(
+        ["entity", "path", "reason"], None
+    ):  # a manifest may have a million
         for each in pc.value_counts(rows["reason"]).to_pylist():
             reason, missing = each["values"], MAX_SKIPPED_PATHS - len(paths[each["values"]])
             counts[reason] += each["counts"]
-            paths[reason] += rows.filter(pc.equal(rows["reason"], reason))["path"].slice(0, missing).to_pylist()
+            first = rows.filter(pc.equal(rows["reason"], reason)).slice(0, missing)
+            paths[reason] += zip(first["entity"].to_pylist(), first["path"].to_pylist(), strict=True)
     return [Skipped(reason, count, tuple(paths[reason])) for reason, count in counts.most_common()]
 
 
@@ -184,6 +187,7 @@ MAX_QUERY_CHARACTERS = 2_000
 MAX_EXCERPT_LINES = 500
 """Maximum number of context lines on each side of the requested line."""
 MAX_NAME_CHARACTERS = 4_096
+MAX_SYMBOL_CHARACTERS = 200
 MAX_LINE_NUMBER = 2**31 - 1
 MAX_DOCUMENTS = 1_000
 MAX_RANK = 200
@@ -224,6 +228,7 @@ BranchName = Annotated[
     | SkipJsonSchema[None],
     Query(description="Read the document on this branch."),
 ]
+SymbolName = Annotated[str, Query(min_length=1, max_length=MAX_SYMBOL_CHARACTERS, description="The name in code.")]
 DocumentLimit = Annotated[int, Query(ge=1, le=MAX_DOCUMENTS, description="Maximum number of documents.")]
 PageCursor = Annotated[
     _CursorText | SkipJsonSchema[None],

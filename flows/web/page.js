@@ -27,11 +27,22 @@ const pageAt = (() => {
   };
 })();
 
+const QUIET_MILLISECONDS = 1000;
+
+/** Shows results while typing. What is typed without a pause, and each filter, has an entry of the history. */
 function searchAsYouType(form, box) {
   let timer = 0;
-  const show = async () => {
-    const query = new URLSearchParams(new FormData(form));
-    const target = box.value.trim() ? `/?${query}` : "/";
+  let quiet = 0;
+  let isTyped = false; // into the current entry, which the next results replace
+  const asked = () => (box.value.trim() ? `/?${new URLSearchParams(new FormData(form))}` : "/");
+  const record = (target, isTyping) => {
+    if (target === location.pathname + location.search) return;
+    history[isTyping && isTyped ? "replaceState" : "pushState"](null, "", target);
+    isTyped = isTyping;
+    clearTimeout(quiet);
+    quiet = setTimeout(() => (isTyped = false), QUIET_MILLISECONDS);
+  };
+  const show = async (target, { isTyping = false, isBack = false } = {}) => {
     const main = document.querySelector("main");
     const count = document.getElementById("count");
     try {
@@ -49,7 +60,8 @@ function searchAsYouType(form, box) {
       box.dispatchEvent(new Event("terms"));
       if (focused) (document.getElementById(focused) ?? box).focus();
       document.title = page.title;
-      history.replaceState(null, "", target);
+      if (!isBack) return void record(target, isTyping);
+      for (const name of ["q", "mode"]) form.elements[name].value = page.getElementById(name).value;
     } catch {
       count.textContent = "The server does not answer. Search again in a moment.";
     }
@@ -57,10 +69,15 @@ function searchAsYouType(form, box) {
   box.addEventListener("input", () => {
     clearTimeout(timer);
     const isOffered = document.querySelector("#offers:not([hidden])") && OF_KNOWN_VALUES.test(box.value);
-    if (!isOffered && !UNFINISHED.test(box.value)) timer = setTimeout(show, DEBOUNCE_MILLISECONDS);
+    if (!isOffered && !UNFINISHED.test(box.value)) timer = setTimeout(() => show(asked(), { isTyping: true }), DEBOUNCE_MILLISECONDS);
+  });
+  addEventListener("popstate", () => {
+    clearTimeout(timer);
+    isTyped = false;
+    show(location.pathname + location.search, { isBack: true });
   });
   document.addEventListener("change", (event) => {
-    if (event.target.form === form && event.target !== box) show();
+    if (event.target.form === form && event.target !== box) show(asked());
   });
 }
 
@@ -141,7 +158,7 @@ function completeTerms(box) {
 function moveAmongResults(box) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
-    const results = [...document.querySelectorAll("article h3 > a:first-child, .entries a")];
+    const results = [...document.querySelectorAll("article h3 > a:first-child, .entries a, #references .lines a")];
     const at = results.indexOf(document.activeElement);
     const isTyping = typing(event.target);
     const isDown = event.key === "ArrowDown" ? at >= 0 || event.target === box : event.key === "j" && !isTyping;
@@ -149,7 +166,11 @@ function moveAmongResults(box) {
     if (event.key === "/" && !isTyping) {
       event.preventDefault();
       box.select();
-    } else if (event.key === "Escape" && event.target !== box) {
+    } else if (event.key === "Escape" && event.target === box) {
+      event.preventDefault(); // browsers would empty the box
+      box.blur();
+      results[0]?.focus();
+    } else if (event.key === "Escape") {
       box.select();
     } else if (isDown && at + 1 < results.length) {
       event.preventDefault();
@@ -167,37 +188,66 @@ const linkedLine = (link) => Number(link.hash.slice("#L".length));
 const definitionAt = (number) =>
   [...document.querySelectorAll('.names a[href^="#"]')].findLast((link) => linkedLine(link) <= number);
 
+/** The part of a link that leads to lines up to `last`, as the host of `link` writes it. */
+function rangeOf({ hash, pathname }, last) {
+  if (hash.startsWith("#lines-")) return `${hash}:${last}`;
+  if (hash.startsWith("#L")) return pathname.includes("/-/") ? `${hash}-${last}` : `${hash}-L${last}`;
+  return /^#\d+$/.test(hash) ? `${hash}-${last}` : hash;
+}
+
 function followLines(code) {
-  const select = async (number) => {
-    const line = document.getElementById(`L${number}`);
+  const asked = () => new URLSearchParams(location.search).get("line");
+  let first = Number(asked() ?? 1);
+  const linksTo = (last) => {
+    for (const id of ["own", "remote", "blame"]) {
+      const link = document.getElementById(id);
+      if (link && last > first) link.hash = rangeOf(link, last);
+    }
+    const own = document.getElementById("own");
+    own.textContent = last > first ? `Lines ${first}-${last}` : `Line ${first}`;
+  };
+  const mark = (last) => {
+    for (const line of document.querySelectorAll(".code .best")) line.classList.remove("best");
+    for (let number = first; number <= last; number++) document.getElementById(`L${number}`)?.classList.add("best");
+    document.querySelector(".names .here")?.classList.remove("here");
+    definitionAt(first)?.parentElement.classList.add("here");
+  };
+  const select = async (from, to = from) => {
+    const [low, last] = from <= to ? [from, to] : [to, from];
     const target = new URL(location.href);
-    target.searchParams.set("line", number);
-    target.hash = `L${number}`;
-    if (!line) {
+    target.searchParams.set("line", low);
+    target.hash = `L${low}` + (last > low ? `-L${last}` : "");
+    if (!document.getElementById(`L${low}`)) {
       location.assign(target); // a long document is shown in parts
       return;
     }
-    document.querySelector(".code .best")?.classList.remove("best");
-    line.classList.add("best");
-    document.querySelector(".names .here")?.classList.remove("here");
-    definitionAt(number)?.parentElement.classList.add("here");
+    first = low;
+    mark(last);
     history.replaceState(null, "", target);
     const page = await pageAt(target);
     const found = page?.getElementById("similar");
-    if (found) document.getElementById("similar").replaceWith(found);
-    for (const id of ["remote", "own"]) {
-      const link = page?.getElementById(id);
+    if (!found) return;
+    document.getElementById("similar").replaceWith(found);
+    for (const id of ["remote", "own", "blame"]) {
+      const link = page.getElementById(id);
       if (link) document.getElementById(id)?.replaceWith(link);
     }
+    linksTo(last);
   };
   code.addEventListener("click", (event) => {
-    if (!event.target.matches(".lines > div > a") || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (!event.target.matches(".lines > div > a") || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
-    select(event.target.textContent);
+    const number = Number(event.target.textContent);
+    if (event.shiftKey) select(first, number);
+    else select(number);
   });
   const fromLink = () => {
-    const number = /^#L([1-9]\d*)$/.exec(location.hash)?.[1];
-    if (number && number !== new URLSearchParams(location.search).get("line")) select(number);
+    const found = /^#L([1-9]\d*)(?:-L?([1-9]\d*))?$/.exec(location.hash);
+    if (!found) return;
+    const [number, last] = [Number(found[1]), Number(found[2] ?? found[1])];
+    if (found[1] === asked() && last === number) return;
+    select(number, last);
+    document.getElementById(`L${Math.min(number, last)}`)?.scrollIntoView({ block: "center" });
   };
   addEventListener("hashchange", fromLink);
   fromLink();
@@ -208,10 +258,77 @@ function copyLinks() {
   document.addEventListener("click", async ({ target }) => {
     if (!target.matches("button.copy")) return;
     const before = target.textContent;
-    await navigator.clipboard.writeText(target.previousElementSibling.href);
+    const link = target.matches(".own") ? target.parentElement.querySelector("a") : target.previousElementSibling;
+    await navigator.clipboard.writeText(link.href);
     target.textContent = "Copied";
     setTimeout(() => (target.textContent = before), COPIED_MILLISECONDS);
   });
+}
+
+const NAME = /^[\p{L}_$][\p{L}\p{N}_$]*$/u;
+const NO_NAME = /^([ckms]|bp)/; // the classes of comments, keywords, numbers, strings, and `self`
+
+/** The range of the name in code under the mouse, or null. */
+function nameAt({ clientX, clientY }) {
+  const at = document.caretPositionFromPoint?.(clientX, clientY);
+  const range = at ? null : document.caretRangeFromPoint?.(clientX, clientY); // Safari
+  const [node, offset] = at ? [at.offsetNode, at.offset] : [range?.startContainer, range?.startOffset];
+  if (node?.nodeType !== Node.TEXT_NODE || NO_NAME.test(node.parentElement.className)) return null;
+  const begin = offset - /[\p{L}\p{N}_$]*$/u.exec(node.data.slice(0, offset))[0].length;
+  const end = offset + /^[\p{L}\p{N}_$]*/u.exec(node.data.slice(offset))[0].length;
+  const found = document.createRange();
+  found.setStart(node, begin);
+  found.setEnd(node, end);
+  const { left, right } = found.getBoundingClientRect();
+  return NAME.test(found.toString()) && left <= clientX && clientX <= right ? found : null;
+}
+
+/** Shows the definitions and uses of a name below the document. */
+function showReferences(code) {
+  const close = () => document.querySelector("#references")?.remove();
+  const open = async (name, byKey) => {
+    const query = new URLSearchParams({ name });
+    const branch = new URLSearchParams(location.search).get("branch");
+    if (branch) query.set("branch", branch);
+    const found = (await pageAt(`/references?${query}`))?.getElementById("references");
+    if (!found || !(byKey || found.querySelector(".lines"))) return;
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", className: "close", ariaLabel: "Close the references", textContent: "×" });
+    button.addEventListener("click", close);
+    found.prepend(button);
+    close();
+    document.body.append(found);
+    if (byKey) found.focus();
+  };
+  code.addEventListener("click", (event) => {
+    const name = document.getSelection().isCollapsed && event.target.closest("code") ? nameAt(event) : null;
+    if (name) open(name.toString(), false);
+  });
+  code.addEventListener("mousemove", (event) => {
+    if (!globalThis.Highlight) return;
+    const name = event.target.closest("code") ? nameAt(event) : null;
+    CSS.highlights.set("name", new Highlight(...(name ? [name] : [])));
+  });
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (link.dataset.name) {
+      event.preventDefault();
+      open(link.dataset.name, true);
+    } else if (link.closest("#references") && link.pathname === location.pathname) {
+      event.preventDefault();
+      location.hash = link.hash;
+    }
+  });
+  document.addEventListener(
+    "keydown",
+    (event) => {
+      if (event.key !== "Escape" || !document.querySelector("#references")) return;
+      event.stopImmediatePropagation();
+      close();
+    },
+    true,
+  );
 }
 
 /** Offers the definitions and the uses of a name that is selected in code. */
@@ -230,11 +347,12 @@ function jumpFromNames() {
     const selection = document.getSelection();
     const name = selection.toString().trim();
     const isIn = selection.anchorNode?.parentElement?.closest(".lines code");
-    if (!isIn || !/^[\p{L}_$][\p{L}\p{N}_$]*$/u.test(name)) return void bar.remove();
+    if (!isIn || !NAME.test(name)) return void bar.remove();
     const branch = new URLSearchParams(location.search).get("branch");
     for (const each of bar.children) {
       const target = new URLSearchParams({ q: `${each.dataset.field}:${name}` });
       if (branch) target.set("branch", branch);
+      if (each.dataset.field === "uses" && document.getElementById("names")) each.dataset.name = name;
       if (each.dataset.field === "def") target.set("jump", "true");
       each.href = `/?${target}`;
     }
@@ -263,5 +381,7 @@ if (box) {
   moveAmongResults(box);
 }
 jumpFromNames();
-if (document.querySelector(".lines a")) followLines(document.querySelector(".code"));
+const lines = document.querySelector(".document .code");
+if (lines) followLines(lines);
+if (lines && document.getElementById("names")) showReferences(lines);
 if (navigator.clipboard) copyLinks(); // only on https and this machine

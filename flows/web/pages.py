@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from importlib.resources import files
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from driftline.flows.output.report_page import Series, bar_plot, line_plot, plots_of, run_row
+from driftline.flows.output.report_page import SHOWN_COMMIT, Series, bar_plot, line_plot, plots_of, run_row
 from driftline.flows.web.api import HomeView, IndexView, SqlView
 from driftline.flows.web.authentication import is_signed_in
 from driftline.storage.entities import short_names
@@ -30,8 +31,9 @@ from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.documents import Folder
 from driftline.tasks.search.facets import Facets, chosen
 from driftline.tasks.search.hits import Hit, SearchReport
+from driftline.tasks.search.links import pages_of_host
 from driftline.tasks.search.query_language import CASES, FIELDS, ParsedQuery, field_term, parse_request
-from driftline.tasks.search.request import LANGUAGES, OPTIONS, SearchRequest
+from driftline.tasks.search.request import LANGUAGES, OPTIONS, SearchRequest, is_prose
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -57,7 +59,7 @@ class DocumentView:
     """A document around ``line``: the requested or the first line.
 
     ``similar`` lists hits that resemble that line, and ``outline`` lists the definitions as (line, kind, name).
-    ``beside`` is the document's folder.
+    ``beside`` is the document's folder, and ``branches`` the branches of the index.
     """
 
     excerpt: dict[str, Any]
@@ -66,6 +68,7 @@ class DocumentView:
     outline: Sequence[tuple[int, str, str]] = ()
     similar: Sequence[Hit] = ()
     beside: Folder | None = None
+    branches: Sequence[str] = ()
 
 
 EXAMPLES = (
@@ -139,7 +142,7 @@ def search_page(
     )
 
 
-def _count(report: SearchReport) -> str:
+def _count(report: SearchReport, unit: str = "result") -> str:
     """Format how many results there are, and of how many.
 
     Examples:
@@ -148,7 +151,7 @@ def _count(report: SearchReport) -> str:
         '0 results of 57 files'
     """
     found, exact = len(report.results), report.exact
-    shown = f"{found} result{'' if found == 1 else 's'}"
+    shown = f"{found} {unit}{'' if found == 1 else 's'}"
     if exact is None or (exact.complete and max(exact.lines, exact.documents) <= found):
         return shown
     more = "" if exact.complete else " or more"
@@ -244,40 +247,54 @@ def _by_file(
 ) -> list[dict[str, Any]]:
     """Group hits by file, ordered by best hit, with each file's path in its repository."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for hit in hits:
+    shown = [_shown_lines(hit) for hit in hits]
+    spans = iter(question.terms.spans([line for _, context, _ in shown for line in context]))
+    for hit, (read, context, left_out) in zip(hits, shown, strict=True):
         link = document_link(hit.source, hit.path, hit.line, branch)
         path = f"{folders.get(hit.source, '')}/{hit.path}".removeprefix("/")
         file = found.setdefault((hit.source, hit.path), {"source": hit.source, "path": path, "link": link, "hits": []})
-        end = hit.symbol_end - hit.start_line + 1 if hit.symbol_end is not None else None
-        first, last = _snippet(hit.context, hit.line - hit.start_line, end)
-        read = max(0, first - _READ_BEFORE)
-        context = hit.context[read:last]
-        lines = _numbered(hit.path, hit.start_line + read, context, question.words, question.terms.spans(context))
-        file["hits"].append({"link": link, "hit": hit, "lines": lines[first - read :]})
+        matches = [*islice(spans, len(context))]
+        lines = _numbered(hit.path, hit.start_line + read, context, question.words, matches)
+        file["hits"].append({"link": link, "hit": hit, "lines": lines[left_out:]})
     return list(found.values())
 
 
-_BEFORE, _AFTER = 4, 8
-"""Lines of a snippet before and after the best line."""
+def _shown_lines(hit: Hit) -> tuple[int, Sequence[str], int]:
+    """Return the 0-based first line to colour in a hit's context, the lines, and how many of them are not shown."""
+    begin = hit.symbol_start - hit.start_line if hit.symbol_start is not None else None
+    end = hit.symbol_end - hit.start_line + 1 if hit.symbol_end is not None else None
+    first, last = _snippet(hit.context, hit.line - hit.start_line, begin, end)
+    read = max(0, first - _READ_BEFORE)
+    return read, hit.context[read:last], first - read
+
+
+_BEFORE, _AFTER, LINES_BEFORE = 4, 8, 12
+"""Lines of a snippet before and after the best line, and the most before it if a definition begins there."""
+_MOST_LINES = 16
+"""A snippet that begins with its definition ends after this many lines, but not before the best line's neighbours."""
 _READ_BEFORE = 8
 """How many preceding lines to colour with a snippet, for strings and comments that start there."""
 
 
-def _snippet(lines: Sequence[str], best: int, end: int | None = None) -> tuple[int, int]:
+def _snippet(lines: Sequence[str], best: int, begin: int | None = None, end: int | None = None) -> tuple[int, int]:
     """Return the 0-based bounds of the lines to show around line ``best``.
 
-    They start where a block or definition starts, and end where the definition ends, before ``end``.
+    They start at ``begin``, the first line of the definition, if it is near, otherwise where a block starts; they end
+    where the definition ends, before ``end``.
 
     Examples:
         >>> _snippet(["    return 1", "", "def f():", "    x = 2", ""], 3)
         (2, 4)
-        >>> _snippet(["def f():", "    return 1", "x = 2"], 0, 2)
-        (0, 2)
+        >>> _snippet(["def f():", "", "    return 1", "x = 2"], 2, 0, 3)
+        (0, 3)
     """
     first, last = max(0, best - _BEFORE), min(len(lines), best + _AFTER + 1)
     last = min(last, max(end, best + 1)) if end is not None else last
-    blank = [at for at in range(first, best) if not lines[at].strip()]
-    first = blank[-1] + 1 if blank else first
+    if begin is not None and max(0, best - LINES_BEFORE) <= begin <= best:
+        first, last = begin, min(last, max(begin + _MOST_LINES, best + 3))
+    else:
+        blank = [at for at in range(first, best) if not lines[at].strip()]
+        first = blank[-1] + 1 if blank else first
     while last > best + 1 and not lines[last - 1].strip():
         last -= 1
     return first, last
@@ -322,7 +339,14 @@ def document_page(view: DocumentView) -> bytes:
         branch=branch,
         earlier=earlier,
         later=later,
-        outline=[(*each, _uses(each[1], each[2], branch)) for each in _nested(view.outline)],
+        outline=[
+            (*each, _uses(kind, name, branch))
+            for each, (_, kind, name) in zip(_nested(view.outline), view.outline, strict=True)
+        ],
+        is_prose=is_prose(path),
+        elsewhere=pages_of_host(excerpt["url"]) if excerpt["url"] else (),
+        branches=[(each, document_link(source, path, view.line, each)) for each in view.branches if each != branch],
+        main=document_link(source, path, view.line) if branch else "",
         similar=[(document_link(hit.source, hit.path, hit.line, branch), hit) for hit in view.similar],
     )
 
@@ -428,9 +452,28 @@ def _uses(kind: str, name: str, branch: str | None) -> str | None:
     return search_link(SearchRequest(field_term("uses", name), branch=branch))
 
 
+def references_page(
+    name: str,
+    defined: SearchReport,
+    used: SearchReport,
+    branch: str | None = None,
+    folders: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
+    """Return the page of a name: its definitions and uses, by file. Documents show it as a panel."""
+    sections = []
+    for title, field, report in (("Definitions", "def", defined), ("Uses", "uses", used)):
+        request = SearchRequest(field_term(field, name), branch=branch, top_k=_MOST)
+        lines = _by_file(parse_request(request), branch, report.results, folders)
+        more = search_link(request) if report.exact is not None and report.exact.lines > len(report.results) else ""
+        sections.append((title, _count(report, "line"), lines, more))
+    names = _short_names({hit.source for report in (defined, used) for hit in report.results})
+    return _rendered("references.html.j2", name=name, sections=sections, names=names)
+
+
 def index_page(view: IndexView, now: datetime) -> bytes:
     """Return the index page."""
-    stats, indexed = view.stats, _last_indexed(view.runs)
+    stats, last = view.stats, _last_indexed(view.runs)
+    indexed = {entity: moment for entity, (moment, _) in last.items()}
     counts = {
         "documents": f"{stats.total_documents:,}",
         "indexed lines": f"{stats.total_lines:,}",
@@ -443,8 +486,12 @@ def index_page(view: IndexView, now: datetime) -> bytes:
     return _rendered(
         "index.html.j2",
         tiles=counts.items(),
-        sources=[(*each, ages.get(each[2]["entity"], "")) for each in _listed(stats.sources)],
+        sources=[
+            (*each, ages.get(each[2]["entity"], ""), last.get(each[2]["entity"], (now, ""))[1])
+            for each in _listed(stats.sources)
+        ],
         skipped=view.skipped,
+        names=_short_names([source["entity"] for source in stats.sources]),
         plots=plots_of(view.runs),
         runs=[run_row(run) for run in view.runs],
     )
@@ -505,12 +552,16 @@ def _falls(values: Sequence[Any]) -> bool:
     return known == sorted(known, reverse=True) and len({*known}) > 1
 
 
-def _last_indexed(runs: Sequence[RunRecord]) -> dict[str, datetime]:
-    """Return the start of the last complete run that indexed each source; ``runs`` are newest first."""
-    found: dict[str, datetime] = {}
+def _last_indexed(runs: Sequence[RunRecord]) -> dict[str, tuple[datetime, str]]:
+    """Return the start of the last complete run that indexed each source, and the commit that it indexed, if known.
+
+    ``runs`` are newest first.
+    """
+    found: dict[str, tuple[datetime, str]] = {}
     for run in runs:
         for source in run.main_sources if run.outcome == DONE else ():
-            found.setdefault(source["entity"], datetime.fromisoformat(run.started))
+            commit = str(source.get("commit") or "")[:SHOWN_COMMIT]
+            found.setdefault(source["entity"], (datetime.fromisoformat(run.started), commit))
     return found
 
 
@@ -532,7 +583,7 @@ def sign_in_page(next: str, error: str = "") -> bytes:
 
 def prepare() -> None:
     """Load the libraries that only pages need."""
-    for name in ("search", "document", "folder", "index", "sql"):
+    for name in ("search", "document", "references", "folder", "index", "sql"):
         _templates().get_template(f"{name}.html.j2")
     for name in STATIC:
         version_of(name)

@@ -30,9 +30,28 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from driftline.flows.web import pages, responses
-from driftline.flows.web.api import MAX_QUERY_CHARACTERS, Api, BranchName, Line, Reader, given_by, parameters
+from driftline.flows.web.api import (
+    MAX_QUERY_CHARACTERS,
+    Api,
+    BranchName,
+    Line,
+    Reader,
+    SymbolName,
+    given_by,
+    parameters,
+)
 from driftline.flows.web.authentication import COOKIE, Authentication, granted
-from driftline.flows.web.guard import HOOKS, MCP, SIGN_IN, UNAUTHORIZED, Guard, RateLimit, in_thread, is_page
+from driftline.flows.web.guard import (
+    HOOKS,
+    MCP,
+    REFERENCES,
+    SIGN_IN,
+    UNAUTHORIZED,
+    Guard,
+    RateLimit,
+    in_thread,
+    is_page,
+)
 from driftline.flows.web.observability import (
     INTERNAL_ERROR,
     UNEXPECTED,
@@ -58,7 +77,8 @@ from driftline.flows.web.responses import (
 )
 from driftline.storage.errors import DriftlineError
 from driftline.storage.option_table import spread
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.hits import Hit, SearchReport
+from driftline.tasks.search.query_language import field_term
 from driftline.tasks.search.request import SearchRequest, options_in
 
 if TYPE_CHECKING:
@@ -67,8 +87,10 @@ if TYPE_CHECKING:
     from driftline.storage.memory.entries import MemoryEntry
     from driftline.storage.memory.search import MemoryHits
 
-_AROUND = 4
+_AROUND = pages.LINES_BEFORE
 """Lines of context on each side of a hit."""
+_DEFINITIONS, _USES = 20, 50
+"""How many definitions and uses of a name to list."""
 _SIMILAR = 5
 """How many lines similar to an opened document's line to show."""
 _OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("n_lines", "facets")}
@@ -88,6 +110,11 @@ class Pages:
     """The routes of the pages."""
 
     reader: Reader
+
+    def routes(self) -> dict[str, Callable[..., Response]]:
+        """Return the pages, keyed by path."""
+        found: dict[str, Callable[..., Response]] = {"/": self.search, "/index": self.index, "/sql": self.sql}
+        return found | {_DOCUMENT: self.document, REFERENCES: self.references}
 
     @spread("given", parameters(_OF_PAGE))
     def search(self, request: Request, q: str = "", jump: bool = False, *, given: dict[str, Any]) -> Response:
@@ -126,6 +153,7 @@ class Pages:
             outline=sorted(anchors + outline(path, excerpt["lines"], excerpt["start_line"])),
             similar=self._similar(excerpt, line, branch) if line is not None else (),
             beside=self.reader.folder(excerpt["source"], path.rpartition("/")[0], branch),
+            branches=self.reader.branch_names(),
         )
         return HTMLResponse(pages.document_page(view))
 
@@ -134,6 +162,18 @@ class Pages:
         if not source:
             return HTMLResponse(pages.sources_page(self.reader.home()))
         return HTMLResponse(pages.folder_page(self.reader.folder(source, path, branch), branch))
+
+    def references(self, name: SymbolName, branch: BranchName = None) -> Response:
+        """Show the definitions and the uses of a name."""
+
+        def search(field: str, most: int) -> SearchReport:
+            term = field_term(field, name)
+            return self.reader.search(SearchRequest(term, branch=branch, top_k=most, n_lines=0, facets=True))
+
+        defined, used = search("def", _DEFINITIONS), search("uses", _USES)
+        sources = {hit.source for report in (defined, used) for hit in report.results}
+        folders = {source: self.reader.folder_of(source) for source in sources}
+        return HTMLResponse(pages.references_page(name, defined, used, branch, folders))
 
     def index(self) -> Response:
         """Show the index's content, growth, and skipped files."""
@@ -260,9 +300,8 @@ def make_app(
     api.get("/readyz", **hidden)(in_thread(readiness(reader.newest)))
     metrics = Metrics.create()
     api.get("/metrics", **hidden)(in_thread(metrics_page(metrics, IndexMetrics(reader.newest))))
-    for target, page in (("/", people.search), (_DOCUMENT, people.document), ("/sql", people.sql)):
+    for target, page in people.routes().items():
         api.get(target, **hidden)(in_thread(page, searches=True))
-    api.get("/index", **hidden)(in_thread(people.index, searches=True))
     _allow_newlines(api)
     for name in pages.STATIC:
         api.get(f"/static/{name}", **hidden)(_static(name))

@@ -53,6 +53,7 @@ TEMPLATES: Mapping[str, str] = {
 """Maps host types to their line link templates."""
 _AS_SOURCE = {"github": "plain=1", "gitlab": "plain=1", "gitea": "display=source"}
 """The query string that makes a host show a file's source instead of rendering it."""
+_OF_COMMIT = re.compile(r"(?P<root>.*?)/(?:-/blob|blob|src/commit)/(?P<commit>[0-9a-f]{40,64})/(?P<path>[^?#]*)")
 _RENDERED = frozenset({"adoc", "asciidoc", "ipynb", "markdown", "md", "mdx", "mkd", "org", "rst", "textile"})
 _HOSTS = {"codeberg": "gitea", "forgejo": "gitea", "gitea": "gitea", "github": "github", "gitlab": "gitlab"}
 """Maps parts of host names to host types."""
@@ -186,6 +187,30 @@ def address_of(remote: str) -> Address | None:
 def _scp(text: str) -> tuple[str, str]:
     match = _SCP.fullmatch(text) if "://" not in text else None
     return (match["host"], match["path"]) if match else ("", "")
+
+
+def pages_of_host(url: str) -> tuple[str, str] | None:
+    """Return the host's blame of the line that a link leads to, and the history of its file, as of the link's commit.
+
+    None for a host that has no such pages at a known place.
+
+    Examples:
+        >>> commit = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+        >>> blame, history = pages_of_host(f"https://github.com/acme/tree/blob/{commit}/a.md?plain=1#L7")
+        >>> blame == f"https://github.com/acme/tree/blame/{commit}/a.md?plain=1#L7"
+        True
+        >>> history == f"https://github.com/acme/tree/commits/{commit}/a.md"
+        True
+    """
+    found = _OF_COMMIT.match(url)
+    if found is None:
+        return None
+    root, commit, path = found["root"], found["commit"], found["path"]
+    between = found[0][len(root) : found.start("commit") - found.start()]
+    at_commit = "commit/" if between == "/src/commit/" else ""
+    inside = "/-/" if between == "/-/blob/" else "/"
+    blame = f"{root}{inside}blame/{at_commit}{commit}/{path}{url[found.end() :]}"
+    return blame, f"{root}{inside}commits/{at_commit}{commit}/{path}"
 
 
 # -- templates ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -72,7 +73,17 @@ follow the other fleet.
 """
 ACCEPT = "application/json, text/event-stream"
 PROTECTED = (
-    *("/", "/?q=x", "/d/source:a/b", "/index", "/sql", "/metrics", "/nothing", "/api/v1/openapi.json"),
+    *(
+        "/",
+        "/?q=x",
+        "/d/source:a/b",
+        "/index",
+        "/sql",
+        "/references?name=x",
+        "/metrics",
+        "/nothing",
+        "/api/v1/openapi.json",
+    ),
     *(f"/api/v1/{name}" for name in ("search?q=x", "excerpt", "documents", "status", "sources", "branches")),
     "/api/v1/memory/search?q=x",
 )
@@ -167,7 +178,7 @@ def test_requests_need_a_valid_token(site: Site) -> None:
     for target in PROTECTED:
         for token in ("", "x", "driftline_" + "x" * 43, expired, "x" * 10_000):
             answer = site.ask(target, token=token)
-            if target in ("/", "/?q=x", "/d/source:a/b", "/index", "/sql"):
+            if target in ("/", "/?q=x", "/d/source:a/b", "/index", "/sql", "/references?name=x"):
                 assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, "/sign-in")
             else:
                 assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), target
@@ -208,6 +219,13 @@ def test_sql_sees_nothing_beyond_the_boundary_and_needs_the_scope_of_memory(site
     query = urlencode({"q": "SELECT path FROM documents"})
     assert site.ask(f"/sql?{query}", token=site.token("search")).status == 403
     assert site.ask(f"/sql?{urlencode({'q': 'SELECT * FROM read_csv(1)'})}", token=bound).status == 400
+
+
+def test_references_are_those_inside_the_boundary(site: Site) -> None:
+    for name, lines in {"own": 1, **dict.fromkeys(FOREIGN, 0)}.items():
+        answer = site.ask(f"/references?name=lease_{name}", token=site.token("search", within=OWN))
+        assert answer.status == 200
+        assert (f"def lease_{name}" in re.sub("<[^>]*>", "", answer.body)) == bool(lines), name
 
 
 def test_a_scope_opens_its_routes_only(site: Site) -> None:

@@ -307,9 +307,14 @@ def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) ->
     commit = git(site.tree, "rev-parse", "HEAD")
     assert remote == f"https://github.com/acme/tree/blob/{commit}/src/lease.py#L7"
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="Copy link").click()
-    expect(page.get_by_role("button", name="Copied")).to_be_visible()
-    assert page.evaluate("navigator.clipboard.readText()") == remote
+    own = f"{site.url}d/{SOURCE}/src/lease.py?line=7#L7"
+    for button, link in (("Copy permalink", remote), ("Copy link", own)):
+        page.get_by_role("button", name=button).click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        assert page.evaluate("navigator.clipboard.readText()") == link
+        expect(page.get_by_role("button", name="Copied")).to_be_hidden()
+    blame = page.get_by_role("link", name="Blame").get_attribute("href")
+    assert blame == f"https://github.com/acme/tree/blame/{commit}/src/lease.py#L7"
     page.get_by_role("link", name="release", exact=True).click()
     page.wait_for_url("**#L11")
     (site.tree / "src/lease.py").write_text(LEASE.replace("class Lease", "class Secret"))
@@ -319,31 +324,130 @@ def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) ->
     assert "Secret" not in page.content()
 
 
-def select(page: Page, line: str, name: str) -> None:
-    """Select a name in a line, as by a double click."""
-    page.evaluate(
-        """([line, name]) => {
-            const texts = document.createTreeWalker(document.querySelector(`${line} code`), NodeFilter.SHOW_TEXT);
-            for (let text = texts.nextNode(); text; text = texts.nextNode()) {
-                const at = text.data.indexOf(name);
-                if (at >= 0) getSelection().setBaseAndExtent(text, at, text, at + name.length);
-            }
-        }""",
-        [line, name],
-    )
+def test_several_lines_have_a_link(site: Site) -> None:
+    page, marked = site.page, site.page.locator(".document .best")
+    site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py#L8-L10", "Renew the lease of a run")
+    expect(marked).to_have_count(3)
+    page.wait_for_url("**?line=8#L8-L10")
+    expect(page.locator("#remote")).to_have_attribute("href", re.compile("lease.py#L8-L10$"))
+    page.locator("#L12 a").click()
+    expect(marked).to_have_count(1)
+    page.locator("#L11 a").click(modifiers=["Shift"])
+    page.wait_for_url("**?line=11#L11-L12")
+    expect(marked).to_have_count(2)
+    expect(page.locator("#own")).to_have_text("Lines 11-12")
+    expect(page.locator("#own")).to_have_attribute("href", re.compile(r"\?line=11#L11-L12$"))
+
+
+def test_back_leads_through_the_searches(site: Site) -> None:
+    page = site.page
+    site.browser.open(site.url, "Browse")
+    page.locator("#q").press_sequentially("lease")
+    page.wait_for_url("**q=lease*")
+    page.get_by_label("python 2").check()
+    page.wait_for_url("**lang=python*")
+    page.go_back()
+    page.wait_for_url(lambda url: "q=lease" in url and "lang" not in url)
+    expect(page.get_by_label("python 2")).not_to_be_checked()
+    page.go_back()
+    expect(page.get_by_text("Browse").nth(1)).to_be_visible()
+    expect(page.locator("#q")).to_have_value("")
+    page.go_forward()
+    expect(page.locator("#q")).to_have_value("lease")
+    expect(page.get_by_label("python 2")).not_to_be_checked()
+
+
+def test_escape_leaves_the_box_and_keeps_the_query(site: Site) -> None:
+    page = site.page
+    site.browser.open(f"{site.url}?q=lease&mode=text", "notes.md")
+    page.keyboard.press("j")
+    expect(results(page).first).to_be_focused()
+    page.keyboard.press("/")
+    page.keyboard.press("Escape")
+    expect(results(page).first).to_be_focused()
+    page.keyboard.press("j")
+    expect(results(page).nth(1)).to_be_focused()
+    expect(page.locator("#q")).to_have_value("lease")
+
+
+def test_references_are_shown_below_the_document(site: Site) -> None:
+    page, panel = site.page, site.page.locator("body > #references")
+    site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py?line=1", "Renew the lease of a run")
+    click(page, "#L7", "renew")
+    expect(panel.get_by_role("heading", name="Definitions of renew 1 line")).to_be_visible()
+    expect(panel.locator(".lines")).to_contain_text("def renew(self, seconds)")
+    assert violations(page) == [] if AXE.exists() else True
+    panel.get_by_role("link", name="7", exact=True).click()
+    page.wait_for_url("**?line=7#L7")
+    expect(panel).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(panel).to_have_count(0)
+    click(page, "#L1", "writer")  # prose
+    click(page, "#L9", "until")
+    uses = panel.get_by_role("heading", name=re.compile("Uses of until"))
+    expect(uses).to_contain_text("3 lines")
+    panel.get_by_role("button").click()
+    page.get_by_role("link", name="Uses of Lease", exact=True).click()
+    expect(panel).to_be_focused()
+    expect(panel.get_by_role("heading").first).to_have_text(re.compile("Definitions of Lease"))
+
+
+def test_prose_wraps_and_has_branches_but_no_uses(served: str) -> None:
+    page = ask(urlsplit(served).netloc, f"/d/{SOURCE}/notes.md").body
+    assert 'title="Leases"' in page
+    assert "uses%3A" not in page
+    assert 'class="code prose"' in page
+    assert f'<a href="/d/{SOURCE}/notes.md?line=1&amp;branch=feature%2Fx#L1">on feature/x</a>' in page
+    of_branch = ask(urlsplit(served).netloc, f"/d/{SOURCE}/notes.md?branch=feature/x").body
+    assert f'<a href="/d/{SOURCE}/notes.md?line=1#L1">on the main index</a>' in of_branch
+
+
+_RANGE_OF_NAME = """([line, name]) => {
+    const texts = document.createTreeWalker(document.querySelector(`${line} code`), NodeFilter.SHOW_TEXT);
+    for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+        const at = text.data.indexOf(name);
+        if (at >= 0) getSelection().setBaseAndExtent(text, at, text, at + name.length);
+    }
+    return getSelection().getRangeAt(0).getBoundingClientRect().toJSON();
+}"""
+
+
+def select(page: Page, line: str, name: str) -> dict[str, float]:
+    """Select a name in a line, as by a double click, and return its place."""
+    place: dict[str, float] = page.evaluate(_RANGE_OF_NAME, [line, name])
+    return place
+
+
+def click(page: Page, line: str, name: str) -> None:
+    """Click a name in a line."""
+    place = select(page, line, name)
+    page.evaluate("getSelection().removeAllRanges()")
+    page.mouse.click(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
 
 
 def test_a_name_leads_to_its_definition_and_its_uses(site: Site) -> None:
     page, document = site.page, f"{site.url}d/{SOURCE}/src/lease.py?line=1"
-    site.browser.open(document, "Renew the lease of a run")
-    page.get_by_role("link", name="Uses of Lease", exact=True).click()
-    page.wait_for_url("**/?q=uses*Lease*")
     site.browser.open(document, "Renew the lease of a run")
     select(page, "#L9", "until")
     expect(page.locator("#jump").get_by_role("link", name="Uses")).to_have_attribute("href", "/?q=uses%3Auntil")
     select(page, "#L7", "renew")
     page.locator("#jump").get_by_role("link", name="Definition").click()
     page.wait_for_url("**/d/**#L7")  # the only result
+
+
+def test_a_result_begins_with_its_definition_and_has_links_to_copy() -> None:
+    context = ("x = 1", "", "def renew():", *(f"    step({at})" for at in range(9)), "", "y = 2")
+    found: dict[str, Any] = {
+        "context": context,
+        "symbol": "renew",
+        "kind": "function",
+        "symbol_start": 3,
+        "symbol_end": 12,
+    }
+    hit = replace(HIT, line=11, start_line=1, end_line=14, url="https://github.com/acme/tree/blob/x/a.py#L11", **found)
+    page = search_page(SearchRequest("renew"), SearchReport("renew", (hit,))).decode()
+    assert re.findall(r"<div(?: class=\"best\")?><span>(\d+)</span>", page) == [str(line) for line in range(3, 13)]
+    assert re.findall(r"<button type=\"button\" class=\"copy.*?>(.*?)<", page) == ["Copy link", "Copy permalink"]
 
 
 def test_a_page_shows_more_results_on_request() -> None:
@@ -381,7 +485,10 @@ def test_exact_text_needs_no_words(served: str, query: str) -> None:
 
 def test_the_index_page_shows_sources_growth_runs_and_what_was_skipped(site: Site) -> None:
     page = site.page
-    site.browser.open(f"{site.url}index", SOURCE, "Growth: lines")
+    site.browser.open(f"{site.url}index", "Growth: lines")
+    assert page.locator("#sources + div td a").first.get_attribute("title") == SOURCE
+    commit = git(site.tree, "rev-parse", "HEAD")
+    expect(page.locator("#sources + div td code")).to_have_text(commit[:12])
     page.locator("summary", has_text="binary").click()
     expect(page.get_by_text("photo.bin")).to_be_visible()
     expect(page.locator("tr[id]").first).to_contain_text("index")
@@ -439,7 +546,9 @@ def test_a_line_without_a_code_host_has_a_link_to_copy() -> None:
     lines = {"lines": ["a", "b"], "start_line": 1, "current": True, "url": None, "anchors": ()}
     view = DocumentView({"source": SOURCE, "path": "src/a.py", **lines}, line=2, branch="topic")
     link = f"/d/{SOURCE}/src/a.py?line=2&amp;branch=topic#L2"
-    assert f'<a id="own" href="{link}">Line 2</a> <button type="button" class="copy">' in document_page(view).decode()
+    assert (
+        f'<a id="own" href="{link}">Line 2</a> <button type="button" class="copy own">' in document_page(view).decode()
+    )
 
 
 def test_a_search_without_results_suggests_wider_ones(site: Site) -> None:
@@ -474,6 +583,7 @@ def test_every_page_is_accessible_light_and_dark_wide_and_narrow(site: Site) -> 
         "?q=nothing&mode=text",
         f"d/{SOURCE}/src/lease.py?line=8",
         f"d/{SOURCE}/",
+        "references?name=renew",
         "index",
         "sql?q=SHOW+TABLES",
         "sign-in",

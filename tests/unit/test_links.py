@@ -6,7 +6,7 @@ import pytest
 
 from driftline.flows.output.plain_text import print_search
 from driftline.storage.workspace.records import SourceRecord
-from driftline.tasks.search.links import LinkTemplate, address_of, invalid_link
+from driftline.tasks.search.links import LinkTemplate, address_of, invalid_link, pages_of_host
 
 COMMIT = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
@@ -96,6 +96,31 @@ def test_rendered_files_are_shown_as_source() -> None:
         assert found is not None
         assert found.url(COMMIT, "docs/README.md", 3).endswith(f"/docs/README.md?{query}#L3")
         assert found.url(COMMIT, "docs/README.md", None).endswith("/docs/README.md")
+
+
+@pytest.mark.parametrize(
+    ("link", "blame", "history"),
+    [
+        (
+            "github.com/a/blob/blob/{}/x/y.py#L3",
+            "github.com/a/blob/blame/{}/x/y.py#L3",
+            "github.com/a/blob/commits/{}/x/y.py",
+        ),
+        ("gitlab.com/a/b/-/blob/{}/y.py#L3", "gitlab.com/a/b/-/blame/{}/y.py#L3", "gitlab.com/a/b/-/commits/{}/y.py"),
+        (
+            "codeberg.org/a/b/src/commit/{}/y.md?display=source#L3",
+            "codeberg.org/a/b/blame/commit/{}/y.md?display=source#L3",
+            "codeberg.org/a/b/commits/commit/{}/y.md",
+        ),
+    ],
+)
+def test_a_link_leads_to_blame_and_history(link: str, blame: str, history: str) -> None:
+    expected = tuple(f"https://{each}".format(COMMIT) for each in (blame, history))
+    assert pages_of_host(f"https://{link}".format(COMMIT)) == expected
+
+
+def test_other_hosts_have_no_known_blame() -> None:
+    assert pages_of_host(f"https://bitbucket.org/a/b/src/{COMMIT}/y.py#lines-3") is None
 
 
 def test_a_setting_overrules_the_name_of_the_host() -> None:
