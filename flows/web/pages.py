@@ -466,7 +466,7 @@ def references_page(
         lines = _by_file(parse_request(request), branch, report.results, folders)
         more = search_link(request) if report.exact is not None and report.exact.lines > len(report.results) else ""
         sections.append((title, _count(report, "line"), lines, more))
-    names = _short_names({hit.source for report in (defined, used) for hit in report.results})
+    names = short_names({hit.source for report in (defined, used) for hit in report.results})
     return _rendered("references.html.j2", name=name, sections=sections, names=names)
 
 
@@ -491,7 +491,7 @@ def index_page(view: IndexView, now: datetime) -> bytes:
             for each in _listed(stats.sources)
         ],
         skipped=view.skipped,
-        names=_short_names([source["entity"] for source in stats.sources]),
+        names=short_names([source["entity"] for source in stats.sources]),
         plots=plots_of(view.runs),
         runs=[run_row(run) for run in view.runs],
     )
