@@ -253,7 +253,7 @@ def test_a_process_that_cannot_prepare_ends(
     with closing(SearchProcesses(2)) as processes:
         processes.start(workspace)
         before = children()
-        monkeypatch.setattr(search_processes, "prepare", fail)
+        monkeypatch.setattr("driftline.tasks.search.search.prepare", fail)
         here = processes._free.get()
         waiting = threading.Thread(target=processes.search, args=(workspace, "x"))
         waiting.start()
