@@ -310,10 +310,13 @@ def _lines_among(query: LineQuery, rows: Mapping[Passage, str]) -> dict[Passage,
             continue
         begin, lines = of_document[at][0], list[str]()
         end = bisect_right(of_document, each.last, key=itemgetter(0))
-        for _, text in of_document[at:end]:
+        for start, text in of_document[at:end]:
+            if start != begin + len(lines):  # an earlier pack, read for another passage
+                break
             lines += text.removesuffix("\n").split("\n")
-        if kept := lines[each.first - begin : each.last + 1 - begin]:
-            found[each] = kept
+        else:
+            if kept := lines[each.first - begin : each.last + 1 - begin]:
+                found[each] = kept
     return found
 
 

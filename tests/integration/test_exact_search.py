@@ -127,6 +127,27 @@ def test_passages_have_every_line_of_their_documents(
     assert lines_of(table, passages) == {each: texts[each.path][each.first : each.last + 1] for each in passages}
 
 
+def test_passages_of_short_lines_are_never_joined_across_packs_that_were_not_read(tmp_path: Path) -> None:
+    """A pack of lines this short has more lines than are searched for its row."""
+    chance = random.Random(29)
+    texts = {
+        f"{width}.txt": [chance.choice("ab}")[:1] * chance.randint(1, width) for _ in range(20_000)] for width in (1, 8)
+    }
+    for name, lines in texts.items():
+        (tmp_path / "tree").mkdir(exist_ok=True)
+        (tmp_path / "tree" / name).write_text("\n".join(lines) + "\n")
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    workspace = Workspace.open(str(tmp_path / "ws"))
+    (table,) = open_exact_tables(workspace, None)
+    (source,) = (str(entity) for entity, _ in workspace.readable_sources())
+    for _ in range(60):
+        starts = [
+            (name, chance.randrange(len(texts[name]))) for name in chance.choices([*texts], k=chance.randint(1, 6))
+        ]
+        passages = [Passage(source, name, first, first + chance.randrange(1_000)) for name, first in starts]
+        assert lines_of(table, passages) == {each: texts[each.path][each.first : each.last + 1] for each in passages}
+
+
 @pytest.mark.parametrize("ignore_case", [False, True], ids=["with case", "without case"])
 def test_every_line_that_matches_is_found(workspace: Workspace, tree: Path, ignore_case: bool) -> None:
     flags = re.ASCII if not ignore_case else re.IGNORECASE
