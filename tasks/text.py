@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.documents import SkipReason
+from driftline.storage.documents import GAP_LINE, SkipReason
 
 MAX_ROW_CHARACTERS = 1_024
 """Longer lines are split into rows, each short enough for one vector: a static model reads 512 tokens."""
@@ -196,7 +196,7 @@ def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """A large file's first and last lines; each line between them is replaced by an empty line.
+    """A large file's first and last lines; those between them are replaced by GAP_LINE and empty lines.
 
     ``content_hash``, ``md5`` and ``size_bytes`` describe the whole file.
     """
@@ -214,7 +214,7 @@ def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
     chunk, plus one byte per omitted line.
 
     >>> read_ends([b"one\ntwo\nthree\nfour\n"], 12).data
-    b'one\n\n\nfour\n'
+    b'one\n<[{(|~^...^~|)}]>\n\nfour\n'
     """
     digest, md5, size = hashlib.blake2b(digest_size=16), hashlib.md5(usedforsecurity=False), 0
     head, tail, held, lines = bytearray(), deque[bytes](), 0, 0
@@ -241,7 +241,8 @@ def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
     if size <= most:
         first, last = len(head), 0
     lines += head.count(b"\n", first) + kept.count(b"\n", 0, last)
-    data = b"".join((head[:first], b"\n" * lines, kept[last:]))
+    gap = GAP_LINE.encode() if size > most else b""
+    data = b"".join((head[:first], gap, b"\n" * lines, kept[last:]))
     return Ends(data, size, digest.hexdigest(), md5.hexdigest())
 
 

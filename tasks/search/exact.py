@@ -27,7 +27,17 @@ from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.storage.lines.packs import Packs, allowed, documents_of, lines_of, packs_of, texts
+from driftline.storage.lines.packs import (
+    Packs,
+    allowed,
+    documents_of,
+    gaps_of,
+    lines_in,
+    lines_of,
+    packs_of,
+    passing_gaps,
+    texts,
+)
 from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
@@ -206,11 +216,15 @@ class ExactFinder:
                 if self.late():
                     self.cut = True
                     return
-                firsts = [first for *_, first in packs]
+                batch_of_document = [*packs]
+                firsts = [first for *_, first in batch_of_document]
                 *parts, last = islice(read, len(firsts))
                 text = "\n".join([*(each.removesuffix("\n") for each in parts), last])
                 lines = text.removesuffix("\n").split("\n")
                 matched = np.stack([_matches(pattern, text, lines) for pattern in self.patterns])
+                for _, row, first in batch_of_document:
+                    if (gap := gaps_of(self.tables[document.table]).get(row)) is not None:
+                        matched[:, first - firsts[0] + gap.first : first - firsts[0] + gap.end] = False
                 numbers = np.flatnonzero(matched.any(axis=0))
                 if matched.any(axis=1).all():
                     yield document, np.asarray(firsts[0] + numbers, np.int64), np.asarray(matched[:, numbers])
@@ -258,11 +272,14 @@ class ExactFinder:
         # The empty string after a pack's last newline is not a line.
         matched[:, bounds[1:][pc.ends_with(read, "\n").to_numpy(zero_copy_only=False)] - 1] = False
         limits = zip(rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+        gaps = [gaps_of(table) for table in self.tables]
         for row, start, stop in limits:
             inside = matched[:, start:stop]
+            document, row_id, first = batch[row]
+            if (gap := gaps[document.table].get(row_id)) is not None:
+                inside[:, gap.first : gap.end] = False
             numbers = np.flatnonzero(inside.any(axis=0))
             if len(numbers):
-                document, _, first = batch[row]
                 yield document, np.asarray(first + numbers, np.int64), np.asarray(inside[:, numbers])
 
 
@@ -331,13 +348,19 @@ def search_exactly(
     return replace(report, explanation=found.explained(request)) if request.explain else report
 
 
-def what_is_missing(counts: ExactCounts, shown: int) -> str:
-    """Return a note if not all matching lines are shown, otherwise "". It has option names in backticks."""
+def notes_on_counts(counts: ExactCounts, shown: int) -> tuple[str, ...]:
+    """Return notes on the matching lines that are not shown or not indexed, with option names in backticks."""
+    notes = []
     if counts.reason == "time":
-        return "The search timed out, so there may be more lines: narrow it to some files."
-    if counts.reason == "limit":
-        return f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them."
-    return ""
+        notes.append("The search timed out, so there may be more lines: narrow it to some files.")
+    elif counts.reason == "limit":
+        notes.append(f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them.")
+    elif not counts.lines:
+        notes.append("No line matches the exact terms.")
+    if counts.partial:
+        of = "1 large document" if counts.partial == 1 else f"{counts.partial:,} large documents"
+        notes.append(f"Only the first and last lines of {of} are indexed: `max_document_bytes` of a run takes all.")
+    return tuple(notes)
 
 
 def open_exact_tables(workspace: Workspace, where: LineFilter | None, *, texts: bool = True) -> list[LineQuery]:
@@ -481,7 +504,7 @@ class ExactSearch:
         """Return the first ``limit`` lines and the known counts; with ``files``, only one line per document."""
         kept: list[Line] = []
         lines = documents = 0
-        reason: Literal["limit", "time"] | None = None
+        reason: Literal["limit", "time", "partial"] | None = None
         for document, numbers in self.lines():
             documents += 1
             if limit is None:
@@ -494,16 +517,21 @@ class ExactSearch:
             if len(taken) > remaining:
                 reason, documents = "limit", documents - (not remaining)
                 break
-        return kept, ExactCounts(lines, documents, reason or ("time" if self.cut else None))
+        partial = self._partial()
+        reason = reason or ("time" if self.cut else "partial" if partial else None)
+        return kept, ExactCounts(lines, documents, reason, partial)
+
+    def _partial(self) -> int:
+        """Count the documents that pass the filters, and of which only the ends are indexed."""
+        passing = {(gap.entity, gap.path) for table in self.tables if self.patterns for gap in passing_gaps(table)}
+        return sum(not any(leaves_out(path) for leaves_out in self.left_out) for _, path in passing)
 
     def in_order(self, request: SearchRequest) -> SearchReport:
         """Return the first matching lines or, with ``count``, only their number."""
         with self.timers.timed("exact"):
             lines, counts = self.first(None if request.count else request.top_k, files=request.files)
         found = () if request.count else self._hits(lines, request.n_lines)
-        notes = () if counts.lines else ("No line matches the exact terms.",)
-        notes = (note,) if (note := what_is_missing(counts, len(found))) else notes
-        return SearchReport("", found, notes=notes, exact=counts)
+        return SearchReport("", found, notes=notes_on_counts(counts, len(found)), exact=counts)
 
     def listed(self, request: SearchRequest, files: Sequence[IndexedDocument]) -> SearchReport:
         """Return the first lines of the first ``files`` or, with ``count``, only the number of files."""
@@ -535,7 +563,7 @@ class ExactSearch:
         for document, number in lines:
             of_document.setdefault(document.key, []).append((document, number))
         if not lines:
-            return SearchReport("", (), notes=("No line matches the exact terms.",), exact=counts)
+            return SearchReport("", (), notes=notes_on_counts(counts, 0), exact=counts)
         wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1))
         wider = replace(wider, files=False, explain=False, facets=False)
         if len(of_document) <= MAX_PATHS_IN_FILTER:
@@ -561,8 +589,7 @@ class ExactSearch:
         found = tuple(_scored(hit, scores.get(line)) for line, hit in hits)
         if counts.complete and len(shown) < len(ranked):
             counts = replace(counts, reason="limit")
-        note = what_is_missing(counts, len(shown))
-        return SearchReport("", found, notes=(note,) if note else (), exact=counts)
+        return SearchReport("", found, notes=notes_on_counts(counts, len(shown)), exact=counts)
 
     def _hits(self, lines: Sequence[Line], n_lines: int) -> tuple[Hit, ...]:
         with self.timers.timed("context"):
@@ -692,7 +719,7 @@ def _contexts(
     for start in range(0, len(keys), _MOST_PACKS):
         part = keys[start : start + _MOST_PACKS]
         read = texts([(tables[table], row) for table, row in part]).to_pylist()
-        lines_of |= {key: text.removesuffix("\n").split("\n") for key, text in zip(part, read, strict=True)}
+        lines_of |= {key: lines_in(text) for key, text in zip(part, read, strict=True)}
     for document, number in lines:
         first_lines, rows = packs[document]
         known = [*chain.from_iterable(lines_of[document.table, rows[at]] for at in needed[document, number])]

@@ -417,7 +417,9 @@ def options_in(interface: str, *names: str) -> dict[str, Option]:
 
 _NAMED = re.compile(r"`(\w+)`")
 _FLAGS = {name: row.flag.partition("/")[0] for name, row in OPTIONS.items()}
-_FLAGS |= {"include": "--include", "exclude": "--exclude"}  # index command options
+_FLAGS |= {
+    name: f"--{name.replace('_', '-')}" for name in ("include", "exclude", "max_document_bytes")
+}  # index command options
 
 
 def in_flags(note: str) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from typing import Any, Literal, TypeVar
@@ -99,13 +99,16 @@ _TENANTS: SharedCache[str, list[Entity]] = SharedCache(LRUCache(64))
 class ExactCounts:
     """How many ``lines`` and ``documents`` an exact search found: all matches if ``complete`` is set.
 
-    Otherwise ``reason`` explains why not: the ``limit`` on results, or the ``time``. Filter-only queries count no
-    lines.
+    Otherwise ``reason`` explains why not: the ``limit`` on results, the ``time``, or ``partial`` documents that pass
+    the filters, of which only the first and last lines are indexed. Filter-only queries count no lines. ``terms`` are
+    the query's exact terms.
     """
 
     lines: int
     documents: int
-    reason: Literal["limit", "time"] | None = None
+    reason: Literal["limit", "time", "partial"] | None = None
+    partial: int = 0
+    terms: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def complete(self) -> bool:
@@ -114,7 +117,8 @@ class ExactCounts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object for ``search --json``."""
-        return {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
+        counts = {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
+        return {**counts, "partial": self.partial, "terms": list(self.terms)}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
