@@ -53,6 +53,8 @@ _BYTE_ORDER_MARKS = (
 )
 _UNMARKED = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 _MIN_PLAIN_FRACTION = 0.02
+_MIN_PLAIN_OF_FEW, _FEW_CHARACTERS = 0.5, 8
+"""Any small binary file of even length can be read as a few rare characters."""
 _MAX_ODD_FRACTION = 0.01
 _MAX_ASCII_PAIRS = 0.85
 """Maximum fraction of other characters that consist of two printable ASCII bytes.
@@ -138,7 +140,8 @@ def _unmarked(data: bytes) -> str | None:
         if "\0" in judged or len(judged.translate(_ODD_CHARACTERS)) < (1 - _MAX_CONTROL_FRACTION) * len(judged):
             continue
         plain = len(_PLAIN.findall(judged)) / max(1, len(judged))
-        if plain <= max(plainest, _MIN_PLAIN_FRACTION):
+        few = _MIN_PLAIN_OF_FEW if len(judged) < _FEW_CHARACTERS else _MIN_PLAIN_FRACTION
+        if plain <= max(plainest, few):
             continue
         others = [ord(character) for character in judged if not _PLAIN.match(character)]
         ascii_pairs = sum(0x20 <= code >> 8 <= 0x7E and 0x20 <= code & 0xFF <= 0x7E for code in others)

@@ -102,20 +102,34 @@ class ExactTerms:
     """What a document must contain: a match for each pattern, a definition of each name, a use of each name.
 
     A line matches if it matches one of the patterns, defines one of the names in ``definitions``, or uses one of
-    ``uses`` without defining it. With ``inside``, only lines inside definitions of these names match.
+    ``uses`` without defining it. With ``inside``, only lines inside definitions of these names match, or all of these
+    lines if there is nothing else to match. ``any_case`` ignores the case of names.
     """
 
     patterns: tuple[Pattern, ...] = ()
     definitions: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
+    any_case: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.patterns or self.definitions or self.uses or self.inside)
 
+    def __iter__(self) -> Iterator[str]:
+        """Yield the terms as written in a query."""
+        for each in self.patterns:
+            yield f'"{each.text}"' if each.is_literal else f"/{each.text}/"
+        for name, values in (("def", self.definitions), ("uses", self.uses), ("sym", self.inside)):
+            yield from (f"{name}:{value}" for value in values)
+
+    @property
+    def only_inside(self) -> bool:
+        """Whether they only restrict the lines to definitions."""
+        return bool(self.inside) and not (self.patterns or self.definitions or self.uses)
+
     def spans(self, lines: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Return the matches of all patterns and names in each line: start and end in characters, in order."""
-        patterns = [*self.patterns, *map(use_of, (*self.uses, *self.definitions))]
+        patterns = [*self.patterns, *(use_of(each, any_case=self.any_case) for each in (*self.uses, *self.definitions))]
         array = pa.array(lines, pa.string())
         of_patterns = [pattern.spans(array) for pattern in patterns] if len(lines) else []
         by_line = zip(*of_patterns, strict=True) if of_patterns else ([] for _ in lines)
@@ -348,6 +362,21 @@ def search_exactly(
     return replace(report, explanation=found.explained(request)) if request.explain else report
 
 
+@without_panic()
+def search_inside(workspace: Workspace, terms: ExactTerms, request: SearchRequest) -> SearchReport:
+    """Rank the lines inside the definitions named by ``terms.inside`` by the request's query, like ``answer``.
+
+    Raises NotIndexed, StorageError, CorruptFile and the errors of ``answer``.
+    """
+    tables = open_exact_tables(workspace, line_filter(request, workspace), texts=False)
+    documents = ExactSearch(workspace, tables, terms, lambda: False).documents_with_definitions
+    if tables and not documents:
+        return SearchReport("", (), notes=("No definition has this name.",))
+    also = (*request.also, *([_these(workspace, documents)] if len(documents) <= MAX_PATHS_IN_FILTER else ()))
+    inside = tuple(name.lower() if terms.any_case else name for name in terms.inside)
+    return answer(workspace, replace(request, also=also, inside=inside))
+
+
 def notes_on_counts(counts: ExactCounts, shown: int) -> tuple[str, ...]:
     """Return notes on the matching lines that are not shown or not indexed, with option names in backticks."""
     notes = []
@@ -400,7 +429,15 @@ class ExactSearch:
 
     def __post_init__(self) -> None:
         self.records = SourceRecords(self.workspace)
-        self.patterns = [*self.terms.patterns, *map(use_of, self.terms.uses)]
+        self.patterns = [
+            *self.terms.patterns,
+            *(use_of(each, any_case=self.terms.any_case) for each in self.terms.uses),
+        ]
+
+    @property
+    def documents_with_definitions(self) -> frozenset[DocumentKey]:
+        """The documents with a definition of each name in ``inside``."""
+        return frozenset.intersection(*(frozenset(self._defined(name)) for name in self.terms.inside))
 
     def lines(self) -> Iterator[tuple[IndexedDocument, list[int]]]:
         """Yield the documents that contain all terms, in order, with their matching line numbers."""
@@ -410,7 +447,7 @@ class ExactSearch:
         )
         required = [frozenset(found) for found in (*defined, *inside)]
         documents = frozenset[DocumentKey].intersection(*required) if required else None
-        homes = {document for found in used for document in found}
+        homes = {key for found in used for key, each in found.items() if any(one.is_code for _, one in each)}
         order = _nearness(homes, self._importing()) if used else _by_importance
         for document, of_patterns in self._matching(order, documents, defined or inside):
             key = document.key
@@ -434,7 +471,7 @@ class ExactSearch:
         if self.max_packs is not None:
             return set()
         names = [quoted(use_of(name).text) for name in self.terms.uses]
-        patterns = [Pattern.of(rf"{_IMPORTS}\b{name}\b", ignore_case=False) for name in names]
+        patterns = [Pattern.of(rf"{_IMPORTS}\b{name}\b", ignore_case=self.terms.any_case) for name in names]
         late, packs = self.sort_deadline_passed or self.late, max(1, MAX_IMPORT_PACKS // len(names))
         finders = (
             ExactFinder(self.tables, [each], late, _by_importance, self._chosen, max_packs=packs) for each in patterns
@@ -447,7 +484,10 @@ class ExactSearch:
         documents: frozenset[DocumentKey] | None,
         defined: Sequence[Mapping[DocumentKey, Sequence[tuple[IndexedDocument, Definition]]]],
     ) -> Iterator[tuple[IndexedDocument, list[set[int]]]]:
-        """Yield documents with the lines that match each pattern; without patterns, the lines of the definitions."""
+        """Yield documents with the lines that match each pattern; without patterns, the lines of the definitions.
+
+        Files with a definition in code come before those with a section or key.
+        """
         if self.patterns:
             finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents, self.max_packs)
             for document, numbers, matched in finder.lines():
@@ -455,9 +495,19 @@ class ExactSearch:
             self.cut = finder.cut
             return
         of_document = {document: each[0] for found in defined for document, (each, *_) in found.items()}
+        in_code = {key for found in defined for key, each in found.items() if any(one.is_code for _, one in each)}
         indexed = [of_document[document] for document in documents or ()]
-        for document in self._chosen(sorted(indexed, key=lambda each: (order(*each.key), each))):
-            yield document, [{each.line for _, each in found[document.key]} for found in defined]
+        for document in self._chosen(
+            sorted(indexed, key=lambda each: (each.key not in in_code, order(*each.key), each))
+        ):
+            of_names = ([each for _, each in found[document.key]] for found in defined)
+            if self.terms.only_inside:
+                yield (
+                    document,
+                    [{n for each in of_name for n in range(each.first, each.last + 1)} for of_name in of_names],
+                )
+            else:
+                yield document, [{each.line for each in of_name} for of_name in of_names]
 
     def files(self, *, in_order: bool) -> list[IndexedDocument]:
         """Return the documents that pass the filters; if the time is up, the ones found so far."""
@@ -476,12 +526,15 @@ class ExactSearch:
             return [*self._chosen([document for *_, document in found])]
 
     def _defined(self, name: str) -> dict[DocumentKey, list[tuple[IndexedDocument, Definition]]]:
-        """Return the code definitions of a name, keyed by document. Case-sensitive, like uses."""
+        """Return the definitions of a name, keyed by document. Case-sensitive, like uses, unless ``any_case``."""
+        any_case = self.terms.any_case
+        name = name.lower() if any_case else name
         parts = parts_of_name(name)
         found: dict[DocumentKey, list[tuple[IndexedDocument, Definition]]] = {}
         for table, query in enumerate(self.tables):
             for entity, path, digest, definition in query.definitions(name):
-                if definition.is_code and parts_of_name(definition.name)[-len(parts) :] == parts:
+                own = definition.name.lower() if any_case else definition.name
+                if parts_of_name(own)[-len(parts) :] == parts:
                     found.setdefault((entity, path), []).append(
                         (IndexedDocument(path, entity, digest, table), definition)
                     )
@@ -587,7 +640,7 @@ class ExactSearch:
         shown = ranked[: request.top_k]
         hits = zip(shown, self._hits(shown, request.n_lines), strict=True)
         found = tuple(_scored(hit, scores.get(line)) for line, hit in hits)
-        if counts.complete and len(shown) < len(ranked):
+        if counts.reason != "time" and len(shown) < len(ranked):
             counts = replace(counts, reason="limit")
         return SearchReport("", found, notes=notes_on_counts(counts, len(shown)), exact=counts)
 
@@ -643,10 +696,10 @@ class ExactSearch:
             )
 
 
-def use_of(name: str) -> Pattern:
+def use_of(name: str, *, any_case: bool = False) -> Pattern:
     """Return the whole-word pattern for a name, or for the last part of a qualified name."""
     parts = [part for part in name.replace("::", ".").replace("->", ".").replace("#", ".").split(".") if part]
-    return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=False, words=True)
+    return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=any_case, words=True)
 
 
 def _by_importance(entity: str, path: str) -> int:
@@ -673,7 +726,7 @@ def _nearness(homes: Set[DocumentKey], importing: Set[DocumentKey]) -> Callable[
 def _scored(hit: Hit, by_words: Hit | None) -> Hit:
     """Return ``hit`` with the scores of ``by_words``, the window around it found by the query's words."""
     if by_words is None:
-        return replace(hit, score=0.0, label="weak")
+        return replace(hit, score=0.0, label="weak", distance=1.0, relevance=0.0)
     values = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}
     return replace(hit, **values)
 

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.globs import check_glob, is_unicode, literal_glob
+from driftline.storage.globs import check_glob, is_unicode
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.regex_patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import ExactTerms, search_exactly
+from driftline.tasks.search.exact import ExactTerms, search_exactly, search_inside
 from driftline.tasks.search.facets import chosen, with_alternatives, without_chosen
 from driftline.tasks.search.request import SearchRequest, extensions_of
 from driftline.tasks.search.search import SearchReport, answer
@@ -37,16 +37,37 @@ FIELDS = {
 }
 """The fields of the query language."""
 _NEGATED = frozenset(("lang", "file", "repo"))
-_ALIASES = {"path": "file", "language": "lang", "repository": "repo", "symbol": "def"}
-"""Names of these fields in GitHub's and Sourcegraph's code search."""
+_ALIASES = {"path": "file", "filename": "file", "f": "file", "language": "lang", "l": "lang"}
+_ALIASES |= {"repository": "repo", "r": "repo", "b": "branch", "symbol": "def"}
+"""Names of these fields in the code search of GitHub, Sourcegraph and Zoekt."""
 _EXTENSIONS = ("ext", "extension")
 """``ext:py`` is ``file:*.py``."""
-_UNSUPPORTED = {"type": "Use the option `kinds`.", "content": "Put exact text in quotes."}
+_NO_FILTER = "There is no such filter here."
+_UNSUPPORTED = {
+    "type": "Use the option `kinds`.",
+    "select": "Use the option `kinds`.",
+    "content": "Put exact text in quotes.",
+    "rev": "Use branch:name.",
+    "revision": "Use branch:name.",
+    "org": "Use repo:name.",
+    "user": "Use repo:name.",
+    "context": "Use repo:name.",
+    "count": "Use the option `top_k`.",
+    "patterntype": "Put a regular expression in slashes.",
+    **dict.fromkeys(("is", "fork", "archived", "visibility", "author", "committer"), _NO_FILTER),
+}
 """Fields of other code searches, and what replaces them here."""
+_OPERATORS = {
+    "AND": "A file must contain all exact terms: leave it out.",
+    "OR": "Write alternatives as /one|two/, or as words, which rank.",
+    "NOT": "Only -file:, -lang: and -repo: exclude.",
+}
+"""Operators of other code searches, in capitals, and what replaces them here."""
 CASES = {"yes": False, "no": True, "auto": None}
 _FIELD = re.compile(r"(?P<not>-?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)")
 _PHRASE = re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
-_REGEX = re.compile(r"/(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)/(?=\s|\Z)")
+_REGEX = re.compile(r"/(?!\s)(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)(?<!\s)/(?=\s|\Z)")
+"""A regular expression neither begins nor ends with a blank: ``read / write / execute`` is three words."""
 _WORD = re.compile(r"\S+")
 _QUOTED = re.compile(r"[\"\\]")
 _ESCAPED = re.compile(r"\\([\"\\])")
@@ -80,7 +101,8 @@ class Question:
     @property
     def is_exact(self) -> bool:
         """Return whether it finds all lines that contain its terms or, with only filters, all files."""
-        return bool(self.terms) or not (self.words or self.is_plain)
+        is_ranked = bool(self.words) and (self.terms.only_inside or not self.terms)
+        return not (is_ranked or self.is_plain)
 
     def conditions(self, workspace: Workspace, within: Boundary | None = None) -> Iterator[LineFilter]:
         """Yield the filters for a search of ``workspace``. Raises UsageError for a repository that is not visible."""
@@ -138,8 +160,20 @@ def _answered(workspace: Workspace, request: SearchRequest) -> SearchReport:
     also = (*request.also, *question.conditions(workspace, request.boundary))
     narrowed = replace(request, query=question.words, also=also, fixed=None, regex=None)
     if question.is_exact:
-        return replace(search_exactly(workspace, question.terms, narrowed), query=question.text)
-    return replace(answer(workspace, narrowed), query=question.text)
+        return _explained(search_exactly(workspace, question.terms, narrowed), question)
+    inside = question.terms.only_inside
+    report = search_inside(workspace, question.terms, narrowed) if inside else answer(workspace, narrowed)
+    return replace(report, query=question.text)
+
+
+def _explained(report: SearchReport, question: Question) -> SearchReport:
+    """Add the exact terms to a report and, if they may have been meant as words, a note."""
+    terms, notes = tuple(question.terms), report.notes
+    expressions = [term for term in terms if term.startswith("/") and term in question.text]
+    if question.words and expressions:
+        notes = (f"Exact: {', '.join(expressions)}. The other words rank the lines that match.", *notes)
+    exact = replace(report.exact, terms=terms) if report.exact else None
+    return replace(report, query=question.text, notes=notes, exact=exact)
 
 
 def parse(
@@ -212,10 +246,11 @@ class _Parser:
             return tuple(self.values.get(name, ()))
 
         branches = of("branch")
+        names_any_case = cases[-1:] == [True] and any(map(of, ("def", "uses", "sym")))
         return Question(
             self.text,
             " ".join(self.words),
-            ExactTerms(patterns, of("def"), of("uses"), of("sym")),
+            ExactTerms(patterns, of("def"), of("uses"), of("sym"), any_case=names_any_case),
             files=of("file"),
             not_files=of("-file"),
             languages=of("lang"),
@@ -241,7 +276,16 @@ class _Parser:
         else:
             word = self._take(_WORD)
             assert word is not None
+            if (operator := word[0].strip("()")) in _OPERATORS and self._joins(start):
+                fix = f'{_OPERATORS[operator]} For the word itself, write {operator.lower()} or "{operator}".'
+                self._fail(start, f"There is no operator {operator}", fix)
             self.words.append(word[0])
+
+    def _joins(self, start: int) -> bool:
+        """Return whether the operator at ``start`` has terms to apply to, unlike in a query in capitals."""
+        others = _WORD.findall(self.text[:start] + self.text[self.at :])
+        has_left = bool(self.text[:start].strip()) or self.text[start:].startswith(("NOT", "(NOT"))
+        return has_left and bool(self.text[self.at :].strip()) and any(each != each.upper() for each in others)
 
     def _take(self, token: re.Pattern[str]) -> re.Match[str] | None:
         found = token.match(self.text, self.at)
@@ -251,7 +295,7 @@ class _Parser:
 
     def _is_field(self, start: int, found: re.Match[str]) -> bool:
         name = found["name"]
-        if name in FIELDS or name in _ALIASES or name in _EXTENSIONS:
+        if name in FIELDS or name in _EXTENSIONS or (name in _ALIASES and (len(name) > 1 or found["value"])):
             return True
         if name in _UNSUPPORTED and found["value"]:
             fix = f'{_UNSUPPORTED[name]} For the text itself, write "{found[0]}".'
@@ -292,10 +336,7 @@ _WILDCARD = re.compile(r"[*?\[{]")
 
 def _files(name: str) -> LineFilter:
     """Return a filter for files whose paths match a glob or contain a string."""
-    if _WILDCARD.search(name):
-        return LineFilter(globs=(name,))
-    start = literal_glob(name.lstrip("/")) if name.startswith("/") else f"**/*{literal_glob(name)}"
-    return LineFilter(globs=(f"{start}*", f"{start}*/**"))
+    return LineFilter(globs=(name,)) if _WILDCARD.search(name) else LineFilter(parts=(name,))
 
 
 def _sources(entities: Iterable[Entity], names: Iterable[str]) -> tuple[Entity, ...]:

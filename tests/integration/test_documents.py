@@ -259,12 +259,13 @@ def test_an_exact_search_says_that_it_lacks_the_middle_of_a_large_file(
 ) -> None:
     monkeypatch.setattr(batch, "MAX_PIECE_CHARACTERS", piece)
     write(large / "whole.md", b"the run number 1 went well\n\n")
-    limits = {"max_file_bytes": 1_000, "max_document_bytes": 2_000}
-    dl.index(str(large), workspace=str(tmp_path / "ws"), model=str(tiny_model), **limits)
+    at = str(tmp_path / "ws")
+    dl.index(str(large), workspace=at, model=str(tiny_model), max_file_bytes=1_000, max_document_bytes=2_000)
     workspace = dl.open(str(tmp_path / "ws"))
 
     def counts(**asked: Any) -> tuple[int, bool, str | None, int]:
         exact = workspace.search("", count=True, **asked).exact
+        assert exact is not None
         return exact.lines, exact.complete, exact.reason, exact.partial
 
     assert counts(fixed=["number 1500 "]) == (0, False, "partial", 1)

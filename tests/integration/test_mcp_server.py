@@ -216,9 +216,11 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
         assert not outcome.is_error, outcome
         hits = outcome.structured_content["results"]
         assert all(hit["context"] == [hit["text"]] for hit in hits)
-        return [(hit["path"], hit["line"]) for hit in hits], outcome.structured_content["exact"]
+        exact = outcome.structured_content["exact"]
+        assert len(exact.pop("terms")) == 1
+        return [(hit["path"], hit["line"]) for hit in hits], exact
 
-    counts = {"lines": 2, "documents": 2, "complete": True, "reason": None}
+    counts = {"lines": 2, "documents": 2, "complete": True, "reason": None, "partial": 0}
     assert found("grep_lines", pattern=r"^(\}|def)") == ([("b.py", 2), ("sub/a.py", 1)], counts)
     assert found("grep_lines", pattern="loads(", literal=True)[0] == [("b.py", 3)]
     assert found("grep_lines", pattern="LOAD", ignore_case=True, count=True) == ([], {**counts, "lines": 4})

@@ -88,6 +88,11 @@ def test_a_nul_byte_means_binary() -> None:
     assert decode(b"text\0text") == ("", SkipReason.BINARY)
 
 
+@pytest.mark.parametrize("data", [b"abc\0def\n", b"PK\0\0"])
+def test_a_few_bytes_with_nul_are_not_read_as_rare_characters(data: bytes) -> None:
+    assert decode(data) == ("", SkipReason.BINARY)
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize(
     "text",
