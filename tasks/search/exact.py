@@ -377,6 +377,26 @@ def search_inside(workspace: Workspace, terms: ExactTerms, request: SearchReques
     return answer(workspace, replace(request, also=also, inside=inside))
 
 
+def without_matches(workspace: Workspace, patterns: Sequence[Pattern], request: SearchRequest) -> LineFilter:
+    """Return a filter that drops the documents with a match for any of ``patterns``.
+
+    Raises UsageError if these are too many for a filter, StorageError, CorruptFile.
+    """
+    tables = open_exact_tables(workspace, line_filter(request, workspace))
+    deadline = time.monotonic() + MAX_SECONDS
+    found: dict[DocumentKey, None] = {}
+    for pattern in patterns:
+        finder = ExactFinder(tables, [pattern], lambda: time.monotonic() > deadline, _by_importance, iter)
+        for document, *_ in finder.lines():
+            found[document.key] = None
+            if len(found) > MAX_PATHS_IN_FILTER:
+                break
+        if finder.cut or len(found) > MAX_PATHS_IN_FILTER:
+            what = f"More than {MAX_PATHS_IN_FILTER:,} files have the excluded text, or it takes too long to find"
+            raise UsageError(what, pattern.text[:100], "Exclude rarer text, or folders with -file:.")
+    return LineFilter(none_of=(_these(workspace, found),))
+
+
 def notes_on_counts(counts: ExactCounts, shown: int) -> tuple[str, ...]:
     """Return notes on the matching lines that are not shown or not indexed, with option names in backticks."""
     notes = []

@@ -20,7 +20,7 @@ from driftline.storage.globs import check_glob, is_unicode
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.regex_patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import ExactTerms, search_exactly, search_inside
+from driftline.tasks.search.exact import ExactTerms, search_exactly, search_inside, without_matches
 from driftline.tasks.search.facets import chosen, with_alternatives, without_chosen
 from driftline.tasks.search.request import SearchRequest, extensions_of
 from driftline.tasks.search.search import SearchReport, answer
@@ -60,14 +60,15 @@ _UNSUPPORTED = {
 _OPERATORS = {
     "AND": "A file must contain all exact terms: leave it out.",
     "OR": "Write alternatives as /one|two/, or as words, which rank.",
-    "NOT": "Only -file:, -lang: and -repo: exclude.",
 }
 """Operators of other code searches, in capitals, and what replaces them here."""
 CASES = {"yes": False, "no": True, "auto": None}
-_FIELD = re.compile(r"(?P<not>-?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)")
-_PHRASE = re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
-_REGEX = re.compile(r"/(?!\s)(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)(?<!\s)/(?=\s|\Z)")
+_NOT = r"(?:-|NOT\s+)"
+_FIELD = re.compile(rf"(?P<not>{_NOT}?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)")
+_PHRASE = re.compile(rf'(?P<not>{_NOT}?)"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
+_REGEX = re.compile(rf"(?P<not>{_NOT}?)/(?!\s)(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)(?<!\s)/(?=\s|\Z)")
 """A regular expression neither begins nor ends with a blank: ``read / write / execute`` is three words."""
+_NOT_WORD = re.compile(r"NOT\s+(?P<text>[^\s\"/(-]\S*)")
 _WORD = re.compile(r"\S+")
 _QUOTED = re.compile(r"[\"\\]")
 _ESCAPED = re.compile(r"\\([\"\\])")
@@ -79,12 +80,13 @@ _LIKE = 0.8
 class Question:
     """A parsed query: ``terms`` filter, ``words`` rank, and the other fields restrict what is searched.
 
-    ``files`` and ``languages`` include documents, ``not_files`` and ``not_languages`` exclude them.
+    ``files`` and ``languages`` include documents, ``not_files``, ``not_languages`` and ``excluded`` exclude them.
     """
 
     text: str
     words: str = ""
     terms: ExactTerms = field(default_factory=ExactTerms)
+    excluded: tuple[Pattern, ...] = ()
     files: tuple[str, ...] = ()
     not_files: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
@@ -159,6 +161,8 @@ def _answered(workspace: Workspace, request: SearchRequest) -> SearchReport:
         return answer(workspace, request)
     also = (*request.also, *question.conditions(workspace, request.boundary))
     narrowed = replace(request, query=question.words, also=also, fixed=None, regex=None)
+    if question.excluded:
+        narrowed = replace(narrowed, also=(*also, without_matches(workspace, question.excluded, narrowed)))
     if question.is_exact:
         return _explained(search_exactly(workspace, question.terms, narrowed), question)
     inside = question.terms.only_inside
@@ -228,6 +232,7 @@ class _Parser:
         self.at = 0
         self.words: list[str] = []
         self.patterns: list[tuple[str, bool]] = []
+        self.excluded: list[tuple[str, bool]] = []
         self.values: dict[str, list[str]] = {}
 
     def parse(self) -> Question:
@@ -240,7 +245,10 @@ class _Parser:
         cases = [CASES[value] for value in self.values.get("case", [])]
         self.ignore_case = cases[-1] if cases else self.ignore_case
         options: dict[str, Any] = {**self.options, "ignore_case": self.ignore_case}
-        patterns = tuple(Pattern.of(text, literal=literal, **options) for text, literal in self.patterns)
+        patterns, excluded = (
+            tuple(Pattern.of(text, literal=literal, **options) for text, literal in given)
+            for given in (self.patterns, self.excluded)
+        )
 
         def of(name: str) -> tuple[str, ...]:
             return tuple(self.values.get(name, ()))
@@ -251,6 +259,7 @@ class _Parser:
             self.text,
             " ".join(self.words),
             ExactTerms(patterns, of("def"), of("uses"), of("sym"), any_case=names_any_case),
+            excluded,
             files=of("file"),
             not_files=of("-file"),
             languages=of("lang"),
@@ -263,16 +272,18 @@ class _Parser:
     def _term(self) -> None:
         start = self.at
         if phrase := self._take(_PHRASE):
-            self.patterns.append((_ESCAPED.sub(r"\1", phrase["text"]), True))
+            kept = self.excluded if phrase["not"] else self.patterns
+            kept.append((_ESCAPED.sub(r"\1", phrase["text"]), True))
         elif expression := self._take(_REGEX):
-            self.patterns.append((expression["text"].replace("\\/", "/"), False))
+            kept = self.excluded if expression["not"] else self.patterns
+            kept.append((expression["text"].replace("\\/", "/"), False))
         elif self.text[start] == '"' and '"' not in self.text[start + 1 :]:
             self._fail(start, "The quotation mark is not closed", 'Close it with ", or omit it.')
-        elif self.text[start] == "-" and any(each.match(self.text, start + 1) for each in (_PHRASE, _REGEX)):
-            self._fail(start, "Exact text cannot be excluded", "Only -file:, -lang: and -repo: exclude.")
         elif (found := _FIELD.match(self.text, start)) and self._is_field(start, found):
             self.at = found.end()
             self._field(start, found)
+        elif self.text != self.text.upper() and (unwanted := self._take(_NOT_WORD)):
+            self.excluded.append((unwanted["text"], True))
         else:
             word = self._take(_WORD)
             assert word is not None
@@ -284,8 +295,11 @@ class _Parser:
     def _joins(self, start: int) -> bool:
         """Return whether the operator at ``start`` has terms to apply to, unlike in a query in capitals."""
         others = _WORD.findall(self.text[:start] + self.text[self.at :])
-        has_left = bool(self.text[:start].strip()) or self.text[start:].startswith(("NOT", "(NOT"))
-        return has_left and bool(self.text[self.at :].strip()) and any(each != each.upper() for each in others)
+        return (
+            bool(self.text[:start].strip())
+            and bool(self.text[self.at :].strip())
+            and any(each != each.upper() for each in others)
+        )
 
     def _take(self, token: re.Pattern[str]) -> re.Match[str] | None:
         found = token.match(self.text, self.at)
@@ -325,7 +339,7 @@ class _Parser:
                 check_glob(value)
         except UsageError as error:
             self._fail(start, error.what, error.fix)
-        self.values.setdefault(found["not"] + name, []).append(value)
+        self.values.setdefault(f"-{name}" if found["not"] else name, []).append(value)
 
     def _fail(self, at: int, what: str, fix: str) -> NoReturn:
         raise UsageError(f"{what} (character {at + 1} of the query)", self.text[:200], fix)

@@ -374,6 +374,24 @@ def test_sections_are_definitions_after_code(tmp_path: Path) -> None:
     assert locations(find(str(tmp_path / "ws"), "def:Server")) == [("z.py", 1), ("a.md", 3)]
 
 
+def test_files_with_excluded_text_are_left_out(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = {hit.path for hit in find(workspace, "csrf_token")}
+    assert {"src/app.py", "vendor/lib.py"} <= every
+    for query in ('csrf_token -"request"', "csrf_token -/REQ.EST/ case:no", "csrf_token NOT request"):
+        left = {hit.path for hit in find(workspace, query)}
+        assert every - {"src/app.py"} <= left, query
+        assert "src/app.py" not in left, query
+    assert "src/app.py" not in {hit.path for hit in find(workspace, '"csrf_token" -"request"')}
+    assert find(workspace, '"csrf_token" -"request"', count=True).exact == ExactCounts(4, 3)
+    listed = {hit.path for hit in find(workspace, 'lang:python -"csrf_token"')}
+    assert listed == {"src/naive.py"}
+    assert {hit.path for hit in find(workspace, "lang:python NOT file:src")} == {"tests/test_app.py", "vendor/lib.py"}
+    assert parse("SELECT A WHERE NOT B").is_plain
+    monkeypatch.setattr("driftline.tasks.search.exact.MAX_PATHS_IN_FILTER", 1)
+    with pytest.raises(UsageError, match="Exclude rarer text"):
+        find(workspace, 'csrf_token -"csrf"')
+
+
 def test_slashes_beside_blanks_are_no_regular_expression(workspace: Workspace) -> None:
     assert parse("read / write / execute").is_plain
     assert parse("client /server / proxy").is_plain
@@ -570,14 +588,13 @@ def test_facets_say_when_not_all_files_are_counted(workspace: Workspace, monkeyp
         ("langs:go x", "lang:"),
         ("lang:", "character 1"),
         ("case:maybe x", "character 1"),
-        ('x -"y"', "character 3"),
         ("-def:x", "character 1"),
         ("-symbol:x", "character 1"),
         ("lease type:function", "kinds"),
         ("ext: x", "character 1"),
         ("lease OR renew", "character 7"),
         ("lease AND (renew OR take)", "all exact terms"),
-        ("NOT lease", "-file:"),
+        ("NOT def:lease", "-file:"),
         ("x rev:main", "branch:name"),
         ("x is:fork", "no such filter"),
         ("x count:all", "`top_k`"),
