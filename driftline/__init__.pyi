@@ -76,12 +76,12 @@ from driftline.tasks.indexing.line_store import (
 )
 from driftline.tasks.search.documents import Document as Document, Excerpt as Excerpt
 from driftline.tasks.search.hits import Hit as Hit
+from driftline.tasks.search.hits import SearchReport as SearchReport
 from driftline.tasks.search.request import (
     Explanation as Explanation,
     SearchFilter as SearchFilter,
     SearchRequest as SearchRequest,
 )
-from driftline.tasks.search.search import SearchReport as SearchReport
 
 __all__: list[str]
 __version__: str

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from driftline.flows.runs.branches import BranchReport
     from driftline.storage.workspace.records import WorkspaceStats
     from driftline.tasks.search.documents import Document, Excerpt
-    from driftline.tasks.search.search import SearchReport
+    from driftline.tasks.search.hits import SearchReport
 
 TOKEN_VARIABLE = "DRIFTLINE_TOKEN"
 TIMEOUT_SECONDS = 90.0
@@ -153,7 +153,7 @@ class Connection:
         parts = self._parts
         if parts.scheme == "http":
             return http.client.HTTPConnection(parts.netloc, timeout=self.timeout), True
-        return http.client.HTTPSConnection(parts.netloc, timeout=self.timeout, context=cast(Any, self.verify)), True
+        return http.client.HTTPSConnection(parts.netloc, timeout=self.timeout, context=cast("Any", self.verify)), True
 
     def _error(self, status: int, content: Any) -> DriftlineError:
         problem = content if isinstance(content, dict) else {}
@@ -398,7 +398,7 @@ class Client(ReadOnlyWorkspace):
         return self.connection.url
 
     def _search(self, request: SearchRequest) -> SearchReport:
-        from driftline.tasks.search.search import SearchReport  # loads Lance
+        from driftline.tasks.search.hits import SearchReport  # loads Lance
 
         if any(value == () for value in request.given().values()):
             return SearchReport(request.query, (), None, ("A filter with no values matches nothing.",))
@@ -433,7 +433,7 @@ class Client(ReadOnlyWorkspace):
         """Return a route's response as its model. Raises StorageError if the server runs an incompatible version."""
         from pydantic import TypeAdapter, ValidationError
 
-        from driftline.flows.http_answers import ANSWERS
+        from driftline.flows.response_models import ANSWERS
 
         content = self.connection.get(route, parameters)
         try:

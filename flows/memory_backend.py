@@ -24,7 +24,7 @@ from driftline.flows.config.memory_settings import (
     nested_performance,
     open_memory,
 )
-from driftline.flows.scheduling.events import ask_for_memory
+from driftline.flows.scheduling.compaction_requests import request_memory_compaction
 from driftline.storage.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.entities import Entity, EntityName
@@ -278,7 +278,7 @@ class HierarchicalLTMBackend:
         whole["performance"] = merged(*nested)
         del whole["settings"]
         found = load_memory_configuration(config, settings=settings, **whole, inline_threshold=inline_threshold)
-        self.core = open_memory(found, ask_for_compaction=ask_for_memory, within=within)
+        self.core = open_memory(found, request_compaction=request_memory_compaction, within=within)
         self.configuration = found
         self.errors = errors
 
@@ -365,7 +365,7 @@ class HierarchicalLTMBackend:
 
         Args:
             key: its key.
-            entity: search only this entity and everything under it; default: the root, then everything.
+            entity: search only this entity and everything under it; default: the root, or everything if there is none.
 
         Returns:
             ``{success, found, entry, value}``; ``value`` is also None if nothing was found.
@@ -384,7 +384,7 @@ class HierarchicalLTMBackend:
 
         Args:
             keys: their keys.
-            entity: search only this entity and everything under it; default: the root, then everything.
+            entity: search only this entity and everything under it; default: the root, or everything if there is none.
 
         Returns:
             ``{success, entries: {key: entry}, missing}``.
@@ -442,7 +442,7 @@ class HierarchicalLTMBackend:
 
         Args:
             key: its key.
-            entity: look only in this entity and everything under it; default: the root, then everything.
+            entity: look only in this entity and everything under it; default: the root, or everything if there is none.
 
         Returns:
             ``{success, deleted}``: whether the entry existed.
@@ -467,7 +467,7 @@ class HierarchicalLTMBackend:
         Args:
             query: words that the key must contain.
             metadata_filter: fields that must match.
-            entity: search only this entity and everything under it; default: the root, then everything.
+            entity: search only this entity and everything under it; default: the root, or everything if there is none.
             allowed_ancestors: only entries at or below one of these entities.
             limit: maximum number of entries.
 
@@ -499,7 +499,7 @@ class HierarchicalLTMBackend:
             query: the query.
             top_k: maximum number of results.
             filter: metadata fields; ``entity`` may be an entity path.
-            entity: search only this entity and everything under it; default: the root, then everything.
+            entity: search only this entity and everything under it; default: the root, or everything if there is none.
             allowed_ancestors: only entries at or below one of these entities.
             max_distance: drop more distant results (1 - cosine, 0 to 2).
             mode: ``hybrid``, ``vector`` or ``text``.
@@ -532,7 +532,7 @@ class HierarchicalLTMBackend:
         Args:
             range: the first key and an exclusive upper bound.
             group_by: return totals per entity of this level instead of entries.
-            entity: query only this entity and everything under it; default: the root, then everything.
+            entity: query only this entity and everything under it; default: the root, or everything if there is none.
             rev: read the index as of this revision.
             limit: maximum number of entries.
 

@@ -7,7 +7,7 @@ import other flows' libraries, such as the memory catalog's.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
@@ -30,7 +30,7 @@ from driftline.flows.scheduling.artifacts import (
     show_index,
     show_verification,
 )
-from driftline.flows.scheduling.events import ask_for_source
+from driftline.flows.scheduling.compaction_requests import request_source_compaction
 from driftline.flows.scheduling.flow_execution import (
     attempt,
     catalog_of,
@@ -80,9 +80,16 @@ def _with_options(*options: Option) -> Callable[[Callable[..., _R]], Callable[..
     return decorate
 
 
+def _source_names(parameters: Mapping[str, Any]) -> str:
+    """Return the last part of the entity, or of each source's path: full paths do not fit into Prefect's lists."""
+    if entity := parameters.get("entity"):
+        return str(entity).rpartition(":")[2]
+    return ", ".join(uri.rstrip("/").rpartition("/")[2].removesuffix(".git") or uri for uri in parameters["sources"])
+
+
 @flow(
     name="driftline-index",
-    flow_run_name=lambda: f"index {', '.join(flow_run.parameters['sources'])}",
+    flow_run_name=lambda: f"index {_source_names(flow_run.parameters)}",
     on_crashed=[release_leases],
     on_cancellation=[release_leases],
 )
@@ -173,7 +180,7 @@ def _run(request: IndexRequest, workspace: str, max_deltas: int) -> dict[str, An
         result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
         for source in result["sources"]:
             if source["deltas"] > max_deltas and not request.dry_run:
-                ask_for_source(workspace, source["entity"], source["deltas"])
+                request_source_compaction(workspace, source["entity"], source["deltas"])
         has_changed = show_index(result, request)
         lines = sum(source["lines_embedded"] for source in result["sources"])
         progress.finish(f"{lines:,} line{'' if lines == 1 else 's'} embedded", has_changed=has_changed)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
     from driftline.tasks.indexing.line_store import LineStore
     from driftline.tasks.search.documents import Document, Excerpt
-    from driftline.tasks.search.search import SearchReport
+    from driftline.tasks.search.hits import SearchReport
 
     Searchable: TypeAlias = "Workspace | StoredWorkspace | LineStore | str | os.PathLike[str]"
 
@@ -127,7 +127,7 @@ class Workspace(ReadOnlyWorkspace):
             >>> ws.runs(limit=1)[0].kind
             'index'
         """
-        from driftline.flows.output.run_history import newest_runs
+        from driftline.flows.output.report_page import newest_runs
 
         return newest_runs(self.storage, limit)
 
@@ -328,10 +328,10 @@ def search(workspace: Searchable, request: SearchRequest) -> SearchReport:
 
 
 def _find(stored: StoredWorkspace, request: SearchRequest) -> SearchReport:
-    from driftline.flows.runs.search import resolved
-    from driftline.tasks.search.query_language import ask
+    from driftline.flows.search import resolved
+    from driftline.tasks.search.search import search as search_workspace
 
-    return ask(*resolved(stored, request))
+    return search_workspace(*resolved(stored, request))
 
 
 def _stored(workspace: Searchable) -> StoredWorkspace:
@@ -375,13 +375,12 @@ def sql(
         >>> driftline.sql(location, "SELECT path, lines FROM documents").to_pylist()
         [{'path': 'notes.md', 'lines': 1}]
     """
-    from driftline.flows.config.locate import on_named_branch
-    from driftline.flows.output.search_journal import searches_table
-    from driftline.storage.entities import Boundary, Entity
+    from driftline.flows.config.locate import boundary_in, on_named_branch
+    from driftline.flows.search import searches_table
     from driftline.storage.sql import query as run
 
     opened = _stored(workspace)
-    boundary = None if within is None else Boundary.of(Entity.parse(within, opened.config.hierarchy))
+    boundary = None if within is None else boundary_in(opened, within)
     there, journal = on_named_branch(opened, branch, boundary), searches_table(opened)
     with run(there, query, parameters or (), within=boundary, searches=journal, max_seconds=timeout_seconds) as result:
         return result.table()
@@ -481,7 +480,8 @@ def analyze_document_states(
 
     Args:
         paths: the files, or the workspace.
-        workspace: the workspace (default: the workspace that commands in the current folder use), or the source.
+        workspace: the workspace (default: the workspace that commands in the current folder use), or the source. A
+            ``LineStore`` also compares the files with the metadata that its documents were stored with.
         documents: paths relative to the source. The result omits paths that are neither documents nor files to index.
 
     Returns:
@@ -494,6 +494,7 @@ def analyze_document_states(
         >>> driftline.analyze_document_states(location, "source:tree", ["notes.md"])
         [('notes.md', <DocumentState.UNCHANGED: 'unchanged'>)]
     """
+    from driftline.tasks.indexing.line_store import LineStore, states_of_stored
     from driftline.tasks.scanning.scan import analyze_document_states as analyze
     from driftline.tasks.scanning.scan import states_of_files
 
@@ -503,5 +504,7 @@ def analyze_document_states(
         from driftline.flows.config.locate import workspace_for_reading
 
         workspace = workspace_for_reading(None)
-    named = [path_or_uri("A path", each) for each in listed("paths", paths) or ()]
-    return states_of_files(_stored(workspace), named)
+    named = [os.path.expanduser(path_or_uri("A path", each)) for each in listed("paths", paths) or ()]
+    known = states_of_stored(workspace, named) if isinstance(workspace, LineStore) else {}
+    others = dict(states_of_files(_stored(workspace), [each for each in named if each not in known]))
+    return [(each, known.get(each) or others[each]) for each in named]

@@ -15,6 +15,7 @@ from driftline.storage.errors import BadEntity, UsageError
 
 INDEX_LEVELS = ("org", "project", "source")
 DEFAULT_IDS = {"org": "default", "project": "default"}
+DEFAULT_PARTS = frozenset(f"{level}:{name}" for level, name in DEFAULT_IDS.items())
 MAX_ID_CHARACTERS = 200
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")

@@ -39,20 +39,14 @@
 Every message describes what happened, where, and what to do. ``kind`` is stable and meant for programs. All errors can
 be pickled, because they cross process boundaries.
 
-``without_secrets`` removes user, password and query string from a URI. ``install_command`` and ``upgrade_command``
-return commands for error hints, depending on how Driftline was installed.
+``without_secrets`` removes user, password and query string from a URI.
 """
 
 from __future__ import annotations
 
 import errno
-import importlib.util
-import os
 import re
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 _USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<user>[^/\s\"'<>]*)@")
@@ -93,78 +87,6 @@ def has_query(uri: str) -> bool:
 def _without_user(match: re.Match[str]) -> str:
     scheme, user = match["scheme"], match["user"]
     return match[0] if scheme.lower() in _CONTAINERS and ":" not in user else f"{scheme}://"
-
-
-def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation of Driftline.
-
-    Args:
-        extra: The name of an optional dependency in ``pyproject.toml``, such as ``s3``.
-    """
-    folder, requirement, editable = _installed_from(_origin(), f"[{extra}]")
-    if folder and os.path.isfile(os.path.join(folder, "Makefile")) and _is_below(sys.prefix, folder):
-        return f"make -C {shlex.quote(folder)} install"
-    return f"{_installer()} {'-e ' if editable else ''}{shlex.quote(requirement)}"
-
-
-def upgrade_command() -> str:
-    """Return the command that upgrades this installation of Driftline to the newest version."""
-    folder, requirement, editable = _installed_from(_origin(), "")
-    if not folder:
-        return f"{_installer()} --upgrade {shlex.quote(requirement)}"
-    quoted = shlex.quote(folder)
-    return f"git -C {quoted} pull && {_installer()} {'-e ' if editable else ''}{quoted}"
-
-
-def package_command(*arguments: str) -> str:
-    """Return the command that installs another package next to Driftline; ``arguments`` are passed to pip."""
-    return shlex.join([*shlex.split(_installer()), *arguments])
-
-
-def _origin() -> Mapping[str, Any]:
-    """Return the origin of this installation (PEP 610); an empty mapping if it came from a package index."""
-    checkout = Path(__file__).resolve().parents[1]
-    if (checkout / "pyproject.toml").is_file():
-        return {"url": checkout.as_uri(), "dir_info": {"editable": True}}
-    import json  # importing these takes 10 ms: pay for it only on failure
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        text = distribution("driftline").read_text("direct_url.json")
-    except PackageNotFoundError:
-        return {}
-    return json.loads(text) if text else {}
-
-
-def _installed_from(origin: Mapping[str, Any], extras: str) -> tuple[str | None, str, bool]:
-    """Return the folder of the clone, if any, the requirement with ``extras``, and whether it is editable."""
-    if not origin:
-        return None, f"driftline{extras}", False
-    url = str(origin["url"])
-    if "dir_info" in origin:
-        folder = url.removeprefix("file://")
-        return folder, f"{folder}{extras}", bool(origin["dir_info"].get("editable"))
-    vcs = origin.get("vcs_info", {}).get("vcs")
-    return None, f"driftline{extras} @ {f'{vcs}+' if vcs else ''}{url}", False
-
-
-def _installer() -> str:
-    """Return the install command's prefix for whichever tool (pip, uv, ...) created this environment."""
-    if os.path.isfile(os.path.join(sys.prefix, "uv-receipt.toml")):
-        return "uv tool install --force"
-    if os.path.isfile(os.path.join(sys.prefix, "pipx_metadata.json")):
-        return "pipx install --force"
-    if importlib.util.find_spec("pip") is None:
-        return f"uv pip install --python {shlex.quote(sys.executable)}"
-    import shutil
-
-    found = shutil.which("pip")
-    is_ours = found is not None and os.path.dirname(found) == os.path.dirname(sys.executable)
-    return "pip install" if is_ours else f"{shlex.quote(sys.executable)} -m pip install"
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), ""))
 
 
 class DriftlineError(Exception):

@@ -69,8 +69,8 @@ def check_glob(glob: str) -> tuple[str, ...]:
     if not is_unicode(glob):
         raise UsageError("The glob is not UTF-8", _shown(glob), "Use '?' or '*' for characters that you cannot type.")
     if glob.startswith("!"):
-        fix = f"Leave out '!' to keep what {glob.lstrip('!')!r} matches."
-        raise UsageError("A glob cannot exclude paths", _shown(glob), fix)
+        fix = f"Remove it to select what {glob.lstrip('!')!r} matches. To exclude files, use -file: in a query."
+        raise UsageError("A glob cannot start with '!'", _shown(glob), fix)
     if (either := _EITHER.search(glob)) is not None:
         nearest = _EITHER.sub(lambda found: "{" + found[1].replace("|", ",") + "}", glob)
         raise UsageError(

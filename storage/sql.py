@@ -4,7 +4,7 @@ DuckDB runs in this process and has access to nothing but the views: no files, n
 each view for the columns and rows that a query needs, and the view reads only those through the workspace's own store,
 so DuckDB needs no bucket client. A query's memory and time are bounded.
 
-    documents     the manifest: one row a document
+    documents     the manifest: one row a document; its lines are counted in the indexed text, on request
     skipped       files that are not indexed, and why
     lines         the indexed lines, numbered from 1
     definitions   functions, classes and sections
@@ -40,7 +40,7 @@ from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
 from driftline.storage.lance.failures import is_lance_failure, read_failed
 from driftline.storage.layout import BASE, is_delta
 from driftline.storage.lines.commit_marker import MARKER_LINE
-from driftline.storage.lines.line_table import LineTable
+from driftline.storage.lines.line_table import PACK_COLUMN, PACK_LINE_COLUMN, LineTable
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode
 from driftline.storage.memory.memory_indexes import FIELDS as MEMORY_FIELDS
 from driftline.storage.memory.memory_indexes import MemoryIndex
@@ -364,6 +364,7 @@ _SOURCE_FIELDS: tuple[tuple[str, pa.DataType], ...] = (
     ("committed", _TIME),
 )
 _MANIFEST = pa.schema([("entity", pa.string()), *((name, MANIFEST.field(name).type) for name in MANIFEST.names)])
+_DOCUMENTS = _MANIFEST.append(pa.field("lines_of_text", pa.int64()))
 _SKIPPED = pa.schema([_MANIFEST.field(name) for name in ("entity", "path", "size_bytes", "mtime_ns", "reason")])
 _MODIFIED = "CASE WHEN mtime_ns > 0 THEN make_timestamp_ns(mtime_ns)::TIMESTAMP END AS modified"
 _EXTENSION = "lower(regexp_extract(path, '[^/]\\.([^./]+)$', 1)) AS ext"
@@ -380,9 +381,10 @@ def views(workspace: Workspace, within: Boundary | None = None, searches: pa.Tab
     journal = SEARCHES.empty_table() if searches is None or within is not None else searches
     return {
         "documents": View(
-            _MANIFEST,
-            there.manifests,
-            f"entity, path, {_EXTENSION}, size_bytes, lines, {_MODIFIED}, hash, etag",
+            _DOCUMENTS,
+            there.documents,
+            f"entity, path, {_EXTENSION}, size_bytes, lines_of_text AS lines, lines AS indexed_lines, "
+            f"{_MODIFIED}, hash, etag",
             "reason IS NULL",
         ),
         "skipped": View(_SKIPPED, there.skipped, f"entity, path, size_bytes, {_MODIFIED}, reason"),
@@ -434,18 +436,41 @@ class _Contents:
         found = self.workspace.entities(tenant)
         return [each for each in found if is_allowed(each, self.within)]
 
-    def manifests(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
+    def documents(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all manifests.
 
-        Reads only the columns that the query or the filter needs.
+        Reads only the columns that the query or the filter needs, and the documents' text only if their number of lines
+        is needed.
         """
-        needed = set(names) | _names_in(where, _MANIFEST)
+        needed = set(names) | _names_in(where, _DOCUMENTS)
         columns = [name for name in MANIFEST.names if name in needed] or ["path"]
+        counts = self._lines_of_text() if "lines_of_text" in needed else None
         for tenant in self._tenants():
             for entity in self._entities(tenant):
-                rows = self.workspace.manifest(entity).read(columns=columns)
+                rows = self.workspace.manifest(entity).read(columns=[*dict.fromkeys(("path", *columns))])
                 named = pa.DictionaryArray.from_arrays(pa.array([0] * len(rows), pa.int32()), [str(entity)])
-                yield from _filtered(rows.append_column("entity", named.cast(pa.string())), names, where)
+                rows = rows.append_column("entity", named.cast(pa.string()))
+                if counts is not None:
+                    of_paths = counts.get(str(entity), {})
+                    found = [of_paths.get(path, 0) for path in rows["path"].to_pylist()]
+                    rows = rows.append_column("lines_of_text", pa.array(found, pa.int64()))
+                yield from _filtered(rows, names, where)
+
+    def _lines_of_text(self) -> dict[str, dict[str, int]]:
+        """Count the lines of each document's text, including those with no row; keyed by entity and path."""
+        found: dict[str, dict[str, int]] = defaultdict(dict)
+        for table, entities in self._tables():
+            of_packs = pc.field(PACK_LINE_COLUMN).is_valid()
+            if entities is not None:
+                of_packs &= pc.field("entity").isin([str(each) for each in entities])
+            for packs in _scanned(table, ["entity", "path", PACK_LINE_COLUMN, PACK_COLUMN], of_packs):
+                texts = packs[PACK_COLUMN]
+                is_cut = pc.invert(pc.ends_with(texts, "\n"))  # the last line of a file may have no line break
+                ends = pc.add(packs[PACK_LINE_COLUMN], pc.add(pc.count_substring(texts, "\n"), is_cut.cast(pa.int32())))
+                columns = (packs["entity"].to_pylist(), packs["path"].to_pylist(), ends.to_pylist())
+                for entity, path, end in zip(*columns, strict=True):
+                    found[entity][path] = max(end, found[entity].get(path, 0))
+        return found
 
     def skipped(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
         """Yield the files that are not indexed: those that were read, in the manifest, and those of recorded scans."""

@@ -26,7 +26,7 @@ from driftline.flows.actions.arguments import (
 from driftline.flows.actions.registry import Action, Handles, Result, action, bind, close_with
 from driftline.flows.actions.semtools import semtools_search
 from driftline.flows.actions.sources import WAIT_SECONDS, SkippedFiles
-from driftline.flows.runs.index import remove_documents, remove_source
+from driftline.flows.runs.remove import remove_documents, remove_source
 from driftline.storage.defaults import DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import FingerprintMismatch, SourceNotFound, UsageError, WorkspaceNotFound
@@ -146,7 +146,8 @@ def workspace_index(
     """Update a workspace to the current state of files, folders, globs and bucket URIs.
 
     Returns ``{indexed, updated, skipped, total_lines}``: the number of new, changed and unchanged documents, and of
-    lines in the workspace. ``skipped_files`` lists files that were not indexed. ``dry_run`` counts without writing.
+    lines in the workspace. ``deleted`` is added if documents were deleted. ``skipped_files`` lists files that were not
+    indexed. ``dry_run`` counts without writing.
     """
     from driftline.flows.actions.sources import index_paths
 
@@ -164,11 +165,13 @@ def workspace_index(
         model=model,
     )
     counts = [report.to_dict() for report in reports]
+    deleted = sum(count["deleted"] for count in counts)
     return {
         "indexed": sum(count["new"] for count in counts),
         "updated": sum(count["changed"] for count in counts),
         "skipped": sum(count["unchanged"] + count["touched"] for count in counts),
         "total_lines": handles.workspace(uri).stats().total_lines,
+        **({"deleted": deleted} if deleted else {}),
         **skipped.to_dict(),
     }
 
@@ -189,14 +192,14 @@ def workspace_search(
     ``driftline.toml``. ``explain`` adds an ``explanation``.
     """
     from driftline.flows.actions.sources import filter_for
-    from driftline.flows.runs.search import find, search_request
+    from driftline.flows.search import search, search_request
 
     options = given_by(given)
     opened = (handles := handles or Handles()).workspace(handles.locate(workspace))
     paths = options.pop("paths", None)
     also = () if paths is None else (filter_for(opened, paths),)
     request = search_request(query, options, also=also, on_this_machine=True)
-    return {"results": [], **find(opened, request).to_dict()}
+    return {"results": [], **search(opened, request).to_dict()}
 
 
 @action

@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -312,11 +312,11 @@ def _semtools_search(
 ) -> Result:
     """Search files line by line: ``{matches, best_match, has_matches, total_matches, query, engine, version}``.
 
-    ``engine="cli"`` uses an installed semtools program, for at most ``timeout`` seconds; ``engine="auto"`` does so if
-    there is one. ``check_version`` requires at least MIN_VERSION, and ``min_version`` at least the given version. A
-    match is ``{file, line, score, text, context}``; with Driftline's engine, it also has ``column``, ``distance`` and
-    ``relevance``, and a result with no matches includes the ``nearest`` line. ``skipped_files`` lists files that cannot
-    be searched.
+    The search ends after ``timeout`` seconds. ``engine="cli"`` uses an installed semtools program; ``engine="auto"``
+    does so if there is one. ``check_version`` requires at least MIN_VERSION, and ``min_version`` at least the given
+    version. A match is ``{file, line, score, text, context}``; with Driftline's engine, it also has ``column``,
+    ``distance`` and ``relevance``, and a result with no matches includes the ``nearest`` line. ``skipped_files`` lists
+    files that cannot be searched.
     """
     from driftline.tasks.search.grep import grep, read_texts
 
@@ -332,7 +332,9 @@ def _semtools_search(
         matches = [_bounded(match, query) for match in matches]
     else:
         limits = {"top_k": n_results, "n_lines": n_lines, "max_distance": max_distance, "min_relevance": min_relevance}
-        report = grep(SearchRequest.of(query, limits), texts, (handles or Handles()).embedder(model))
+        deadline = time.monotonic() + timeout
+        embedder = (handles or Handles()).embedder(model)
+        report = grep(SearchRequest.of(query, limits), _before(deadline, texts, timeout), embedder)
         matches = [_match(hit) for hit in report.results]
         summary = {"notes": list(report.notes)} if report.notes else {}
         summary |= {"nearest": _match(report.nearest)} if report.nearest else {}
@@ -347,6 +349,14 @@ def _semtools_search(
         **summary,
         **skipped.to_dict(),
     }
+
+
+def _before(deadline: float, texts: Iterable[NamedText], timeout_seconds: float) -> Iterator[NamedText]:
+    """Yield ``texts`` until the deadline. Raises ActionError: timeout."""
+    for text in texts:
+        if time.monotonic() >= deadline:
+            raise ActionError("timeout", f"The search took more than {timeout_seconds:g} s")
+        yield text
 
 
 def _match(hit: Hit) -> Match:

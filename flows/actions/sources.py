@@ -145,7 +145,7 @@ def _requested(
                 kept = tuple(pattern for pattern in record.exclude if pattern != _FOLDERS)
                 return SourceRequest(uri, str(entity), include, kept + exclude)
         return SourceRequest(uri, include=include, exclude=exclude)
-    kind, rules = "glob", selection.rules
+    kind, rules = "glob", _limited(selection.rules, include, recursive=recursive)
     for entity, record in known.items():
         theirs = Rules(record.include, record.exclude)
         inside = below(record.uri, uri if selection.file is None else os.path.join(uri, selection.file))
@@ -159,6 +159,26 @@ def _requested(
     entity = Entity.parse(f"{workspace.config.hierarchy[-1]}:{stem}-{kind}-{digest}", workspace.config.hierarchy)
     include = _joined(known[entity].include, rules.include) if entity in known else rules.include
     return SourceRequest(uri, str(entity), include, rules.exclude)
+
+
+def _limited(rules: Rules, endings: Sequence[str], *, recursive: bool) -> Rules:
+    """Limit a glob's rules to the globs ``endings``, and to one folder unless ``recursive`` is set.
+
+    A glob that ends in other text than a wildcard, such as ``*.py``, keeps its own ending.
+    """
+    include = tuple(dict.fromkeys(each for pattern in rules.include for each in _with_endings(pattern, endings)))
+    steps = [pattern[1:].split("/") for pattern in rules.include]
+    if recursive or not any("**" in each for each in steps):
+        return replace(rules, include=include)
+    depth = max(each.index("**") if "**" in each else len(each) - 1 for each in steps)
+    return replace(rules, include=include, exclude=("/" + "*/" * (depth + 1),))
+
+
+def _with_endings(pattern: str, endings: Sequence[str]) -> list[str]:
+    if not endings or not pattern.endswith("*"):
+        return [pattern]
+    stem = f"{pattern}/*" if pattern.endswith("**") else pattern
+    return [stem + ending.removeprefix("*") for ending in endings]
 
 
 def _joined(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ import typer
 
 from driftline.flows.commands.app import DONE, Commands, JsonOption, WorkspaceOption, app
 from driftline.flows.output.plain_text import print_json, say, warn
+from driftline.storage.environment import with_home
 from driftline.storage.errors import UsageError
-from driftline.storage.user_folders import with_home
 
 if TYPE_CHECKING:
-    from driftline.flows.config.coding_agents import Scope
+    from driftline.flows.config.coding_agents import InstallLevel
 
 agents = Commands(help="Add the MCP server and its instructions to coding agents.", rich_markup_mode=None)
 app.add_typer(agents, name="agents")
@@ -74,7 +74,7 @@ def list_agents(as_json: JsonOption = False) -> int:
     return DONE
 
 
-def _state(name: str, scope: Scope, folder: Path) -> bool | None:
+def _state(name: str, scope: InstallLevel, folder: Path) -> bool | None:
     """Return whether Driftline is installed for an agent; warn and return None if its configuration cannot be read."""
     from driftline.flows.config.coding_agents import is_installed
 
@@ -101,7 +101,7 @@ def _change(
     if unknown or bool(names) == every:
         what = f"No such agent: {unknown[0]}" if unknown else "Specify agents, or use --all"
         raise UsageError(what, fix=f"Known agents: {', '.join(AGENTS)}.")
-    scope: Scope = "user" if user else "project"
+    scope: InstallLevel = "user" if user else "project"
     folder = with_home("~") if user else Path.cwd()
     chosen = agents_in(scope) if every else list(names or ())
     found = changes(chosen, scope, folder, _command(user, workspace), remove=remove)

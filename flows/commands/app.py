@@ -8,7 +8,8 @@ import math
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -208,6 +209,15 @@ app = Commands(
 
 class Interrupted(Exception):
     """Ctrl-C, with a sentence about committed work: typer would reduce a KeyboardInterrupt to an exit code."""
+
+
+@contextmanager
+def reporting_what_was_committed() -> Iterator[None]:
+    """Turn Ctrl-C into Interrupted, with the notes that say what was committed."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted("; ".join(getattr(error, "__notes__", ()))) from None
 
 
 def show(result: dict[str, Any], as_json: bool, print_text: Callable[[dict[str, Any]], None]) -> None:

@@ -20,7 +20,7 @@ from driftline.flows.commands.app import (
     show,
     show_search,
 )
-from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.config.locate import open_for_reading
 from driftline.flows.output.plain_text import say, say_done, warn
 from driftline.storage.defaults import DEFAULT_PRUNED_AFTER_DAYS
 from driftline.storage.errors import UsageError
@@ -128,7 +128,7 @@ def diff(
         raise UsageError(
             "A branch can only be compared with the main index", base, f"Write: driftline diff {MAIN} BRANCH"
         )
-    opened, _ = _opened(workspace, None)
+    opened = open_for_reading(workspace)
     from driftline.flows.output.plain_text import print_search
     from driftline.storage.workspace.branch_cuts import on_branch
     from driftline.tasks.search.branch_diff import new_lines
@@ -149,12 +149,9 @@ def _of_build() -> str:
 
 
 def _opened(workspace: str | None, entity: str | None) -> tuple[Workspace, Boundary | None]:
-    target = workspace_for_reading(workspace)
-    from driftline.flows.config.locate import options_for
     from driftline.storage.entities import Boundary, Entity
-    from driftline.storage.workspace.workspace import Workspace
 
-    opened = Workspace.open(target, options_for(target))
+    opened = open_for_reading(workspace)
     return opened, Boundary.of(Entity.parse(entity, opened.config.hierarchy)) if entity else None
 
 

@@ -1,12 +1,10 @@
-"""Define ``driftline index``, ``remove`` and ``fleet``, which change a workspace's content."""
+"""Define ``driftline index`` and ``remove``, which change a workspace's content."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,17 +15,15 @@ import typer
 from driftline.flows.commands.app import (
     DONE,
     FAILED,
-    Commands,
     ConfigOption,
-    Interrupted,
     JsonOption,
-    ModelOption,
     WorkspaceOption,
     app,
     parameters,
+    reporting_what_was_committed,
     show,
 )
-from driftline.flows.config.index_request import FLEET_OPTIONS, OPTIONS, IndexRequest, options_in
+from driftline.flows.config.index_request import OPTIONS, IndexRequest, options_in
 from driftline.flows.config.locate import (
     WORKSPACE_VARIABLE,
     named_branch,
@@ -36,15 +32,11 @@ from driftline.flows.config.locate import (
 )
 from driftline.flows.config.workspace_names import WORKSPACE_FOLDER
 from driftline.flows.output.plain_text import print_json, say_done, warn
-from driftline.storage.errors import DeletionRefused, DriftlineError, UsageError, WorkspaceNotFound
+from driftline.storage.errors import UsageError
 from driftline.storage.option_table import given_values, spread
 
 if TYPE_CHECKING:
     from driftline.flows.config.driftline_toml import Configuration
-    from driftline.flows.output.run_reports import FleetsReport, IndexReport
-    from driftline.flows.runs.fleet import FleetRequest
-    from driftline.flows.runs.watch import Watcher
-    from driftline.storage.workspace.workspace import Workspace
 
 SourcesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="SOURCE...", help="Folders, git working trees or bucket URIs.")
@@ -94,21 +86,13 @@ def index(
     request = IndexRequest(
         requests_of(configuration.sources) if configuration else sources or (), target, keep_going=all_sources, **given
     )
-    with _reporting_what_was_committed(), open_progress() as progress:
+    with reporting_what_was_committed(), open_progress() as progress:
         result = index_sources(request, progress).to_dict()
     prices = configuration.prices if configuration else {}
     show(result, as_json, partial(print_index, dry_run=request.dry_run, prices=prices))
     _warn_of_empty(result["sources"])
     _warn_of_joined(result["sources"], None if workspace or configuration or request.dry_run else target)
     return FAILED if result["failed"] else DONE
-
-
-@contextmanager
-def _reporting_what_was_committed() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise Interrupted("; ".join(getattr(error, "__notes__", ()))) from None
 
 
 def _warn_of_empty(sources: Sequence[Mapping[str, Any]]) -> None:
@@ -173,7 +157,7 @@ def remove(
     """Remove a source from the index. Its files are never deleted."""
     target = workspace_for_reading(workspace)
     from driftline.flows.config.locate import options_for
-    from driftline.flows.runs.index import remove_source
+    from driftline.flows.runs.remove import remove_source
 
     result = remove_source(target, entity, storage_options=options_for(target)).to_dict()
     if as_json:
@@ -181,160 +165,3 @@ def remove(
     else:
         say_done(f"removed {result['entity']}: {result['documents']:,} documents, {result['lines']:,} lines")
     return DONE
-
-
-fleet = Commands(help="Discover the repositories of the fleets in driftline.toml, and index them.")
-app.add_typer(fleet, name="fleet")
-
-RetryOption = Annotated[bool, typer.Option("--retry", help="Retry failing repositories now, ignoring their backoff.")]
-
-
-@fleet.command(name="list")
-def list_repositories(
-    config: ConfigOption = None, workspace: WorkspaceOption = None, as_json: JsonOption = False
-) -> int:
-    """List the repositories on the hosts, and why some are excluded. Writes nothing."""
-    from driftline.flows.output.progress import open_progress
-    from driftline.flows.runs.fleet import list_fleets
-
-    with open_progress() as progress:
-        report = list_fleets(_fleet_request(config, workspace), progress)
-    return _show_fleets(report, as_json, everything=True)
-
-
-@fleet.command()
-@spread("given", parameters(options_in("command", "dry_run") | FLEET_OPTIONS))
-def sync(
-    config: ConfigOption = None,
-    workspace: WorkspaceOption = None,
-    retry: RetryOption = False,
-    *,
-    given: dict[str, Any],
-    as_json: JsonOption = False,
-) -> int:
-    """Index the repositories that changed, in one run, and retire missing ones.
-
-    Exit code 3 if a repository fails or a listing is incomplete; the sync continues with the others.
-    """
-    from driftline.flows.output.progress import open_progress
-    from driftline.flows.runs.fleet import sync_fleets
-
-    request = _fleet_request(config, workspace, given, retry=retry)
-    with _reporting_what_was_committed(), open_progress() as progress:
-        report = sync_fleets(request, progress)
-    return _show_fleets(report, as_json)
-
-
-@fleet.command()
-def status(config: ConfigOption = None, workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
-    """Show each repository after the last sync: the indexed commit, lag, and failures. Contacts no host."""
-    from driftline.flows.runs.fleet import fleet_status
-
-    return _show_fleets(fleet_status(_fleet_request(config, workspace)), as_json, everything=True)
-
-
-def _show_fleets(report: FleetsReport, as_json: bool, *, everything: bool = False) -> int:
-    """Print the report, and return the exit code."""
-    from driftline.flows.output.terminal_reports import print_fleets
-
-    show(report.to_dict(), as_json, lambda _: print_fleets(report, everything))
-    return FAILED if report.failures else DONE
-
-
-def _fleet_request(
-    config: str | None, workspace: str | None, given: Mapping[str, Any] | None = None, *, retry: bool = False
-) -> FleetRequest:
-    from driftline.flows.config.driftline_toml import open_config
-    from driftline.flows.runs.fleet import FleetRequest
-
-    configuration = open_config(config)
-    return FleetRequest.of(
-        configuration, workspace_for_indexing(workspace, (), configuration), given or {}, retry=retry
-    )
-
-
-WAIT_SECONDS = 30.0
-"""How long a run waits for another run of the same source."""
-
-SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The folder; default: the current folder.")]
-
-
-@app.command()
-def watch(source: SourceArgument = ".", workspace: WorkspaceOption = None, model: ModelOption = None) -> int:
-    """Update the index of SOURCE, then index each file as it is saved. Stop with Ctrl+C."""
-    target = workspace_for_indexing(workspace, [source], None)
-    from driftline.flows.config.locate import options_for
-
-    options = options_for(target)
-    watcher = watcher_of(source, target, entity_at(source, target, options), model=model, storage_options=options)
-    with suppress(KeyboardInterrupt):  # the usual way to stop it
-        watcher.run()
-    warn(f"stopped; continue with: driftline watch {source}")
-    return DONE
-
-
-def entity_at(folder: str, workspace: str, storage_options: Mapping[str, Any] | None = None) -> str | None:
-    """Return the entity of the workspace's only source at ``folder``, or None if there is none or several."""
-    from driftline.storage.workspace.workspace import Workspace
-
-    try:
-        known = Workspace.open(workspace, storage_options).readable_sources()
-    except WorkspaceNotFound:
-        return None
-    there = [str(entity) for entity, record in known if record.uri == os.path.realpath(folder)]
-    return there[0] if len(there) == 1 else None
-
-
-def watcher_of(
-    uri: str,
-    workspace: str,
-    entity: str | None = None,
-    *,
-    model: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Watcher:
-    """Return a watcher of the folder ``uri`` that reports each run on standard error.
-
-    Each run applies the filters that the source has then, since other runs may change them meanwhile.
-    """
-    from driftline.flows.runs.watch import Watcher
-
-    # One process embeds a user's edits faster than it could start others.
-    how: dict[str, Any] = {"model": model, "executor": "inline", "wait_seconds": WAIT_SECONDS}
-    request = IndexRequest(uri, workspace, entity=entity, storage_options=storage_options, **how)
-    return Watcher(request, _report, _failed)
-
-
-def _report(report: IndexReport) -> None:
-    for source in report.sources:
-        states = ", ".join(f"{count:,} {state}" for state, count in source.states.items() if count)
-        warn(f"{source.uri}: {states or 'no documents'} after {report.seconds:.1f} s")
-
-
-def _failed(error: DriftlineError) -> None:
-    warn(str(error) if isinstance(error, DeletionRefused) else f"{error} Trying again.")
-
-
-@contextmanager
-def watching_sources(workspace: Workspace) -> Iterator[None]:
-    """Update each local source of ``workspace`` on changes, in its own thread, until the context exits."""
-    from driftline.storage.sources.source import known_source
-
-    local = [(record.uri, str(entity)) for entity, record in workspace.sources() if known_source(record.uri).is_local]
-    stop, options = threading.Event(), workspace.objects.storage_options
-
-    def run(uri: str, entity: str) -> None:
-        try:
-            watcher_of(uri, workspace.objects.uri, entity, storage_options=options).run(stop)
-        except DriftlineError as error:
-            warn(f"{uri} is no longer watched: {error}")
-
-    threads = [threading.Thread(target=run, args=each, name=f"watch {each[0]}") for each in local]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()

@@ -15,7 +15,8 @@ from driftline.flows.commands.app import DONE, CacheOption, WithinOption, app
 from driftline.flows.config.locate import workspace_for_reading
 from driftline.flows.config.workspace_names import absolute_uri
 from driftline.flows.output.plain_text import warn
-from driftline.storage.errors import DriftlineError, MissingExtra, install_command
+from driftline.storage.environment import install_command
+from driftline.storage.errors import DriftlineError, MissingExtra
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -59,9 +60,7 @@ def mcp(
     with ExitStack() as until_end, suppress(KeyboardInterrupt):  # the usual way to stop it
         # One client needs only one reader process. A damaged table file crashes that process, not the server.
         reads = until_end.enter_context(closing(SearchProcesses(1, CONCURRENT_SEARCHES)))
-        opened = [
-            _tools_of(target, given, within, cache, reads, until_end.enter_context) for target, given in targets.items()
-        ]
+        opened = [_tools_of(given, within, cache, reads, until_end.enter_context) for given in targets.values()]
         _warm_in_background(reads, [each.lines.newest for each in opened])
         server = server_of(dict(zip(_short_names(targets), opened, strict=True)))
         if transport == "stdio":
@@ -72,33 +71,29 @@ def mcp(
 
 
 def _tools_of(
-    target: str,
     given: str | None,
     within: str | None,
     cache: bool | None,
     reads: SearchProcesses,
     until_end: Callable[[AbstractContextManager[Callable[[], Workspace]]], Callable[[], Workspace]],
 ) -> WorkspaceTools:
-    """Open the workspace at ``target``, called ``given`` on the command line, and return its tools.
+    """Open the workspace called ``given`` on the command line, or else the nearest, and return its tools.
 
     Raises DriftlineError.
     """
-    from driftline.flows.config.locate import cache_settings, options_for, source_access
-    from driftline.flows.config.memory_settings import boundary_of, find_memory, memory_of
+    from driftline.flows.config.locate import boundary_in, cache_settings, open_for_reading
+    from driftline.flows.config.memory_settings import find_memory, memory_of
     from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
     from driftline.flows.runs.cached_copies import newest_of
     from driftline.flows.served_memory import search_memory
-    from driftline.storage.entities import Boundary
-    from driftline.storage.workspace.workspace import Workspace
 
-    opened = Workspace.open(target, options_for(target), source_access(target, given))
-    settings = memory_of(target)
-    top = None if within is None else boundary_of(settings, within)
-    boundary = None if top is None else Boundary.of(top)
+    opened = open_for_reading(given)
+    settings = memory_of(opened.objects.uri)
+    boundary = None if within is None else boundary_in(opened, within)
     is_cached, max_bytes = cache_settings(cache)
     newest = until_end(newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn))
-    has_memory = find_memory(settings, opened, top) is not None
+    has_memory = find_memory(settings, opened) is not None
     memory = MemoryTools(partial(reads.run, search_memory, opened, settings, boundary)) if has_memory else None
     return WorkspaceTools(LineTools(newest, lambda: boundary, reads.run), memory)
 

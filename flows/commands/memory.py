@@ -105,7 +105,10 @@ def get(
 
 @memory.command(name="list")
 def list_entries(
-    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root, then everything.")] = None,
+    scope: Annotated[
+        str | None,
+        typer.Argument(metavar="[ENTITY]", help="Default: the configured root, or everything if there is none."),
+    ] = None,
     prefix: Annotated[str, typer.Option(help="Only keys that start with this.")] = "",
     after: Annotated[str, typer.Option(help="Start after this key.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="Maximum number of entries.")] = 100,
@@ -207,7 +210,10 @@ def move(
 
 @memory.command()
 def rebuild(
-    scope: Annotated[str | None, typer.Argument(metavar="[ENTITY]", help="Default: the root, then everything.")] = None,
+    scope: Annotated[
+        str | None,
+        typer.Argument(metavar="[ENTITY]", help="Default: the configured root, or everything if there is none."),
+    ] = None,
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,
@@ -289,14 +295,14 @@ def _opened(
     """Open a command's store, bound to ``within``; with ``create``, create an explicitly given workspace if missing."""
     from driftline.flows.config.locate import options_for, workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of, open_memory
-    from driftline.flows.scheduling.events import ask_for_memory
+    from driftline.flows.scheduling.compaction_requests import request_memory_compaction
     from driftline.storage.workspace.workspace import Workspace
 
     uri = workspace_for_reading(workspace or load_memory_configuration(config).storage.uri)
     configuration, options = memory_of(uri, config), options_for(uri)
     if not create:
         Workspace.open(uri, options)
-    with open_memory(configuration, uri, options, ask_for_memory, within) as store:
+    with open_memory(configuration, uri, options, request_memory_compaction, within) as store:
         yield store
 
 

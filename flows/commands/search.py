@@ -25,10 +25,10 @@ from driftline.flows.commands.app import (
     show,
     show_search,
 )
-from driftline.flows.config.locate import cache_settings, workspace_for_reading
+from driftline.flows.config.locate import cache_settings, open_for_reading
 from driftline.flows.config.workspace_names import SERVER_VARIABLE, absolute_workspace
 from driftline.flows.output.plain_text import print_search, say_done, warn
-from driftline.flows.runs.search import named_workspace, search_request
+from driftline.flows.search import search_request, view
 from driftline.storage.defaults import DEFAULT_REDACTION, DEFAULT_RERANKED, MAX_RERANKED, Redaction
 from driftline.storage.errors import SourceNotFound, UsageError
 from driftline.storage.option_table import spread
@@ -110,13 +110,13 @@ def search(
         request = SearchRequest.of(query, given | _exact_defaults(query, given, EXACT_LINES_SERVED))
         return search_on(remote, request, {"--cache": cache, "--config": config}, as_json=as_json)
     named = given["workspace_name"]
-    default_workspace = named_workspace(named, config)[1] if named is not None else None
-    target = workspace_for_reading(workspace or default_workspace)
-    from driftline.flows.runs.search import find
+    view_workspace = view(named, config)[1] if named is not None else None
+    opened = open_for_reading(workspace, config, default=view_workspace)
+    from driftline.flows.search import search as run_search
 
     request = search_request(query, given | _exact_defaults(query, given, EXACT_LINES), on_this_machine=True)
-    opened = _cached(open_workspace(target, workspace, config), cache)
-    report = find(opened, request, config=config)
+    opened = _cached(opened, cache)
+    report = run_search(opened, request, config=config)
     return show_search(report.to_dict(), as_json, partial(_print_hits, opened))
 
 
@@ -154,16 +154,6 @@ def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:
 
         print_explanation(result["explanation"])
     print_search(result, _local_folders(workspace, result["results"]) if sys.stdout.isatty() else None)
-
-
-def open_workspace(workspace: str, given: str | None = None, config: str | None = None) -> Workspace:
-    """Open the given workspace, or else the nearest, with the storage options in its ``driftline.toml``, if any."""
-    from driftline.flows.config.locate import options_for, source_access
-    from driftline.storage.workspace.workspace import Workspace
-
-    return Workspace.open(
-        workspace, options_for(workspace), source_access(workspace, given, config), lists_tenants=True
-    )
 
 
 def _local_folders(opened: Workspace, hits: Sequence[Mapping[str, Any]]) -> dict[str, str]:

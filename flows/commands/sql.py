@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from driftline.flows.commands.app import DONE, BranchOption, JsonOption, WithinOption, WorkspaceOption, app
-from driftline.flows.config.locate import on_named_branch, workspace_for_reading
+from driftline.flows.config.locate import boundary_in, on_named_branch, open_for_reading
 from driftline.flows.output.plain_text import emit, printable, warn
 from driftline.storage.errors import UsageError
 
@@ -42,15 +42,11 @@ def sql(
 
     The query is read-only, and can access only the workspace.
     """
-    target = workspace_for_reading(workspace)
-    from driftline.flows.config.locate import options_for
-    from driftline.flows.output.search_journal import searches_table
-    from driftline.storage.entities import Boundary, Entity
+    opened = open_for_reading(workspace)
+    from driftline.flows.search import searches_table
     from driftline.storage.sql import query as run
-    from driftline.storage.workspace.workspace import Workspace
 
-    opened = Workspace.open(target, options_for(target))
-    boundary = None if within is None else Boundary.of(Entity.parse(within, opened.config.hierarchy))
+    boundary = None if within is None else boundary_in(opened, within)
     there = on_named_branch(opened, branch, boundary)
     if form == "parquet" and sys.stdout.isatty():
         raise UsageError(

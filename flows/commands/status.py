@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, JsonOption, WorkspaceOption, app, show
-from driftline.flows.commands.search import open_workspace
-from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.config.locate import open_for_reading
 from driftline.flows.output.plain_text import print_json, say
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
@@ -29,8 +28,7 @@ _NEXT_STEPS = """
 def orient() -> int:
     """Print the state of this folder and the next steps, for ``driftline`` without a command."""
     try:
-        target = workspace_for_reading(None)
-        stats = open_workspace(target).stats()
+        stats = open_for_reading(None).stats()
     except WorkspaceNotFound as error:
         say(f"Nothing is indexed here yet: {error.what[0].lower()}{error.what[1:]} ({error.where}).")
         print(_FIRST_STEPS)
@@ -45,11 +43,10 @@ def orient() -> int:
 @app.command()
 def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """Show the contents and state of the workspace."""
-    target = workspace_for_reading(workspace)
+    opened = open_for_reading(workspace)
     from driftline.flows.output.terminal_reports import print_status
     from driftline.storage.workspace.records import read_copy_record
 
-    opened = open_workspace(target)
     copied = read_copy_record(opened.objects)
     of = {"copy_of": copied.origin, "pulled": copied.pulled.isoformat()} if copied is not None else {}
     show({**asdict(opened.stats()), **of}, as_json, print_status)
@@ -59,10 +56,9 @@ def status(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> in
 @app.command()
 def sources(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """List the sources of the workspace."""
-    target = workspace_for_reading(workspace)
+    stats = open_for_reading(workspace).stats()
     from driftline.flows.output.terminal_reports import print_sources
 
-    stats = open_workspace(target).stats()
     show({"workspace": stats.workspace, "sources": list(stats.sources)}, as_json, print_sources)
     return DONE
 
@@ -74,14 +70,11 @@ def runs(
     as_json: JsonOption = False,
 ) -> int:
     """List the runs of the workspace, newest first."""
-    target = workspace_for_reading(workspace)
-    from driftline.flows.config.locate import options_for
-    from driftline.flows.output.run_history import newest_runs, to_row
-    from driftline.flows.output.search_journal import searches_by_hour
+    opened = open_for_reading(workspace)
+    from driftline.flows.output.report_page import newest_runs, to_row
     from driftline.flows.output.terminal_reports import print_runs
-    from driftline.storage.workspace.workspace import Workspace
+    from driftline.flows.search import searches_by_hour
 
-    opened = Workspace.open(target, options_for(target))
     result = {
         "workspace": opened.objects.uri,
         "runs": [to_row(run) for run in newest_runs(opened, limit, searches_by_hour(opened))],
@@ -110,18 +103,14 @@ def report(
 
     The page is a single, self-contained file.
     """
-    target = workspace_for_reading(workspace)
+    opened = open_for_reading(workspace)
     from datetime import UTC, datetime
 
     from driftline.flows.config.driftline_toml import prices_for
-    from driftline.flows.config.locate import options_for
-    from driftline.flows.output.report_page import render
-    from driftline.flows.output.run_history import newest_runs
-    from driftline.flows.output.search_journal import searches_by_hour
+    from driftline.flows.output.report_page import newest_runs, render
+    from driftline.flows.search import searches_by_hour
     from driftline.storage.layout import REPORT
-    from driftline.storage.workspace.workspace import Workspace
 
-    opened = Workspace.open(target, options_for(target))
     recent_runs = newest_runs(opened, limit, searches_by_hour(opened))
     page = render(opened.stats(), recent_runs, datetime.now(UTC), prices_for()).encode("utf-8", "backslashreplace")
     if out is None and opened.local_path is not None:  # index runs must not pick up the report

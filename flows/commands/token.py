@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from driftline.flows.commands.app import DONE, Commands, JsonOption, WithinOption, WorkspaceOption, app, show
-from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.config.locate import boundary_in, open_for_reading
 from driftline.flows.output.plain_text import say, warn
 from driftline.storage.errors import UsageError
 from driftline.storage.option_table import duration
 
 if TYPE_CHECKING:
-    from driftline.storage.entities import Entity
     from driftline.storage.workspace.tokens import Scope, TokenRecord
-    from driftline.storage.workspace.workspace import Workspace
 
 NEVER = "never"
 DEFAULT_EXPIRY = "90d"
@@ -43,10 +41,10 @@ def create(
 ) -> int:
     """Create a token and print it once: the workspace stores only its hash."""
     ends, scopes = _expiry(expires), _scopes(scope)
-    opened = _opened(workspace)
+    opened = open_for_reading(workspace)
     from driftline.storage.workspace.tokens import create_token
 
-    boundary = _boundary(opened, within) if within is not None else None
+    boundary = boundary_in(opened, within).tops[0] if within is not None else None
     made, record = create_token(opened, within=boundary, scopes=scopes, expires=ends, note=note)
     show({"token": made, **_described(record)}, as_json, _print_created)
     return DONE
@@ -55,7 +53,7 @@ def create(
 @token.command("list")
 def list_all(workspace: WorkspaceOption = None, as_json: JsonOption = False) -> int:
     """List the tokens: id, boundary, scopes, expiry. The tokens themselves are not stored."""
-    opened = _opened(workspace)
+    opened = open_for_reading(workspace)
     from driftline.flows.output.terminal_reports import print_tokens
     from driftline.storage.workspace.tokens import read_tokens
 
@@ -71,26 +69,12 @@ def revoke(
     as_json: JsonOption = False,
 ) -> int:
     """Revoke a token. Running servers reject it within seconds."""
-    opened = _opened(workspace)
+    opened = open_for_reading(workspace)
     from driftline.storage.workspace.tokens import revoke_token
 
     revoked = revoke_token(opened, identifier)
     show({"revoked": _described(revoked)}, as_json, lambda result: say(f"revoked {result['revoked']['id']}"))
     return DONE
-
-
-def _opened(workspace: str | None) -> Workspace:
-    target = workspace_for_reading(workspace)
-    from driftline.flows.config.locate import options_for
-    from driftline.storage.workspace.workspace import Workspace
-
-    return Workspace.open(target, options_for(target))
-
-
-def _boundary(workspace: Workspace, within: str) -> Entity:
-    from driftline.flows.config.memory_settings import boundary_in
-
-    return boundary_in(workspace, within)
 
 
 def _expiry(given: str) -> datetime | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from functools import cache as once
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, WorkspaceOption, app
-from driftline.flows.commands.index import watching_sources
-from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
+from driftline.flows.config.locate import boundary_in, open_for_reading, workspace_for_indexing
 from driftline.flows.output.plain_text import warn
 from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFound
 
@@ -97,15 +96,13 @@ def web(
 
     On loopback, all local users have access; other addresses need tokens ('driftline token create') or a proxy.
     """
-    target = _indexed_here(workspace) if watch else workspace_for_reading(workspace)
-    from driftline.flows.config.locate import options_for, source_access
+    opened = _indexed_here(workspace) if watch else open_for_reading(workspace)
     from driftline.flows.web.api import Reader
     from driftline.flows.web.server import Exposure, web_server
-    from driftline.storage.workspace.workspace import Workspace
 
-    opened = Workspace.open(target, options_for(target), source_access(target, workspace))
-    boundary, proxy = _boundary(opened, within), _proxy(trusted_proxy_header, trusted_proxy)
-    rules = _access_rules(target, opened, proxy, within)
+    boundary = None if within is None else boundary_in(opened, within)
+    proxy = _proxy(trusted_proxy_header, trusted_proxy)
+    rules = _access_rules(opened, proxy, within)
     is_public = host not in LOOPBACK or bool(allowed_host) or require_token
     exposure = Exposure(
         names=tuple(allowed_host or ()),
@@ -122,8 +119,8 @@ def web(
         _newest(opened, cache, searches) as newest,
         closing(_searching(newest().objects.is_local, processes)) as searching,
     ):
-        reader = Reader(newest, _memory(target, opened), searching.run)
-        server = web_server(reader, host, port, exposure, _tools(reader), hooks := _hooks(target))
+        reader = Reader(newest, _memory(opened), searching.run)
+        server = web_server(reader, host, port, exposure, _tools(reader), hooks := _hooks(opened.objects.uri))
         searching.start(newest())
         searches.append(searching)
         with _indexing(hooks, opened if watch else None), suppress(KeyboardInterrupt):
@@ -140,6 +137,8 @@ def _indexing(hooks: Hooks | None, watched: Workspace | None) -> Iterator[None]:
         if hooks is not None:
             stack.enter_context(hooks.running())
         if watched is not None:
+            from driftline.flows.runs.watch import watching_sources
+
             stack.enter_context(watching_sources(watched))
         yield
 
@@ -181,36 +180,20 @@ def _prepare_in_background(reader: Reader) -> None:
     threading.Thread(target=prepare, daemon=True).start()
 
 
-def _indexed_here(workspace: str | None) -> str:
-    """Return the workspace to watch; if none exists, index this folder and return its workspace."""
+def _indexed_here(workspace: str | None) -> Workspace:
+    """Open the workspace to watch; if none exists, index this folder first."""
     from driftline.flows.config.index_request import IndexRequest
     from driftline.flows.runs.index import index_sources
-    from driftline.storage.workspace.workspace import Workspace
 
     try:
-        target = workspace_for_reading(workspace)
-        Workspace.open(target)
+        return open_for_reading(workspace)
     except WorkspaceNotFound:
-        target = workspace_for_indexing(workspace, ["."])
         warn("indexing this folder")
-        index_sources(IndexRequest((".",), target))
-    return target
+        index_sources(IndexRequest((".",), workspace_for_indexing(workspace, ["."])))
+    return open_for_reading(workspace)
 
 
-def _boundary(workspace: Workspace, within: str | None) -> Boundary | None:
-    return None if within is None else _boundary_of(workspace, (within,))
-
-
-def _boundary_of(workspace: Workspace, names: Sequence[str]) -> Boundary:
-    from driftline.flows.config.memory_settings import boundary_in  # imports the memory libraries
-    from driftline.storage.entities import Boundary
-
-    return Boundary.of(*(boundary_in(workspace, name) for name in names))
-
-
-def _access_rules(
-    target: str, workspace: Workspace, proxy: TrustedProxy | None, within: str | None = None
-) -> AccessRules | None:
+def _access_rules(workspace: Workspace, proxy: TrustedProxy | None, within: str | None = None) -> AccessRules | None:
     """Return the access rules in the workspace's ``driftline.toml``, if any.
 
     Raises UsageError if there are rules but no proxy, or a proxy but neither rules nor ``within``: in both cases, a
@@ -219,11 +202,12 @@ def _access_rules(
     from driftline.flows.config.driftline_toml import AccessSettings, config_of
     from driftline.flows.web.authentication import AccessRules
 
-    config = config_of(target)
+    config, bounded = config_of(workspace.objects.uri), partial(boundary_in, workspace)
     followed = {fleet.name: fleet for fleet in config.fleets if fleet.readers} if config is not None else {}
     if config is None or (config.access is None and not followed):
         if proxy is not None and within is None:
-            where = str(config.path) if config is not None else f"no driftline.toml of {target} is here or above"
+            uri = workspace.objects.uri
+            where = str(config.path) if config is not None else f"no driftline.toml of {uri} is here or above"
             fix = "Write [access] there, name the file with DRIFTLINE_CONFIG, or pass --within to show it to all users."
             raise UsageError("No rules say what users of the proxy may see", where, fix)
         if proxy is not None:
@@ -233,12 +217,11 @@ def _access_rules(
         fix = "Use --trusted-proxy-header and --trusted-proxy, or remove the rules and use tokens."
         what = "[access]" if config.access is not None else "A fleet with readers"
         raise UsageError(f"{what} requires a proxy that authenticates users", str(config.path), fix)
-    bounded = partial(_boundary_of, workspace)
     settings = config.access or AccessSettings()
     return AccessRules(
-        bounded(settings.everyone),
-        {name: bounded(entities) for name, entities in settings.users.items()},
-        {name: bounded(entities) for name, entities in settings.groups.items()},
+        bounded(*settings.everyone),
+        {name: bounded(*entities) for name, entities in settings.users.items()},
+        {name: bounded(*entities) for name, entities in settings.groups.items()},
         settings.groups_header or "",
         _readers(workspace, followed) if followed else None,
     )
@@ -282,7 +265,7 @@ def _newest(
     return newest_of(workspace, cache=is_cached, max_bytes=max_bytes, warn=warn, prepare=prepare)
 
 
-def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
+def _memory(workspace: Workspace) -> Callable[[], Memory]:
     """Return a function that locates the memory: invalid settings then fail memory searches, not startup."""
 
     @once
@@ -290,7 +273,7 @@ def _memory(target: str, workspace: Workspace) -> Callable[[], Memory]:
         from driftline.flows.config.memory_settings import memory_of
         from driftline.flows.served_memory import Memory
 
-        return Memory(workspace, memory_of(target))
+        return Memory(workspace, memory_of(workspace.objects.uri))
 
     return find
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from driftline.storage.errors import UsageError
 
-Scope = Literal["project", "user"]
+InstallLevel = Literal["project", "user"]
 NAME = "driftline"
 BACKUP_SUFFIX = ".before-driftline"
 BEGIN, END = "<!-- driftline: begin -->", "<!-- driftline: end -->"
@@ -66,7 +66,7 @@ class Agent:
         kind = {"stdio": {"type": "stdio"}, "custom": {"source": "custom"}, "plain": {}}[self.shape]
         return {**kind, "command": command[0], "args": list(command[1:])}
 
-    def files(self, scope: Scope) -> tuple[str, ...]:
+    def files(self, scope: InstallLevel) -> tuple[str, ...]:
         """Return the paths of the agent's configuration and instructions files in ``scope``, if it has them there."""
         in_project = (self.project, self.project_instructions)
         files = in_project if scope == "project" else (self.user, self.user_instructions)
@@ -153,13 +153,13 @@ class FileChange:
             raise UsageError("Cannot write the agent's configuration file", str(self.path), f"{error}.") from error
 
 
-def agents_in(scope: Scope) -> list[str]:
+def agents_in(scope: InstallLevel) -> list[str]:
     """Return the agents that support configuration per project or per user."""
     return [name for name, agent in AGENTS.items() if agent.files(scope)]
 
 
 def changes(
-    names: Sequence[str], scope: Scope, folder: Path, command: Sequence[str], *, remove: bool
+    names: Sequence[str], scope: InstallLevel, folder: Path, command: Sequence[str], *, remove: bool
 ) -> list[FileChange]:
     """Return the changes that install or remove Driftline for agents in a project or home folder.
 
@@ -197,7 +197,7 @@ def changes(
     return [change for change in complete if change.before != change.after]
 
 
-def is_installed(name: str, scope: Scope, folder: Path) -> bool:
+def is_installed(name: str, scope: InstallLevel, folder: Path) -> bool:
     """Return whether an agent's configuration includes Driftline. Raises UsageError if it cannot be read."""
     agent = AGENTS[name]
     files = agent.files(scope)
@@ -207,7 +207,7 @@ def is_installed(name: str, scope: Scope, folder: Path) -> bool:
     return NAME in _servers(_parsed(_read(path) or "", path), agent.key, path)
 
 
-def _has_other_users(file: str, scope: Scope, folder: Path, names: Sequence[str]) -> bool:
+def _has_other_users(file: str, scope: InstallLevel, folder: Path, names: Sequence[str]) -> bool:
     """Return whether an agent outside ``names`` reads the instructions in ``file`` and has Driftline installed."""
     others = [name for name, agent in AGENTS.items() if name not in names and file in agent.files(scope)[1:]]
     return any(is_installed(name, scope, folder) for name in others)

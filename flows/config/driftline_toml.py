@@ -1,4 +1,4 @@
-"""Read ``driftline.toml``: a team's sources, schedules, named workspaces and storage options.
+"""Read ``driftline.toml``: a team's sources, schedules, views and storage options.
 
 Paths in the file are relative to its folder. The whole file is validated before a command writes anything; errors
 include the key, its table, and the fix. A file found in a parent folder may be someone else's, and its storage options
@@ -40,9 +40,9 @@ from driftline.flows.config.workspace_names import (
     location_of,
 )
 from driftline.storage.entities import INDEX_LEVELS, TEMPLATE, Entity, check_template
+from driftline.storage.environment import user_folder
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.sources.mirror import parse_remote
-from driftline.storage.user_folders import user_folder
 
 if TYPE_CHECKING:  # commands that find no such file import none of these
     from driftline.flows.config.toml_schema import (
@@ -139,8 +139,8 @@ class ConfiguredFleet:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkspacePart:
-    """The part of a source in a named workspace: everything under ``dir``; "" means the whole source."""
+class ViewPart:
+    """The part of a source in a view: everything under ``dir``; "" means the whole source."""
 
     source: ConfiguredSource
     dir: str = ""
@@ -189,7 +189,7 @@ class Configuration:
     index: Mapping[str, Any] = field(default_factory=dict)
     sources: tuple[ConfiguredSource, ...] = ()
     fleets: tuple[ConfiguredFleet, ...] = ()
-    workspaces: Mapping[str, tuple[WorkspacePart, ...]] = field(default_factory=dict)
+    workspaces: Mapping[str, tuple[ViewPart, ...]] = field(default_factory=dict)
     storage_options: Mapping[str, str] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
@@ -340,8 +340,8 @@ def _parse(content: bytes, file: Path) -> File:
     return parse(raw, file)
 
 
-def named_workspace_filter(config: Configuration, name: str) -> LineFilter:
-    """Return the filter for the named workspace ``name``; an empty workspace matches no lines.
+def view_filter(config: Configuration, name: str) -> LineFilter:
+    """Return the filter of the view ``name``; an empty view matches no lines.
 
     Raises UsageError for an unknown name, and for a directory that does not exist in a local source.
     """
@@ -349,7 +349,7 @@ def named_workspace_filter(config: Configuration, name: str) -> LineFilter:
 
     if name not in config.workspaces:
         known = ", ".join(config.workspaces) or "none"
-        raise UsageError(f"There is no workspace named {name!r}", str(config.path), f"Known names: {known}.")
+        raise UsageError(f"There is no view named {name!r}", str(config.path), f"Known names: {known}.")
     parts = config.workspaces[name]
     for part in parts:
         _check_dir(part, location_of(config.path, f"[workspaces.{name}]"))
@@ -364,7 +364,7 @@ def named_workspace_filter(config: Configuration, name: str) -> LineFilter:
     return alternatives[0] if len(alternatives) == 1 else LineFilter(any_of=tuple(alternatives))
 
 
-def _check_dir(part: WorkspacePart, where: str) -> None:
+def _check_dir(part: ViewPart, where: str) -> None:
     root = local_path(part.source.uri)
     if not part.dir or root is None or not root.is_dir() or (root / part.dir).is_dir():
         return
@@ -415,7 +415,9 @@ def _access(table: AccessTable | None, where: str) -> AccessSettings | None:
     if table is None:
         return None
     if table.groups and table.groups_header is None:
-        raise UsageError("Groups need a header", where, 'Write, for example: groups_header = "X-Forwarded-Groups"')
+        raise UsageError(
+            "groups requires groups_header", where, 'Write, for example: groups_header = "X-Forwarded-Groups"'
+        )
     users, groups = ({name: tuple(given) for name, given in of.items()} for of in (table.users, table.groups))
     return AccessSettings(table.groups_header, tuple(table.everyone), users, groups)
 
@@ -571,24 +573,24 @@ def _check_readers(spelling: str, host: Host) -> None:
         raise UsageError(what, "", "Remove readers. It needs a token of github or gitlab, or for an org of gitea.")
 
 
-def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[WorkspacePart]:
-    parts: list[WorkspacePart] = []
+def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[ViewPart]:
+    parts: list[ViewPart] = []
     for text in table.sources:
         scope = _entity(text, where)
         members = [source for source in sources if source.entity.parts[: len(scope.parts)] == scope.parts]
         if not members:
             known = ", ".join(str(source.entity) for source in sources) or "none"
             raise UsageError(f"No source is at or below {scope}", where, f"Sources: {known}.")
-        parts += [WorkspacePart(source) for source in members]
+        parts += [ViewPart(source) for source in members]
     for text in table.dirs:
         check_uri(text, where)
         directory = _absolute(text, file, where)
         within = [
-            WorkspacePart(source, directory[len(source.uri) :].strip("/"))
+            ViewPart(source, directory[len(source.uri) :].strip("/"))
             for source in sources
             if _below(directory, source.uri)
         ]
-        containing = [WorkspacePart(source) for source in sources if _below(source.uri, directory)]
+        containing = [ViewPart(source) for source in sources if _below(source.uri, directory)]
         if not within and not containing:
             raise UsageError(f"No source contains the directory {text!r}", where, "Correct it, or add its source.")
         parts += within + containing

@@ -182,7 +182,7 @@ class IndexOptions:
     @property
     def given(self) -> tuple[str | SourceRequest, ...]:
         """The sources, as a tuple."""
-        return cast(tuple[str | SourceRequest, ...], self.sources)
+        return cast("tuple[str | SourceRequest, ...]", self.sources)
 
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(IndexOptions))

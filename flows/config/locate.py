@@ -1,4 +1,4 @@
-"""Locate a command's workspace, branch and readable sources.
+"""Locate and open a command's workspace, with its branch, boundary and readable sources.
 
 The workspace is the one given, or else the nearest. A branch is given by name, or as ``auto`` for the checked-out
 branch. Without a ``driftline.toml``, a command never imports the modules that read it.
@@ -54,6 +54,20 @@ def workspace_for_reading(given: str | None) -> str:
             f"Run 'driftline index SOURCE' first, or specify a workspace with --workspace or {WORKSPACE_VARIABLE}.",
         )
     return str(folder)
+
+
+def open_for_reading(given: str | None, config: str | None = None, *, default: str | None = None) -> Workspace:
+    """Open the workspace that a command reads: ``given``, then ``default``, then the nearest.
+
+    It has the storage options of its ``driftline.toml``, and may read only the sources that ``source_access`` allows.
+    ``config`` is the configuration file that the caller specified, if any. Propagates errors from
+    ``workspace_for_reading`` and ``Workspace.open``.
+    """
+    target = workspace_for_reading(given or default)
+    from driftline.storage.workspace.workspace import Workspace
+
+    access = source_access(target, given, config)
+    return Workspace.open(target, options_for(target), access, lists_tenants=True)
 
 
 def workspace_for_indexing(
@@ -151,6 +165,27 @@ def on_named_branch(workspace: Workspace, name: str | None, within: Boundary | N
     if branch is None or (name == AUTO and not has_branch(workspace, branch, within)):
         return workspace
     return on_branch(workspace, branch, within)
+
+
+def boundary_in(workspace: Workspace, *names: str) -> Boundary:
+    """Return the boundary that allows the entities called ``names``, and everything under them.
+
+    Each is a full path in the hierarchy of memory or of sources; a source may omit the levels that have defaults. The
+    catalog is not consulted, so a path names the same entity for lines and for memory. Raises BadEntity, UsageError.
+    """
+    from driftline.flows.config.memory_settings import boundary_of, memory_of  # imports the memory libraries
+    from driftline.storage.entities import Boundary, Entity
+
+    levels, tops = workspace.config.hierarchy, []
+    for name in names:
+        segments = name.strip("/").split("/")
+        memory = memory_of(workspace.objects.uri)
+        is_source = segments[-1].startswith(f"{levels[-1]}:")
+        if is_source or segments[0].partition(":")[0] not in memory.hierarchy.levels:
+            tops.append(Entity.parse(name, levels))
+        else:
+            tops.append(boundary_of(memory, name))
+    return Boundary.of(*tops)
 
 
 def source_access(workspace: str, given: str | None, config: str | None = None) -> SourceAccess:

@@ -22,9 +22,9 @@ from driftline.flows.config.workspace_names import DATABASE_VARIABLE, absolute_w
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction
 from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
+from driftline.storage.environment import with_home
 from driftline.storage.errors import BadEntity, CatalogError, UsageError
 from driftline.storage.memory.binding import belongs, has_embedded_catalog, holds_memory
-from driftline.storage.user_folders import with_home
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -210,14 +210,14 @@ def open_memory(
     configuration: MemoryConfiguration,
     storage_uri: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    ask_for_compaction: Callable[[str, str, int], None] | None = None,
+    request_compaction: Callable[[str, str, int], None] | None = None,
     within: EntityName | None = None,
 ) -> MemoryStore:
     """Open the store that ``configuration`` describes, at ``storage_uri`` if given.
 
     Raises the same errors as ``MemoryStore``.
 
-    ``ask_for_compaction`` is called with the workspace, a tenant and its number of deltas if there are too many. The
+    ``request_compaction`` is called with the workspace, a tenant and its number of deltas if there are too many. The
     store is bound to ``within`` unless that is None.
     """
     from driftline.storage.memory.store import MemoryStore
@@ -225,7 +225,7 @@ def open_memory(
     uri = storage_uri or configuration.storage.uri
     if uri is None:
         raise UsageError("No workspace is configured for memory", "", "Set storage.uri, or LTM_STORAGE_URI.")
-    cache, ask = configuration.performance.metadata_cache, ask_for_compaction
+    cache, ask = configuration.performance.metadata_cache, request_compaction
     uri = absolute_workspace(uri)
     return MemoryStore(
         uri,
@@ -443,15 +443,3 @@ def _of_application(workspace: Workspace, url: str | None) -> str | None:
         return None if has_embedded_catalog(workspace) else url
     except UsageError:  # another type of database, which cannot be a catalog
         return None
-
-
-def boundary_in(workspace: Workspace, within: str) -> Entity:
-    """Return the entity whose full path is ``within``: one in the memory hierarchy, or a source.
-
-    The catalog is not consulted, so the path names the same entity for lines and for memory. Raises BadEntity,
-    UsageError.
-    """
-    levels = workspace.config.hierarchy
-    if within.strip("/").rpartition("/")[2].startswith(f"{levels[-1]}:"):
-        return Entity.parse(within, levels)
-    return boundary_of(memory_of(workspace.objects.uri), within)

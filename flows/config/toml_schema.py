@@ -47,7 +47,7 @@ class Table(BaseModel):
 
 
 def _with_settings(options: Mapping[str, Option]) -> Callable[[type[_T]], type[_T]]:
-    """Add the options of a request that can have a default in the file to a table."""
+    """Return a decorator that adds a field to a table for each option whose default the file may set."""
 
     def add(table: type[_T]) -> type[_T]:
         fields: dict[str, Any] = {name: _setting(row) for name, row in options.items() if row.is_setting}

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from driftline.storage.environment import user_folder, with_home
 from driftline.storage.errors import UsageError
 from driftline.storage.option_table import path_or_uri
-from driftline.storage.user_folders import user_folder, with_home
 
 HOME_VARIABLE = "DRIFTLINE_HOME"
 """The folder with named workspaces, such as ``@notes``."""

@@ -98,11 +98,11 @@ def pace(documents: int, total: int | None, lines: int, seconds: float) -> str:
     """
     if not lines or seconds <= 0:
         return f"{lines:,} lines" if lines else ""
-    said = f"{lines:,} lines, {lines / seconds:,.0f} lines/s"
+    summary = f"{lines:,} lines, {lines / seconds:,.0f} lines/s"
     if not total or not 0 < documents < total:
-        return said
+        return summary
     minutes, rest = divmod(round(seconds * (total - documents) / documents), 60)
-    return f"{said}, {f'{minutes:,} min ' if minutes else ''}{rest} s left"
+    return f"{summary}, {f'{minutes:,} min ' if minutes else ''}{rest} s left"
 
 
 class QuietProgress:
@@ -265,15 +265,15 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step of a run, executed by ``work``. ``said`` formats the counts in its result; ``repeatable`` stages may be
-    retried.
+    """A step of a run, executed by ``work``. ``summarize`` formats the counts in its result.
 
-    It follows the stages in ``after`` that have started; if there are none, it is the first stage of its run.
+    ``repeatable`` stages may be retried. A stage depends on those stages in ``after`` that have started; with none, it
+    starts the run.
     """
 
     name: str
     work: Callable[[], Any]
-    said: Callable[[Any], str]
+    summarize: Callable[[Any], str]
     repeatable: bool
     after: tuple[str, ...] = ()
 
@@ -290,7 +290,7 @@ _RUNNER: ContextVar[StageRunner | None] = ContextVar("stage runner", default=Non
 def run_stage(
     name: str,
     work: Callable[[], _Result],
-    said: Callable[[_Result], str],
+    summarize: Callable[[_Result], str],
     *,
     repeatable: bool = False,
     after: Iterable[str] = (),
@@ -299,7 +299,7 @@ def run_stage(
     runner = _RUNNER.get()
     if runner is None:
         return work()
-    result: _Result = runner(Stage(name, work, said, repeatable, tuple(after)))
+    result: _Result = runner(Stage(name, work, summarize, repeatable, tuple(after)))
     return result
 
 

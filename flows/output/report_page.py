@@ -1,19 +1,221 @@
-"""Render ``driftline report``, a self-contained HTML file with SVG plots and no scripts."""
+"""Compute statistics of runs: rows for ``driftline runs``, series, and plots and the page of ``driftline report``.
+
+The page is a self-contained HTML file with SVG plots and no scripts.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 from importlib.resources import files
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from driftline.flows.output.run_reports import price
+from driftline.storage.entities import Boundary
+from driftline.storage.workspace.records import RunHistory, RunRecord, WorkspaceStats, whole_run
+from driftline.storage.workspace.workspace import Workspace
 
-from driftline.flows.output.run_history import OF_EVERY_RUN, History, Series, in_words, to_row
-from driftline.storage.workspace.records import RunRecord, WorkspaceStats
+_SUMMED = ("new", "changed", "touched", "deleted", "lines_embedded", "bytes_read")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line in a plot: its values over time, oldest first."""
+
+    name: str
+    points: Sequence[tuple[datetime, float]]
+
+
+def newest_runs(
+    workspace: Workspace, limit: int, others: Iterable[RunRecord] = (), within: Boundary | None = None
+) -> list[RunRecord]:
+    """Return up to ``limit`` runs of all tenants and ``others``, newest first; a run over several tenants is listed
+    once.
+
+    ``others`` must be sorted newest first. With ``within``, the boundary's tenants are read, and nothing else.
+    """
+    tenants = [tenant for tenant in workspace.tenants() if within is None or tenant in within.tenants]
+    histories = [RunHistory(workspace.objects, tenant) for tenant in tenants]
+    run_ids = heapq.merge(*([(run_id, n) for run_id in runs.ids()] for n, runs in enumerate(histories)), reverse=True)
+    every = heapq.merge(_read(run_ids, histories), others, key=_moment, reverse=True)
+    return list(islice(every, limit))
+
+
+def _read(run_ids: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -> Iterator[RunRecord]:
+    """Yield the records of ``(run id, position of its history)`` pairs, merged by run id."""
+    for run_id, group in groupby(run_ids, key=itemgetter(0)):
+        records = [record for _, tenant in group if (record := histories[tenant].get(run_id)) is not None]
+        if records:
+            yield whole_run(records)
+
+
+def _parts(run: RunRecord) -> list[dict[str, Any]]:
+    """Return a run's reports, one per tenant."""
+    parts: list[dict[str, Any]] = run.report.get("parts", [run.report])
+    return parts
+
+
+def to_row(run: RunRecord) -> dict[str, Any]:
+    """Return a run's ``runs --json`` object: the fields common to all runs, then those specific to its kind."""
+    return {
+        "run_id": run.run_id,
+        "kind": run.kind,
+        "started": run.started,
+        "seconds": round(run.seconds, 3),
+        "outcome": run.outcome,
+        **_figures(run),
+    }
+
+
+OF_EVERY_RUN = ("run_id", "kind", "started", "seconds", "outcome")
+_SHOWN_COMMIT = 12
+"""How many characters of a commit id to show."""
+
+
+def in_words(row: Mapping[str, Any]) -> str:
+    """Format the nonzero statistics of a row from ``to_row``.
+
+    Examples:
+        >>> in_words({"kind": "index", "sources": ["source:a"], "new": 1_200, "changed": 0, "commits": ["5e50c5f"]})
+        'source:a, 1,200 new, commits 5e50c5f'
+    """
+    shown = []
+    for name, value in row.items():
+        if name in OF_EVERY_RUN or not value:
+            continue
+        words = name.replace("_", " ")
+        if name == "sources":
+            shown.append(value[0] if len(value) == 1 else f"{len(value):,} sources")
+        elif isinstance(value, list):
+            each = [str(one)[:_SHOWN_COMMIT] if name == "commits" else str(one) for one in value]
+            shown.append(f"{words} {' '.join(each)}")
+        else:
+            shown.append(f"{value:,} {words}" if isinstance(value, int) else f"{words} {value}")
+    return ", ".join(shown)
+
+
+def _figures(run: RunRecord) -> dict[str, Any]:
+    report = run.report
+    match run.kind:
+        case "index":
+            sources = report.get("sources", [])
+            return {
+                "sources": [source["entity"] for source in sources],
+                **{name: sum(source.get(name, 0) for source in sources) for name in _SUMMED},
+                "skipped": sum(len(source.get("skipped", ())) for source in sources),
+                "commits": sorted({source["commit"] for source in sources if source.get("commit")}),
+                "failed": [failure["uri"] for failure in report.get("failed", ())],
+                "requests": sum(report.get("requests", {}).values()),
+            }
+        case "compact":
+            parts = _parts(run)
+            return {
+                "folded": sum(source["deltas"] for part in parts for source in part["folded"]),
+                "versions_removed": sum(part["versions_removed"] for part in parts),
+                "bytes_before": sum((part["before"] or {}).get("bytes", 0) for part in parts),
+                "bytes_after": sum((part["after"] or {}).get("bytes", 0) for part in parts),
+            }
+        case "cleanup":
+            return {"deleted": sum(part.get("deleted_count", 0) for part in _parts(run))}
+        case "search":
+            return {name: report.get(name) for name in ("searches", "hit_rate")}
+        case "remove":
+            return {name: report.get(name) for name in ("entity", "documents", "lines")}
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A workspace's history as series for plots; ``runs`` are oldest first."""
+
+    runs: Sequence[RunRecord]
+
+    def growth(self, name: str) -> Series:
+        """Return the sum of ``name`` (``documents_total`` or ``lines_total``) over all sources, after each run.
+
+        A source that was indexed before the first of these runs is included from the start, with its first known total.
+        """
+        totals = self._before(name)
+        points: list[tuple[datetime, float]] = []
+        for run in self.runs:
+            if run.kind == "remove":
+                totals.pop(run.report.get("entity", ""), None)
+            for source in _finished_sources(run):
+                totals[source["entity"]] = source.get(name, 0)
+            if run.kind == "remove" or any(_finished_sources(run)):
+                points.append((_moment(run), float(sum(totals.values()))))
+        return Series(name.removesuffix("_total"), points)
+
+    def _before(self, name: str) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        removed = set[str]()
+        for run in self.runs:
+            if run.kind == "remove":
+                removed.add(run.report.get("entity", ""))
+            for source in _finished_sources(run):
+                entity = source["entity"]
+                existed = source.get("base") or source["unchanged"] + source["touched"] + source["changed"]
+                if entity not in totals and entity not in removed:
+                    totals[entity] = source.get(name, 0) if existed else 0
+        return totals
+
+    def of_runs(self, kind: str, name: str, value: Callable[[RunRecord], float | None]) -> Series:
+        """Return ``value`` for each run of ``kind``, skipping runs where it is None."""
+        points = ((_moment(run), value(run)) for run in self.runs if run.kind == kind)
+        return Series(name, [(moment, figure) for moment, figure in points if figure is not None])
+
+    def deltas(self) -> list[Series]:
+        """Return each source's number of deltas, the source with the most deltas first."""
+        by_entity: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        for run in self.runs:
+            for source in _finished_sources(run):
+                if source.get("deltas") is not None:
+                    by_entity[source["entity"]].append((_moment(run), float(source["deltas"])))
+            for part in _parts(run) if run.kind == "compact" else ():
+                for folded in part["folded"]:
+                    by_entity[folded["entity"]].append((_moment(run), 0.0))
+        series = [Series(entity, points) for entity, points in by_entity.items()]
+        return sorted(series, key=lambda line: max(value for _, value in line.points), reverse=True)
+
+    def measured(self, name: str, scale: float = 1.0) -> list[Series]:
+        """Return a metric recorded at the end of each compaction, such as ``recall_at_10``, keyed by tenant."""
+        by_tenant: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        for run in self.runs:
+            for part in _parts(run) if run.kind == "compact" else ():
+                figure = (part["after"] or {}).get(name)
+                if figure is not None:
+                    by_tenant[part["tenant"]].append((_moment(run), float(figure) * scale))
+        return [Series(tenant, points) for tenant, points in by_tenant.items()]
+
+    def requests(self, prices: Mapping[str, float]) -> tuple[list[Series], float | None]:
+        """Return the requests to the store by type, and their cost; ``prices`` are per 1,000 requests.
+
+        The cost is None if no type has a price. Runs that recorded no requests are skipped.
+        """
+        by_kind: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+        for run in self.runs:
+            for kind, count in run.report.get("requests", {}).items():
+                by_kind[kind].append((_moment(run), float(count)))
+        cost = price({kind: round(sum(count for _, count in points)) for kind, points in by_kind.items()}, prices)
+        return [Series(kind, points) for kind, points in by_kind.items()], cost
+
+
+def _finished_sources(run: RunRecord) -> list[Mapping[str, Any]]:
+    """Return the sources whose main index a run completed; failed sources have no revision."""
+    return [source for source in run.main_sources if source.get("revision")]
+
+
+def _moment(run: RunRecord) -> datetime:
+    return datetime.fromisoformat(run.started)
+
 
 ROWS_SHOWN = 50
 TEMPLATE = "report.html.j2"
@@ -29,7 +231,7 @@ def render(
     _, cost = History(runs).requests(prices or {})
     tiles = {
         "documents": f"{stats.total_documents:,}",
-        "lines": f"{stats.total_lines:,}",
+        "indexed lines": f"{stats.total_lines:,}",
         "sources": f"{len(stats.sources):,}",
         "deltas": f"{stats.deltas:,}",
         "vector index": str(stats.index_type or "none"),
@@ -37,6 +239,9 @@ def render(
     }
     if cost is not None:
         tiles["cost of requests"] = f"{cost:,.4f}"
+
+    from jinja2 import Environment, StrictUndefined  # not loaded for rows
+
     # Source and workspace names are untrusted, so the template escapes everything except the plots, which are SVG.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("driftline.flows.output").joinpath(TEMPLATE).read_text(encoding="utf-8"))
@@ -58,10 +263,10 @@ def plots_of(runs: Sequence[RunRecord]) -> list[str]:
 def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
     """Yield the plots as SVG, or "" for plots with no points."""
 
-    def per_run(kind: str, figure: str, name: str, scale: float = 1.0) -> Series:
-        return history.of_runs(kind, name, lambda run: to_row(run)[figure] * scale)
+    def per_run(kind: str, figure: str, name: str) -> Series:
+        return history.of_runs(kind, name, lambda run: to_row(run)[figure])
 
-    size = [per_run("compact", f"bytes_{moment}", moment, 1e-6) for moment in ("before", "after")]
+    size = [per_run("compact", f"bytes_{moment}", moment) for moment in ("before", "after")]
     seconds = [history.of_runs(kind, kind, lambda run: run.seconds) for kind in ("index", "compact", "cleanup")]
     yield line_plot("Growth: lines", [history.growth("lines_total")], steps=True)
     yield line_plot("Growth: documents", [history.growth("documents_total")], steps=True)
@@ -71,7 +276,7 @@ def _plots(history: History, requests: Sequence[Series]) -> Iterator[str]:
     yield line_plot("Cost per run: bytes read", [per_run("index", "bytes_read", "bytes")], unit="B")
     yield line_plot("Cost per run: requests", requests)
     yield line_plot("Deltas by source", history.deltas(), steps=True)
-    yield line_plot("Size of the workspace, compaction by compaction", size, unit="MB")
+    yield line_plot("Size of the workspace, compaction by compaction", size, unit="B")
     yield line_plot("Recall@10 of the vector index", history.measured("recall_at_10"))
     searches = history.of_runs("search", "median of an hour", lambda run: run.seconds * 1000.0)
     hit_rates = history.of_runs("search", "mean of an hour", lambda run: run.report.get("hit_rate"))
@@ -135,7 +340,7 @@ def line_plot(
         pixels = [to_pixels(moment, value) for moment, value in line.points]
         parts.append(f'<path d="{_path(pixels, steps)}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         for (moment, value), (x, y) in zip(line.points, pixels, strict=True):
-            tooltip = _text(f"{line.name}: {number(value)}{unit and ' ' + unit}, {moment:%Y-%m-%d %H:%M:%S}")
+            tooltip = _text(f"{line.name}: {measured(value, unit)}, {moment:%Y-%m-%d %H:%M:%S}")
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{tooltip}</title></circle>')
     parts += _legend([line.name for line in drawn])
     return "".join([*parts, "</svg>"])
@@ -178,6 +383,18 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
 
 
+def measured(value: float, unit: str) -> str:
+    """Format a number with its unit, if any; a number of bytes gets a prefix instead of a suffix.
+
+    Examples:
+        >>> measured(2e7, "B"), measured(1_234, "B"), measured(12_500, "s"), measured(3, "")
+        ('20 MB', '1,234 B', '12.5k s', '3')
+    """
+    text = number(value)
+    digits = text.rstrip("kMG") if unit == "B" else text
+    return f"{digits} {text[len(digits) :]}{unit}" if unit else text
+
+
 def _tick(highest: float) -> float:
     """Return a round tick spacing such that ``_TICKS`` ticks reach ``highest``."""
     if highest < _LEAST:
@@ -192,7 +409,7 @@ def _axis(step: float, unit: str) -> Iterator[str]:
         yield (
             f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{WIDTH - _RIGHT}" y2="{y:.1f}" stroke="currentColor" opacity="0.15"/>'
         )
-        label = number(tick * step) + (f" {unit}" if unit and tick == _TICKS else "")
+        label = measured(tick * step, unit if tick == _TICKS else "")
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" opacity="0.7">{_text(label)}</text>'
 
 

@@ -17,7 +17,7 @@ from driftline.storage.documents import DocumentState, SkipReason
 from driftline.storage.errors import DriftlineError
 from driftline.storage.json_records import as_dict
 from driftline.storage.objects.store_requests import Counts, by_kind
-from driftline.tasks.extraction.extractor_versions import ENDS_MARK, MISSING_MARK
+from driftline.tasks.extraction.extractor import ENDS_MARK, MISSING_MARK
 from driftline.tasks.indexing.batch import BatchResult
 from driftline.tasks.maintenance.search_quality import Figures
 from driftline.tasks.scanning.scan import ScanResult, is_container
@@ -443,7 +443,7 @@ class FleetsReport:
 
     @property
     def failures(self) -> list[str]:
-        """The fleets' problems, and the reasons of the repositories that failed."""
+        """The fleets' problems, and why each failed repository failed."""
         problems = [f"{fleet.name}: {problem}" for fleet in self.fleets for problem in fleet.problems]
         rows = (row for fleet in self.fleets for row in fleet.repositories)
         return problems + [f"{row.path}: {row.reason}" for row in rows if row.has_failed]

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from driftline.flows.output.plain_text import appearance, emit, printable, wants_styles
 from driftline.flows.output.run_reports import FleetsReport, RepositoryReport, price
-from driftline.storage.errors import install_command
+from driftline.storage.environment import install_command
 
 Result = Mapping[str, Any]
 
@@ -190,7 +190,7 @@ def print_tokens(result: Result) -> None:
 
 def print_runs(result: Result) -> None:
     """Print a workspace's runs, newest first, each with its nonzero statistics."""
-    from driftline.flows.output.run_history import in_words  # loads storage
+    from driftline.flows.output.report_page import in_words  # loads storage
 
     lines: list[Text | Table] = []
     for run in result["runs"]:

@@ -171,11 +171,12 @@ def prune_branches(
     dry_run: bool = False,
     skip: Callable[[str], None] = lambda _: None,
 ) -> list[Pruned]:
-    """Delete branches that are merged, deleted on the remote, or stale; ``skip`` receives a message per busy branch.
+    """Delete branches that are merged, deleted on the remote, or stale.
 
-    A source's working tree, if it is on this disk, shows whether a branch is merged, and provides the remote. Only a
-    listing of the remote proves that a branch was deleted. Pull requests have no branch on the remote, so this does not
-    apply to them. Fleet branches follow their hosts, and are never pruned here.
+    A source's working tree, if it is on this disk and may be read, shows whether a branch is merged, and provides the
+    remote. Only a listing of the remote proves that a branch was deleted. Pull requests have no branch on the remote,
+    so this does not apply to them. Fleet branches follow their hosts, and are never pruned here. ``skip`` receives a
+    message for each busy branch, and for each source whose working tree or remote cannot be checked.
     """
     limit = duration("older_than_days", older_than_days * 86_400)
     pruned: list[Pruned] = []
@@ -185,13 +186,16 @@ def prune_branches(
     }
     for entity, known in workspace.readable_sources(within):
         records = branch_records(workspace, entity)
-        on_remote = ask_remote_branches(known.uri) if records else None
-        if on_remote is not None:
-            on_remote |= local_branches(known.uri)
+        tree = known.uri if workspace.access.allows(known.uri) else None
+        on_remote = ask_remote_branches(tree) if records and tree else None
+        if tree and on_remote is not None:
+            on_remote |= local_branches(tree)
+        elif records and tree is None and known.is_local:
+            skip(f"{entity} is outside the workspace's folder, so only the age of its branches is checked.")
         elif records and known.origin is not None:
             skip(f"The remote of {entity} did not list its branches, so none is treated as deleted.")
         for record in (each for each in records if (str(entity), each.name) not in followed):
-            why = _why_pruned(record, known.uri, on_remote, limit)
+            why = _why_pruned(record, tree, on_remote, limit)
             if why is None:
                 continue
             try:
@@ -204,7 +208,9 @@ def prune_branches(
     return pruned
 
 
-def _why_pruned(record: BranchRecord, uri: str, on_remote: frozenset[str] | None, limit: timedelta) -> str | None:
+def _why_pruned(
+    record: BranchRecord, tree: str | None, on_remote: frozenset[str] | None, limit: timedelta
+) -> str | None:
     age = datetime.now(UTC) - record.updated
     if age > limit:
         return f"not indexed for {age.days:,} days"
@@ -212,7 +218,7 @@ def _why_pruned(record: BranchRecord, uri: str, on_remote: frozenset[str] | None
     branch, in_git = branch_named(record.name), record.base is not None or record.own_commit is not None
     if on_remote is not None and in_git and branch is not None and branch not in on_remote:
         return "deleted on the remote"
-    return "merged" if any(is_merged(uri, commit) for commit in commits if commit) else None
+    return "merged" if tree and any(is_merged(tree, commit) for commit in commits if commit) else None
 
 
 MAINTENANCE_WAIT_SECONDS = 120.0

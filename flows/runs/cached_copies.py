@@ -20,9 +20,9 @@ from typing import Any
 
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.pull import PullRequest, pull_workspace
+from driftline.storage.environment import cache_folder_of
 from driftline.storage.errors import DriftlineError, LeaseHeld, StorageError
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.user_folders import cache_folder_of
 from driftline.storage.workspace.copies import WorkspaceCopy
 from driftline.storage.workspace.workspace import Workspace
 

@@ -26,8 +26,8 @@ from driftline.storage.errors import (
     is_disk_full,
 )
 from driftline.storage.garbage.classify import RUN_RETENTION, GarbageReport, Orphan, Reason, References, find_orphans
+from driftline.storage.garbage.clean_tenants import read_clean_tenants, tenants_with_other_models, write_clean_tenants
 from driftline.storage.garbage.references import ReferenceScan, scan_references
-from driftline.storage.garbage.traces import read_traces, tenants_with_other_models, write_traces
 from driftline.storage.lance.lance_table import remove_old_versions
 from driftline.storage.layout import ObjectKind, new_ulid, parse_name
 from driftline.storage.memory.catalog.database import Catalog
@@ -35,7 +35,7 @@ from driftline.storage.memory.catalog.entry_queries import blob_references
 from driftline.storage.option_table import duration
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.fence_and_delete import (
+from driftline.tasks.maintenance.cleanup import (
     CatalogAtHand,
     Deletion,
     Fence,
@@ -155,7 +155,7 @@ class _Cleanup:
         with Fence(self._workspace, self._report.run_id, self._skip) as fence:
             deletion.check = fence.check
             try:
-                orphans = self._judge(fence, deletion)
+                orphans = self._orphans_to_delete(fence, deletion)
             except DriftlineError as error:
                 self._report.deleted = deletion.deleted
                 raise _aborted(error, len(deletion.deleted)) from error
@@ -168,14 +168,14 @@ class _Cleanup:
         self._report.seconds = time.monotonic() - self._clock
         return self._report
 
-    def _judge(self, fence: Fence, deletion: Deletion) -> tuple[Orphan, ...]:
-        """Return the orphans to delete, classified again behind ``fence``; a dry run takes no lease.
+    def _orphans_to_delete(self, fence: Fence, deletion: Deletion) -> tuple[Orphan, ...]:
+        """Classify the workspace's files, take leases, and classify again; return the orphans to delete.
 
-        If the disk is too full for a lease, orphans that need no lease are deleted first.
+        A dry run takes no leases. If the disk is too full for a lease, orphans that need none are deleted first.
         """
         objects = self._workspace.objects
-        self._traces = read_traces(self._workspace, now=datetime.now(UTC), full=self._request.full)
-        self._report.full = self._traces.listed is None
+        self._clean_tenants = read_clean_tenants(self._workspace, now=datetime.now(UTC), full=self._request.full)
+        self._report.full = self._clean_tenants.listed is None
         self._progress.phase(f"surveying {objects.uri}")
         scan = self._scan()
         if self._catalog is None and any(name.kind is ObjectKind.BLOB for _, name in scan.listing):
@@ -212,7 +212,7 @@ class _Cleanup:
 
     def _scan(self) -> ReferenceScan:
         """Scan all tenants, or only tenants that may hold garbage; note objects that are garbage at any age."""
-        tenants = None if self._report.full else self._traces.candidates
+        tenants = None if self._report.full else self._clean_tenants.candidates
         self._scanned = scan = scan_references(self._workspace, self._catalog, tenants)
         ever = find_orphans(
             scan.listing,
@@ -230,7 +230,7 @@ class _Cleanup:
         gone = {orphan.path for orphan in deletion.deleted}
         left = {orphan.path.partition("/")[0] for orphan in self._left if orphan.path not in gone}
         try:
-            write_traces(self._workspace, self._traces, now=self._now, garbage=left | self._unfinished)
+            write_clean_tenants(self._workspace, self._clean_tenants, now=self._now, garbage=left | self._unfinished)
         except StorageError as error:
             self._skip(f"The next cleanup will list the same objects again: {error}")
 
@@ -247,7 +247,7 @@ class _Cleanup:
         """Delete the orphans; deleted branches' leases last, because a remaining lease shows that garbage is left."""
         orphans = self._report.orphans
         self._progress.phase("deleting orphans", total=len(orphans))
-        tenants = [Entity.of_directory(tenant) for tenant in self._traces.leases]
+        tenants = [Entity.of_directory(tenant) for tenant in self._clean_tenants.leases]
         outcome = "failed"
         try:
             done = set(deletion.deleted)

@@ -31,7 +31,7 @@ from driftline.storage.option_table import duration
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.indexing.commit import RewriteSpec, rewrite_fragments, settle
-from driftline.tasks.maintenance.fence_and_delete import Fence
+from driftline.tasks.maintenance.cleanup import Fence
 from driftline.tasks.maintenance.search_quality import SearchQuality, last_measured, measure_if_due, measure_table
 from driftline.tasks.task_context import ModelRef, TaskContext
 

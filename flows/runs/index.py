@@ -1,4 +1,4 @@
-"""Run an index run (DESIGN, "Index run"): plan, map, commit. Also remove sources and documents from the index.
+"""Run an index run (DESIGN, "Index run"): plan, map, commit.
 
 The command line, Python and the Prefect flow share this code; only ``Executor`` and ``Progress`` differ. A few sources
 run concurrently, so one is embedded while another is listed or committed. If sources select the same files,
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 
 from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.output.progress import EarlyProgress, NullProgress, Progress, run_stage
-from driftline.flows.output.run_reports import IndexReport, RemoveReport
-from driftline.flows.runs.branches import delete_branch, enter_branch, leave_branch
+from driftline.flows.output.run_reports import IndexReport
+from driftline.flows.runs.branches import enter_branch, leave_branch
 from driftline.flows.runs.deletion_limit import DeletionLimit
 from driftline.flows.runs.executors import Executor, SegmentBuilds, build_on, open_executor
 from driftline.flows.runs.plan import (
@@ -37,9 +37,10 @@ from driftline.flows.runs.plan import (
     make_plan,
     plan_source,
 )
+from driftline.flows.runs.remove import remove_documents, remove_source
 from driftline.flows.runs.source_group import run_all
 from driftline.flows.runs.source_run import COMMIT_SECONDS
-from driftline.storage.deltas.manifest import SCHEMA, totals
+from driftline.storage.deltas.manifest import totals
 from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
@@ -55,11 +56,10 @@ from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.objects.store_requests import phase, request_counter
-from driftline.storage.workspace.branch_cuts import branch_records
 from driftline.storage.workspace.records import INDEX, RunHistory, RunRecord, SourceRecord
-from driftline.storage.workspace.workspace import Workspace, acquire_source
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.transformer import deep_model
-from driftline.tasks.indexing.commit import ChangeSet, Committer, complete_reembedding, remove_strays, settle
+from driftline.tasks.indexing.commit import complete_reembedding
 from driftline.tasks.indexing.embed_definitions import batches, deepen_batch, plan_deep
 from driftline.tasks.scanning.overlap import Claim, Neighbours, claim_of, claimed
 from driftline.tasks.scanning.path_patterns import Matcher
@@ -426,76 +426,3 @@ def _of_tenant(report: IndexReport, plan: IndexPlan, tenant: Entity) -> IndexRep
                 uris.add(named.uri)
     sources = [each for each in report.sources if each.entity.startswith(f"{tenant}/")]
     return replace(report, sources=sources, failed=[each for each in report.failed if each[0] in uris])
-
-
-def remove_source(
-    workspace_uri: str,
-    entity_path: str,
-    *,
-    wait_seconds: float = 0.0,
-    storage_options: Mapping[str, Any] | None = None,
-) -> RemoveReport:
-    """Delete a source, its documents and its lines from the index; its files are kept.
-
-    Raises BadEntity for an unknown source, LeaseHeld while a run is working on it; also WorkspaceNotFound,
-    StorageError.
-    """
-    started, clock = datetime.now(UTC), time.monotonic()
-    known = Workspace.open(workspace_uri, storage_options)
-    entity = Entity.parse(entity_path, known.config.hierarchy)
-    if known.source(entity) is None:
-        names = ", ".join(str(name) for name, _ in known.sources()) or "none"
-        raise BadEntity("The source does not exist", str(entity), f"Sources: {names}.")
-    workspace = Workspace.open_for_writing(workspace_uri, storage_options)
-    run_id = new_ulid()
-    with acquire_source(workspace, entity, run_id, wait_seconds=wait_seconds) as lease:
-        settle(workspace, entity, lease)
-        manifest = workspace.manifest(entity).read(columns=["path", "lines", "reason"])
-        documents, lines = totals(manifest)
-        batch, dim = 0, workspace.config.dim or 0
-        if len(manifest):
-            committer = Committer(workspace, entity, lease, run_id, workspace.lines(entity), dim)
-            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
-            batch = committer.batch
-        for table in workspace.line_tables(entity):  # including tables of other models
-            remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
-        for branch in branch_records(workspace, entity):
-            delete_branch(workspace, entity, branch.name, run_id, wait_seconds=wait_seconds)
-        workspace.unbind_source(entity)
-    report = RemoveReport(run_id, str(entity), documents, lines)
-    record = RunRecord(
-        run_id=run_id,
-        kind="remove",
-        started=started.isoformat(),
-        seconds=time.monotonic() - clock,
-        outcome="done",
-        report=report.to_dict(),
-    )
-    RunHistory(workspace.objects, entity.tenant).record(record)
-    return report
-
-
-def remove_documents(
-    workspace: Workspace,
-    entity: Entity,
-    paths: Iterable[str],
-    *,
-    record: SourceRecord | None = None,
-    run_id: str | None = None,
-    wait_seconds: float = 0.0,
-) -> int:
-    """Remove a source's documents at ``paths``, set its record if given, and return how many were removed.
-
-    Raises LeaseHeld, LeaseLost, StorageError.
-    """
-    run_id = run_id or new_ulid()
-    with acquire_source(workspace, entity, run_id, wait_seconds=wait_seconds) as lease:
-        settle(workspace, entity, lease)
-        if record is not None:
-            workspace.bind_source(entity, record)
-        known = workspace.manifest(entity).get(list(paths), columns=["path"])["path"].to_pylist()
-        if known:
-            table, dim = workspace.lines(entity), workspace.config.dim or 0
-            committer = Committer(workspace, entity, lease, run_id, table, dim)
-            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(known)))
-    return len(known)

@@ -316,8 +316,13 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
         raise
 
 
-def _around(workspace: Workspace, uri: str, free: Entity, taken: set[Entity]) -> tuple[Entity, SourceRecord | None]:
-    """Return the source at ``uri`` that contains the workspace, whatever its name, or else the new source ``free``."""
+def _enclosing_source(
+    workspace: Workspace, uri: str, free: Entity, taken: set[Entity]
+) -> tuple[Entity, SourceRecord | None]:
+    """Return the source recorded at ``uri``, whatever its name, if the workspace lies inside ``uri``.
+
+    Otherwise, return the new entity ``free``.
+    """
     if workspace.local_path is not None and workspace.local_path.startswith(uri.rstrip("/") + "/"):
         for entity, known in workspace.readable_sources(Entity(free.parts[:-1])):
             if known.uri == uri and entity not in taken and not PARTIAL.fullmatch(entity.id):
@@ -339,5 +344,5 @@ def _default_entity(
         entity = Entity.parse(f"{level}:{candidate.replace('/', '_')}", workspace.config.hierarchy)
         known = _known_source(workspace, entity, uri)
         if entity not in taken and (known is None or known.same_location(record)):
-            return (entity, known) if known is not None else _around(workspace, uri, entity, taken)
+            return (entity, known) if known is not None else _enclosing_source(workspace, uri, entity, taken)
     raise SourceConflict("Another source already has this default entity", uri, "Specify one with --entity.")

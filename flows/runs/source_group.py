@@ -25,7 +25,7 @@ from driftline.flows.runs.source_run import BATCH_BYTES, BATCH_DOCUMENTS, COMMIT
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.objects.store_requests import phase
-from driftline.storage.sources.repository import more_readers
+from driftline.storage.sources.commit_tree import more_readers
 from driftline.storage.workspace.workspace import marker_tokens
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, GroupResult, embed_group
 from driftline.tasks.indexing.commit import ChangeSet, GroupCommitFailed, Staged, commit_together, publish_together
@@ -210,8 +210,8 @@ class SourceGroup:
                 return commit_together(changes, fragments)
 
         title = _title([member for member, _, _ in ready])
-        said = f"{sum(len(change.rows) for _, change in changes):,} documents committed"
-        return run_stage(f"commit {title}", commit, lambda _: said, after=(f"embed {title}",))
+        summary = f"{sum(len(change.rows) for _, change in changes):,} documents committed"
+        return run_stage(f"commit {title}", commit, lambda _: summary, after=(f"embed {title}",))
 
     def _end(self, member: _Member, work: Callable[[], None]) -> None:
         """Do a source's final ``work`` and release its lease. The lease counts failures: they may leave garbage."""

@@ -25,14 +25,14 @@ from driftline.flows.runs.deletion_limit import DeletionLimit, lost, missing_doc
 from driftline.flows.runs.executors import Executor, SegmentBuilds
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS
-from driftline.storage.deltas.manifest import SCHEMA, Manifest, revision, totals
+from driftline.storage.deltas.manifest import SCHEMA, Manifest, revision, should_fold, totals
 from driftline.storage.documents import INSIDE, DocumentState, SkipReason, container_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
 from driftline.storage.leases.lease import peek
 from driftline.storage.objects import store_requests
 from driftline.storage.redaction import RULES_VERSION
-from driftline.storage.sources.repository import CommitTree
+from driftline.storage.sources.commit_tree import CommitTree
 from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
@@ -59,10 +59,6 @@ WORTHWHILE_BYTES = 64 * 1024
 BATCHES_PER_COMMIT = 8
 COMMIT_SECONDS = 15.0
 """A crash loses at most this many batches, or about this many seconds of work."""
-FOLDED_BY_RUNS = 150
-"""At this many deltas, a run folds them itself; a scheduled compaction would have folded them before."""
-MAX_FOLD_BYTES = 8 * 1024 * 1024
-"""Maximum size of deltas that a run folds, which takes a fraction of a second: some 100,000 documents."""
 AtCommit = WorkTreeAtCommit | RepositoryAtCommit
 
 
@@ -97,9 +93,9 @@ class Job:
     def manifest(self) -> Manifest:
         return self.workspace.manifest(self.entity)
 
-    def is_partial(self, scope: Scope) -> bool:
-        """Return whether the files of a repository outside ``scope`` are known to be unchanged."""
-        return scope.paths is not None and isinstance(self.source.source, RepositorySource)
+    def is_partial(self, scan_range: ScanRange) -> bool:
+        """Return whether the files of a repository outside ``scan_range`` are known to be unchanged."""
+        return scan_range.paths is not None and isinstance(self.source.source, RepositorySource)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -111,7 +107,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ScanRange:
     """What a run scans: all files, or those at ``paths``, which git lists as changed since the commit ``base``.
 
     ``at`` is the commit that the scan finds, if the run can record one; ``full_scan_reason`` is why it scans all files.
@@ -131,7 +127,7 @@ class Work:
     changed. ``missing`` are those to delete: none if the listing is incomplete.
     """
 
-    scope: Scope
+    scan_range: ScanRange
     scans: tuple[ScanResult, ...]
     changes: pa.Table
     retouched: pa.Table
@@ -139,7 +135,7 @@ class Work:
 
     @property
     def is_listed(self) -> bool:
-        """Whether all files in the scope were listed."""
+        """Whether all files in the range were listed."""
         return all(scan.complete for scan in self.scans)
 
     @property
@@ -151,7 +147,7 @@ class Work:
     @property
     def was_empty(self) -> bool:
         """Whether the manifest had no rows before the run."""
-        return self.scope.paths is None and not any(scan.known for scan in self.scans)
+        return self.scan_range.paths is None and not any(scan.known for scan in self.scans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,35 +179,35 @@ class Survey:
             return None
         return revision(lease.token + 1, 0)  # the revision of a run that took the lease and found nothing
 
-    def scope(self, before: SourceRecord | None, token: int | None = None) -> Scope:
+    def scan_range(self, before: SourceRecord | None, token: int | None = None) -> ScanRange:
         """Return the request's paths, or the paths changed since the commit of ``before``, or all files.
 
         ``token`` is the current lease's, or None for a dry run.
         """
         source, request = self.job.source, self.job.plan.request
         if request.paths is not None and not source.joined:
-            return Scope(request.paths)
+            return ScanRange(request.paths)
         if not request.by_commit and not isinstance(source.source, RepositorySource):
-            return Scope()
+            return ScanRange()
         at = self._commit()
         if at is None:
-            return Scope(full_scan_reason="--full" if source.commit else "git cannot list the changes")
+            return ScanRange(full_scan_reason="--full" if source.commit else "git cannot list the changes")
         last = before.commit if before is not None else None
         changes = at.changes_since(last, token)
         base = last.id if last is not None and changes.paths is not None else None
-        return Scope(changes.paths, at, base, changes.why)
+        return ScanRange(changes.paths, at, base, changes.why)
 
-    def work(self, scope: Scope) -> Work:
-        """Scan the files in ``scope``, and compare them with the manifest."""
+    def work(self, scan_range: ScanRange) -> Work:
+        """Scan the files in ``scan_range``, and compare them with the manifest."""
         job = self.job
         source, now_ns = job.source, time.time_ns()
         job.progress.phase(f"scanning {source.source.uri}")
-        job.tally.report.partial = scope.paths is not None
+        job.tally.report.partial = scan_range.paths is not None
         parallel = job.executor.remote or not source.source.is_local
         with job.timed("scan"):
-            slots = job.executor.slots if parallel and scope.paths is None else 1
+            slots = job.executor.slots if parallel and scan_range.paths is None else 1
             parts = plan_partitions(source.source, slots, source.rules)
-            specs = [PartitionSpec(self.scan_spec(part), job.entity, now_ns, scope.paths) for part in parts]
+            specs = [PartitionSpec(self.scan_spec(part), job.entity, now_ns, scan_range.paths) for part in parts]
             scans = run_stage(
                 f"scan {job.entity}",
                 lambda: list(job.executor.map(scan_partition, specs)),
@@ -224,7 +220,7 @@ class Survey:
             job.progress.message("Parts of the source could not be listed, so this run deletes nothing.")
             missing = DELETED_SCHEMA.empty_table()
         retouched = pa.concat_tables([scan.diff.retouched for scan in scans])
-        return Work(scope, tuple(scans), changes.sort_by("path"), retouched, missing)
+        return Work(scan_range, tuple(scans), changes.sort_by("path"), retouched, missing)
 
     def scan_spec(self, subtrees: tuple[Subtree, ...] = ()) -> ScanSpec:
         """Return the settings of the scan of ``subtrees``."""
@@ -390,7 +386,7 @@ class SourceRun:
             tally.indexes_lag = lease.taken_over
             tally.indexes_lag |= settle(workspace, entity, lease) > 0
             before = self._survey.last_record()
-            scope = self._survey.scope(before, lease.token)
+            scan_range = self._survey.scan_range(before, lease.token)
             reached = (before.commit or before.reached) if before else None
             record = replace(job.source.record, reached=reached)
             workspace.bind_source(entity, record)
@@ -398,22 +394,22 @@ class SourceRun:
             committer = Committer(workspace, entity, lease, job.run_id, table, model.dim)
             if len(workspace.line_tables(entity)) > 1:
                 tally.indexes_lag |= remove_strays(committer) > 0
-        return LeasedRun(job, self._survey, committer, record, self._surveyed(scope))
+        return LeasedRun(job, self._survey, committer, record, self._surveyed(scan_range))
 
-    def _surveyed(self, scope: Scope) -> Work:
-        """Return the work in ``scope``, and count what its scans found."""
+    def _surveyed(self, scan_range: ScanRange) -> Work:
+        """Return the work in ``scan_range``, and count what its scans found."""
         tally = self._job.tally
-        if scope.at is not None:
-            self.report.commit = scope.at.commit_id
-        self.report.base, self.report.full_scan_reason = scope.base, scope.full_scan_reason
-        work = self._survey.work(scope)
+        if scan_range.at is not None:
+            self.report.commit = scan_range.at.commit_id
+        self.report.base, self.report.full_scan_reason = scan_range.base, scan_range.full_scan_reason
+        work = self._survey.work(scan_range)
         for scan in work.scans:
             tally.scanned(scan)
         return work
 
     def _dry_run(self) -> None:
         job, tally = self._job, self._job.tally
-        work = self._surveyed(self._survey.scope(self._survey.last_record()))
+        work = self._surveyed(self._survey.scan_range(self._survey.last_record()))
         for result in job.executor.map(embed_batch, self._survey.batches(work, {}, dry_run=True)):
             tally.embedded(result)
         tally.retouched(work.retouched)
@@ -421,7 +417,7 @@ class SourceRun:
         if refused:
             raise refused
         tally.deleted(work.missing)
-        tally.totals(job.manifest.read(columns=[*TOTALS]), is_partial=job.is_partial(work.scope))
+        tally.totals(job.manifest.read(columns=[*TOTALS]), is_partial=job.is_partial(work.scan_range))
 
 
 def deletion_refused(job: Job, work: Work) -> DeletionRefused | None:
@@ -429,7 +425,7 @@ def deletion_refused(job: Job, work: Work) -> DeletionRefused | None:
     documents = unexpected(work.missing, job.source.rules, job.source.claims)
     if not len(documents):
         return None
-    if work.scope.paths is None:
+    if work.scan_range.paths is None:
         known = len(documents) + job.tally.seen_before
     else:  # the limit applies to the whole manifest
         documents_before, _ = totals(job.manifest.read(columns=["lines", "reason"]))
@@ -471,14 +467,14 @@ class LeasedRun:
         """
         workspace, entity, tally = self.job.workspace, self.entity, self.job.tally
         tally.report.revision = revision(self.committer.lease.token, self.committer.batch)
-        if self.work.scope.at is not None and refused is None and self._is_complete():
-            at = self._reached(self.work.scope.at)
+        if self.work.scan_range.at is not None and refused is None and self._is_complete():
+            at = self._reached(self.work.scan_range.at)
             workspace.bind_source(entity, replace(self.record, commit=at, reached=at or self.record.reached))
         workspace.note_branch(entity, self.job.plan.request.build, self.job.source.own_commit)
         with self.job.timed("totals"):
             is_known = changes is not None and self.work.was_empty
             documents = changes.rows if changes is not None and is_known else self.job.manifest.read(columns=[*TOTALS])
-            tally.totals(documents, is_partial=self.job.is_partial(self.work.scope))
+            tally.totals(documents, is_partial=self.job.is_partial(self.work.scan_range))
             self._fold_deltas()
 
     # -- together with other sources ---------------------------------------------------------
@@ -626,8 +622,7 @@ class LeasedRun:
         manifest, lease = self.job.manifest, self.committer.lease
         log = manifest.log()
         deltas = len(log.deltas)
-        is_small = log.base_bytes + sum(log.delta_bytes) <= MAX_FOLD_BYTES
-        if self.committer.batch and deltas >= FOLDED_BY_RUNS and is_small:
+        if self.committer.batch and should_fold(log):
             try:
                 lease.check()
                 manifest.compact()

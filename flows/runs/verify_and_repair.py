@@ -26,7 +26,8 @@ from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.checks import (
+from driftline.tasks.maintenance.cleanup import CatalogAtHand, open_catalog
+from driftline.tasks.maintenance.verification import (
     OF_DOCUMENTS,
     OF_MEMORY,
     Finding,
@@ -42,7 +43,6 @@ from driftline.tasks.maintenance.checks import (
     verify,
     verify_memory,
 )
-from driftline.tasks.maintenance.fence_and_delete import CatalogAtHand, open_catalog
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,20 +8,23 @@ import shlex
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from watchfiles import Change, watch
 from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from driftline.flows.config.index_request import IndexRequest
+from driftline.flows.output.plain_text import warn
 from driftline.flows.output.run_reports import IndexReport, SourceReport
 from driftline.flows.runs.index import index_sources
 from driftline.storage.documents import DocumentState
 from driftline.storage.entities import Entity
-from driftline.storage.errors import DeletionRefused, DriftlineError, SourceNotFound, UsageError
+from driftline.storage.errors import DeletionRefused, DriftlineError, SourceNotFound, UsageError, WorkspaceNotFound
 from driftline.storage.globs import is_unicode
-from driftline.storage.sources.source import open_source
+from driftline.storage.sources.source import known_source, open_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.git.commits import MAX_CHANGED_PATHS
 from driftline.tasks.scanning.path_patterns import IGNORE_FILES
@@ -64,7 +67,7 @@ class Watcher:
         next(batches)  # no later change is missed
         self._index(None)
         pending, compared, retry_at = set[tuple[Change, str]](), time.monotonic(), 0.0
-        is_lost, pause, said = False, 0.0, dict[str, str]()
+        is_lost, pause, reported = False, 0.0, dict[str, str]()
         for batch in batches:
             is_lost |= batch is None
             pending |= batch or set()
@@ -78,15 +81,15 @@ class Watcher:
                 if paths != ():
                     self._index(paths)
             except DeletionRefused as error:  # everything else is indexed, and a retry would be refused again
-                self._say(said, self._with_a_way_on(error))
+                self._report_once(reported, self._with_a_way_on(error))
             except DriftlineError as error:
-                self._say(said, error)
+                self._report_once(reported, error)
                 retry_at = time.monotonic() + RETRY_SECONDS
                 continue
             else:
-                said = {
+                reported = {
                     kind: message
-                    for kind, message in said.items()
+                    for kind, message in reported.items()
                     if paths is not None and kind == DeletionRefused.kind
                 }
             pending.clear()
@@ -94,10 +97,10 @@ class Watcher:
                 is_lost, compared = False, time.monotonic()
                 pause = _PAUSE_FACTOR * (compared - now)
 
-    def _say(self, said: dict[str, str], error: DriftlineError) -> None:
+    def _report_once(self, reported: dict[str, str], error: DriftlineError) -> None:
         """Report an error, unless it equals the last one of its kind."""
-        if said.get(error.kind) != str(error):
-            said[error.kind] = str(error)
+        if reported.get(error.kind) != str(error):
+            reported[error.kind] = str(error)
             self.on_error(error)
 
     def _with_a_way_on(self, error: DeletionRefused) -> DeletionRefused:
@@ -238,3 +241,68 @@ def _files_below(root: str, folder: str) -> Iterator[str]:
     for directory, _, names in os.walk(folder):
         for name in names:
             yield os.path.relpath(os.path.join(directory, name), root).replace(os.sep, "/")
+
+
+WAIT_SECONDS = 30.0
+"""How long a run waits for another run of the same source."""
+
+
+def entity_at(folder: str, workspace: str, storage_options: Mapping[str, Any] | None = None) -> str | None:
+    """Return the entity of the workspace's only source at ``folder``, or None if there is none or several."""
+    try:
+        known = Workspace.open(workspace, storage_options).readable_sources()
+    except WorkspaceNotFound:
+        return None
+    there = [str(entity) for entity, record in known if record.uri == os.path.realpath(folder)]
+    return there[0] if len(there) == 1 else None
+
+
+def watcher_of(
+    uri: str,
+    workspace: str,
+    entity: str | None = None,
+    *,
+    model: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Watcher:
+    """Return a watcher of the folder ``uri`` that reports each run on standard error.
+
+    Each run applies the filters that the source has then, since other runs may change them meanwhile.
+    """
+    # One process embeds a user's edits faster than it could start others.
+    how: dict[str, Any] = {"model": model, "executor": "inline", "wait_seconds": WAIT_SECONDS}
+    request = IndexRequest(uri, workspace, entity=entity, storage_options=storage_options, **how)
+    return Watcher(request, _report, _failed)
+
+
+def _report(report: IndexReport) -> None:
+    for source in report.sources:
+        states = ", ".join(f"{count:,} {state}" for state, count in source.states.items() if count)
+        warn(f"{source.uri}: {states or 'no documents'} after {report.seconds:.1f} s")
+
+
+def _failed(error: DriftlineError) -> None:
+    warn(str(error) if isinstance(error, DeletionRefused) else f"{error} Trying again.")
+
+
+@contextmanager
+def watching_sources(workspace: Workspace) -> Iterator[None]:
+    """Update each local source of ``workspace`` on changes, in its own thread, until the context exits."""
+    local = [(record.uri, str(entity)) for entity, record in workspace.sources() if known_source(record.uri).is_local]
+    stop, options = threading.Event(), workspace.objects.storage_options
+
+    def run(uri: str, entity: str) -> None:
+        try:
+            watcher_of(uri, workspace.objects.uri, entity, storage_options=options).run(stop)
+        except DriftlineError as error:
+            warn(f"{uri} is no longer watched: {error}")
+
+    threads = [threading.Thread(target=run, args=each, name=f"watch {each[0]}") for each in local]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

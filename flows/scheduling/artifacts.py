@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,10 +15,10 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from driftline.flows.config.driftline_toml import prices_for
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.config.workspace_names import SERVER_VARIABLE
-from driftline.flows.output.report_page import line_plot
-from driftline.flows.output.run_history import History, Series, in_words, newest_runs
+from driftline.flows.output.report_page import History, Series, in_words, line_plot, newest_runs
 from driftline.flows.output.run_reports import FleetsReport
 from driftline.flows.output.terminal_reports import requests_text
+from driftline.storage.entities import DEFAULT_PARTS
 from driftline.storage.errors import DriftlineError
 from driftline.storage.objects.store_requests import KINDS
 from driftline.storage.workspace.records import RunRecord
@@ -37,7 +38,7 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
     sources, runs = result["sources"], _runs(request)
     skipped = [{"source": source["entity"], **file} for source in sources for file in source["skipped"]]
     if {*map(_identity, skipped)} - {*map(_identity, _skipped_before(runs, result["run_id"]))}:
-        _table("driftline-skipped", skipped, "not indexed")
+        _table(_key("driftline-skipped", sources), skipped, "not indexed")
     if not (has_changed := request.dry_run or has_effect(result)):
         return False
     text = ["# Index run", f"{result['run_id']}: {result['seconds']:.1f} s, into `{result['workspace']}`"]
@@ -54,8 +55,17 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
         table = _markdown(list(result["requests_by_phase"]), kinds)
         text += ["## Requests", requests_text(result["requests"], _prices()), table]
     done = {name: sum(each[name] for each in sources) for name in ("new", "changed", "deleted", "lines_embedded")}
-    create_markdown_artifact("\n\n".join(text), key="driftline-report", description=in_words(done) or "no changes")
+    key = _key("driftline-report", sources)
+    create_markdown_artifact("\n\n".join(text), key=key, description=in_words(done) or "no changes")
     return has_changed
+
+
+def _key(name: str, sources: Sequence[Mapping[str, Any]]) -> str:
+    """Return an artifact's key: each source has its own, so Prefect shows the history of one source."""
+    entities = {source["entity"] for source in sources}
+    (parts,) = entities if len(entities) == 1 else ("",)
+    ids = [part.partition(":")[2] for part in parts.split("/") if part not in DEFAULT_PARTS]
+    return "-".join(filter(None, [name, *re.findall("[a-z0-9]+", " ".join(ids).lower())]))
 
 
 def has_effect(result: Mapping[str, Any]) -> bool:

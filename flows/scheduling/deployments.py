@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ from driftline.flows.config.driftline_toml import Configuration, ConfiguredSourc
 from driftline.flows.config.driftline_toml import Schedule as ConfiguredSchedule
 from driftline.flows.config.index_request import SourceRequest
 from driftline.storage.defaults import DEFAULT_EXECUTOR
-from driftline.storage.entities import DEFAULT_IDS, Entity, encode_id
+from driftline.storage.entities import DEFAULT_IDS, DEFAULT_PARTS, Entity, encode_id
 from driftline.storage.errors import DeploymentFailed, ExecutorError, StorageError, UsageError
 
 _T = TypeVar("_T")
@@ -98,6 +98,7 @@ def deployments_of(configuration: Configuration, *, executor: str = DEFAULT_EXEC
         if configuration.storage_options:
             deployment["parameters"]["storage_options"] = dict(configuration.storage_options)
     for deployment in deployments:
+        deployment["tags"] = [*deployment["tags"], *_tags(deployment)]
         deployment["parameters"] |= _memory_parameters(deployment["entrypoint"], configuration)
     return Deployments(tuple(deployments), tuple(file["automations"]), configuration.notify)
 
@@ -119,10 +120,18 @@ def fleet_deployments(configuration: Configuration) -> dict[str, str]:
     return found
 
 
+def _tags(deployment: Mapping[str, Any]) -> list[str]:
+    """Return the flow's name and the ids of the source's entity, to select deployments and runs in Prefect."""
+    entity = str(deployment["parameters"].get("entity", ""))
+    flow = deployment["entrypoint"].rpartition(":")[2]
+    return [flow, *(part for part in entity.split("/") if part and part not in DEFAULT_PARTS)]
+
+
 def _of_sources(template: dict[str, Any], configuration: Configuration) -> Iterator[dict[str, Any]]:
     for source in configuration.sources:
         deployment = deepcopy(template)
         deployment["name"] = deployment_name(source.entity)
+        deployment["description"] += f"\n\nSource: `{source.uri}`"
         deployment["parameters"] |= _parameters(source, configuration)
         yield _scheduled(deployment, source.schedule)
 
@@ -132,6 +141,7 @@ def _of_fleets(template: dict[str, Any], configuration: Configuration) -> Iterat
     for fleet in configuration.fleets:
         deployment = deepcopy(template)
         deployment["name"] = names[fleet.name]
+        deployment["description"] += f"\n\nFleet: `{fleet.name}`"
         deployment["parameters"] |= {"fleets": [dict(fleet.table)], **configuration.index}
         yield _scheduled(deployment, fleet.schedule)
 
@@ -240,6 +250,7 @@ def to_prefect(spec: dict[str, Any], *, pool: str | None) -> RunnerDeployment:
             _TRIGGER.validate_python(given | {"name": _trigger_name(spec)}) for given in spec.get("triggers", [])
         ],
         tags=spec["tags"],
+        description=spec["description"],
         enforce_parameter_schema=spec["enforce_parameter_schema"],
         work_pool_name=pool,
         job_variables=spec["work_pool"]["job_variables"] if pool else None,

@@ -89,7 +89,7 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
 
     def _show(self, percent: float, description: str) -> None:
         if self._artifact is None:
-            self._artifact = cast(UUID, create_progress_artifact(percent, key="driftline-progress"))
+            self._artifact = cast("UUID", create_progress_artifact(percent, key="driftline-progress"))
         update_progress_artifact(self._artifact, progress=percent, description=description)
 
     def _update_until_ended(self) -> None:
@@ -219,7 +219,7 @@ def _short(name: str) -> str:
 
 def _run_stage(stage: Stage) -> Any:
     result = stage.work()
-    get_run_logger().info("%s", stage.said(result))
+    get_run_logger().info("%s", stage.summarize(result))
     return result
 
 

@@ -25,11 +25,11 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from driftline.flows.output.run_history import newest_runs
+from driftline.flows.output.report_page import newest_runs
 from driftline.flows.runs.branches import list_branches
-from driftline.flows.runs.search import find
+from driftline.flows.search import search
 from driftline.flows.web.authentication import granted
-from driftline.flows.web.problems import JsonAnswer
+from driftline.flows.web.responses import JsonAnswer
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import NotIndexed, UsageError
 from driftline.storage.json_records import MAX_CURSOR_CHARACTERS, decode_cursor, encode_cursor
@@ -48,7 +48,8 @@ from driftline.tasks.search.documents import (
     read_folder,
 )
 from driftline.tasks.search.filters import parse_entity
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.hits import Hit, SearchReport
+from driftline.tasks.search.ranked import search_ranked
 from driftline.tasks.search.request import (
     MEMORY_OPTIONS,
     OPTIONS,
@@ -57,7 +58,7 @@ from driftline.tasks.search.request import (
     options_in,
     without_empty,
 )
-from driftline.tasks.search.search import SearchReport, answer, prepare, warm
+from driftline.tasks.search.search import prepare, warm
 
 if TYPE_CHECKING:
     from driftline.flows.served_memory import Memory
@@ -308,7 +309,7 @@ class Reader:
 
     def search(self, request: SearchRequest) -> SearchReport:
         """Search, and record the search in the journal. Raises the same errors as ``driftline.search``."""
-        return find(self.newest(), request, within=granted("search").within, run=self.run)
+        return search(self.newest(), request, within=granted("search").within, run=self.run)
 
     def similar(self, text: str, limit: int, branch: str | None) -> tuple[Hit, ...]:
         """Return the lines semantically closest to the unparsed ``text``.
@@ -317,7 +318,7 @@ class Reader:
         """
         within = granted("search").within
         request = SearchRequest(text, top_k=limit, n_lines=0, mode="vector", within=within)
-        report: SearchReport = self.run(answer, self._on(branch, within), request)
+        report: SearchReport = self.run(search_ranked, self._on(branch, within), request)
         return report.results
 
     def excerpt(self, source: str, path: str, line: int, n_lines: int, branch: str | None = None) -> dict[str, Any]:
@@ -481,11 +482,6 @@ class Api:
     def branches(self) -> Response:
         """List the sources' branches, as in ``driftline branches --json``."""
         return JsonAnswer(self.reader.branches())
-
-    def ready(self) -> Response:
-        """Return whether the workspace can be read."""
-        self.reader.newest()
-        return JsonAnswer({"status": "ready"})
 
 
 def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Response:

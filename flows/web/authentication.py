@@ -58,9 +58,8 @@ def granted(scope: Scope) -> Access:
     """Return the current request's access. Raises AccessDenied if there is none or it does not include ``scope``."""
     access = _CURRENT.get(None)
     if access is None or scope not in access.scopes:
-        raise AccessDenied(
-            f"The token does not have the scope {scope!r}", "", "Create another: driftline token create --scope"
-        )
+        fix = f"Create another: driftline token create --scope {scope}"
+        raise AccessDenied(f"The token does not have the scope {scope!r}", "", fix)
     return access
 
 
@@ -71,7 +70,7 @@ def is_signed_in() -> bool:
 
 
 @dataclass(slots=True)
-class Known(Generic[_Record]):
+class CachedRecords(Generic[_Record]):
     """The records that ``read`` returns by key, read again by the first request after REFRESH_SECONDS."""
 
     read: Callable[[], Mapping[str, _Record]]
@@ -107,7 +106,7 @@ class Known(Generic[_Record]):
                     log.warning("Cannot read the workspace's %s: %s", self.what, error)
 
 
-class KnownTokens(Known[TokenRecord]):
+class KnownTokens(CachedRecords[TokenRecord]):
     """The tokens of a workspace."""
 
     __slots__ = ()
@@ -160,7 +159,7 @@ class FollowedFleet:
         return name[len(before) : len(name) - len(after)]
 
 
-class FollowedReaders(Known[Readable]):
+class FollowedReaders(CachedRecords[Readable]):
     """What the hosts of ``fleets``, by name, let their users read."""
 
     __slots__ = ("_fleets", "_now")
@@ -224,7 +223,7 @@ class Authentication:
     rules: AccessRules | None = None
 
     @property
-    def old(self) -> list[Known[Any]]:
+    def old(self) -> list[CachedRecords[Any]]:
         """The records to read again before the next request is authenticated."""
         readers = self.rules.readers if self.rules is not None else None
         return [each for each in (self.tokens, readers) if each is not None and each.must_be_read]

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from driftline.flows.http_server import FORBIDDEN, MAX_BODY_BYTES, MISDIRECTED, LimitedBody, refusal_of, too_large
 from driftline.flows.web import authentication
 from driftline.flows.web.authentication import Access, Authentication
-from driftline.flows.web.problems import problem, problem_of
+from driftline.flows.web.responses import problem, problem_of
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.tokens import Scope as TokenScope
 

@@ -1,4 +1,4 @@
-"""Observe each request from its first byte to the last byte of its response: count, time, log and trace it.
+"""Answer /healthz, /readyz and /metrics, and observe each request: count, time, log and trace it to its last byte.
 
 Prometheus reads ``Metrics`` at /metrics: requests, times and errors by route, and the age of index and cache.
 ``tracer`` sends an OpenTelemetry span per request, configured by the standard variables.
@@ -16,12 +16,24 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.storage.errors import DriftlineError, MissingExtra, install_command
+from driftline.flows.web.authentication import granted
+from driftline.flows.web.responses import JsonAnswer
+from driftline.storage.environment import install_command
+from driftline.storage.errors import DriftlineError, MissingExtra
 from driftline.storage.workspace.records import RunHistory, RunRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
 
@@ -226,3 +238,29 @@ def tracer(environ: Mapping[str, str] = os.environ) -> Tracer | None:
         return made.start_as_current_span(scope["method"], context, SpanKind.SERVER, attributes)
 
     return span_of
+
+
+async def alive() -> Response:
+    """Answer /healthz: the server accepts requests."""
+    return JsonAnswer({"status": "alive"})
+
+
+def readiness(newest: Callable[[], Workspace]) -> Callable[[], Response]:
+    """Return the function that answers /readyz: whether ``newest`` can open the workspace."""
+
+    def answer() -> Response:
+        newest()
+        return JsonAnswer({"status": "ready"})
+
+    return answer
+
+
+def metrics_page(metrics: Metrics, index: IndexMetrics) -> Callable[[], Response]:
+    """Return the function that answers /metrics."""
+
+    def answer() -> Response:
+        # The last run may concern entities outside the token's boundary.
+        may_see_all = granted("metrics").within is None
+        return Response(metrics.text(index if may_see_all else None), media_type=CONTENT_TYPE_LATEST)
+
+    return answer

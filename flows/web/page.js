@@ -100,10 +100,10 @@ function completeTerms(box) {
   };
   const offer = (terms) => {
     const made = terms.map(({ term, about }, n) => {
-      const [item, written, said] = ["li", "code", "span"].map((name) => document.createElement(name));
+      const [item, written, explanation] = ["li", "code", "span"].map((name) => document.createElement(name));
       Object.assign(item, { id: `offer${n}`, role: "option" });
-      [written.textContent, said.textContent] = [term, about];
-      item.append(written, " ", said);
+      [written.textContent, explanation.textContent] = [term, about];
+      item.append(written, " ", explanation);
       return item;
     });
     list.replaceChildren(...made);

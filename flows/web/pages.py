@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from driftline.flows.output.report_page import bar_plot, line_plot, plots_of, run_row
-from driftline.flows.output.run_history import Series
+from driftline.flows.output.report_page import Series, bar_plot, line_plot, plots_of, run_row
 from driftline.flows.web.api import HomeView, IndexView, SqlView
 from driftline.flows.web.authentication import is_signed_in
 from driftline.storage.errors import NotIndexed
@@ -30,10 +29,9 @@ from driftline.storage.workspace.records import DONE, RunRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.documents import Folder
 from driftline.tasks.search.facets import Facets, chosen
-from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.query_language import CASES, FIELDS, Question, asked_by, field_term
+from driftline.tasks.search.hits import Hit, SearchReport
+from driftline.tasks.search.query_language import CASES, FIELDS, ParsedQuery, field_term, parse_request
 from driftline.tasks.search.request import LANGUAGES, OPTIONS, SearchRequest
-from driftline.tasks.search.search import SearchReport
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -120,7 +118,7 @@ def search_page(
     ``folders`` maps sources to their paths inside their repositories.
     """
     hits = report.results if report is not None else ()
-    question = asked_by(request) if report is not None else None
+    question = parse_request(request) if report is not None else None
     branch = request.branch or (question.branch if question is not None else None)
     counted = report.facets if report is not None and report.facets is not None else Facets()
     others = [(name, search_link(replace(request, branch=name))) for name in branches if name != branch]
@@ -145,7 +143,7 @@ def _count(report: SearchReport) -> str:
     """Format how many results there are, and of how many.
 
     Examples:
-        >>> from driftline.tasks.search.search import ExactCounts
+        >>> from driftline.tasks.search.hits import ExactCounts
         >>> _count(SearchReport("lang:go", (), exact=ExactCounts(0, 57)))
         '0 results of 57 files'
     """
@@ -201,7 +199,7 @@ def _without_options(note: str) -> str:
     return _OPTION.sub("", note)
 
 
-def _suggestions(request: SearchRequest, question: Question) -> Iterator[tuple[str, str]]:
+def _suggestions(request: SearchRequest, question: ParsedQuery) -> Iterator[tuple[str, str]]:
     """Yield other searches to try if this one finds nothing, as descriptions and links."""
     plain = SearchRequest(request.query)
     if any(name not in ("mode", "top_k", *_OF_EVERY_PAGE) for name in request.given()):
@@ -242,7 +240,7 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
 
 
 def _by_file(
-    question: Question, branch: str | None, hits: Sequence[Hit], folders: Mapping[str, str]
+    question: ParsedQuery, branch: str | None, hits: Sequence[Hit], folders: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Group hits by file, ordered by best hit, with each file's path in its repository."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -442,7 +440,7 @@ def index_page(view: IndexView, now: datetime) -> bytes:
     stats, indexed = view.stats, _last_indexed(view.runs)
     counts = {
         "documents": f"{stats.total_documents:,}",
-        "lines": f"{stats.total_lines:,}",
+        "indexed lines": f"{stats.total_lines:,}",
         f"source{'' if len(stats.sources) == 1 else 's'}": f"{len(stats.sources):,}",
         "last run": _ago(now - max(indexed.values())) if indexed else "never",
         "vector index": str(stats.index_type or "none"),

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs
 from anyio.to_thread import run_sync
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -29,21 +29,23 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from driftline.flows.web import openapi, pages
-from driftline.flows.web.api import (
-    MAX_QUERY_CHARACTERS,
-    Api,
-    BranchName,
-    Line,
-    Reader,
-    given_by,
-    parameters,
-)
+from driftline.flows.web import pages, responses
+from driftline.flows.web.api import MAX_QUERY_CHARACTERS, Api, BranchName, Line, Reader, given_by, parameters
 from driftline.flows.web.authentication import COOKIE, Authentication, granted
 from driftline.flows.web.guard import HOOKS, MCP, SIGN_IN, UNAUTHORIZED, Guard, RateLimit, in_thread, is_page
-from driftline.flows.web.observability import INTERNAL_ERROR, UNEXPECTED, IndexMetrics, Metrics, Observed, Tracer
+from driftline.flows.web.observability import (
+    INTERNAL_ERROR,
+    UNEXPECTED,
+    IndexMetrics,
+    Metrics,
+    Observed,
+    Tracer,
+    alive,
+    metrics_page,
+    readiness,
+)
 from driftline.flows.web.pages import outline, split_address
-from driftline.flows.web.problems import (
+from driftline.flows.web.responses import (
     BAD_REQUEST,
     NOT_FOUND,
     UNAVAILABLE,
@@ -245,19 +247,19 @@ def make_app(
     api.add_middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=COMPRESSION_LEVEL)
     api.state.shows_locations = authentication.is_open
     programs, people, sign_in = Api(reader), Pages(reader), SignIn(authentication)
-    for name in openapi.EXAMPLES:
+    for name in responses.EXAMPLES:
         route = programs.search_memory if name == "memory/search" else getattr(programs, name)
         checked: dict[str, Any] = {"dependencies": [Depends(only_known_parameters)], "response_model": None}
-        api.get(f"/api/v1/{name}", **checked, **openapi.described(name))(
+        api.get(f"/api/v1/{name}", **checked, **responses.described(name))(
             in_thread(route, searches=name in ("search", "memory/search"))
         )
     if not authentication.is_open:
-        openapi.with_tokens(api.openapi())
+        responses.with_tokens(api.openapi())
     hidden: dict[str, Any] = {"response_model": None, "include_in_schema": False}
-    api.get("/healthz", **hidden)(_alive)
-    api.get("/readyz", **hidden)(in_thread(programs.ready))
+    api.get("/healthz", **hidden)(alive)
+    api.get("/readyz", **hidden)(in_thread(readiness(reader.newest)))
     metrics = Metrics.create()
-    api.get("/metrics", **hidden)(in_thread(_metrics(metrics, IndexMetrics(reader.newest))))
+    api.get("/metrics", **hidden)(in_thread(metrics_page(metrics, IndexMetrics(reader.newest))))
     for target, page in (("/", people.search), (_DOCUMENT, people.document), ("/sql", people.sql)):
         api.get(target, **hidden)(in_thread(page, searches=True))
     api.get("/index", **hidden)(in_thread(people.index, searches=True))
@@ -332,19 +334,6 @@ async def _unexpected(request: Request, _: Exception) -> Response:
     """Respond to a request that failed because of a bug; the traceback is in the server's log."""
     failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server failed", fix="Tell the server's owner.")
     return HTMLResponse(pages.error_page(failed.detail), INTERNAL_ERROR) if is_page(request.url.path) else failed
-
-
-async def _alive() -> Response:
-    return JsonAnswer({"status": "alive"})
-
-
-def _metrics(metrics: Metrics, index: IndexMetrics) -> Callable[[], Response]:
-    def answer() -> Response:
-        # The last run may concern entities outside the token's boundary.
-        may_see_all = granted("metrics").within is None
-        return Response(metrics.text(index if may_see_all else None), media_type=CONTENT_TYPE_LATEST)
-
-    return answer
 
 
 def _static(name: str) -> Callable[[Request], Awaitable[Response]]:

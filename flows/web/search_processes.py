@@ -21,9 +21,9 @@ from driftline.flows.output.logs import json_lines, quiet_libraries, writes_json
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.lance.reader_process import ProcessDied, ProcessStopped, WorkerProcess
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.query_language import ask
+from driftline.tasks.search.hits import SearchReport
 from driftline.tasks.search.request import SearchRequest
-from driftline.tasks.search.search import SearchReport, prepare, warm
+from driftline.tasks.search.search import prepare, search, warm
 
 MAX_PROCESSES = 4
 """The default limit; each process holds the model and loaded indexes in memory."""
@@ -74,7 +74,7 @@ class SearchProcesses:
 
     def search(self, workspace: Workspace, query: str, **options: Any) -> SearchReport:
         """Like ``driftline.search``; also propagates errors from ``run``."""
-        return self.run(ask, workspace, SearchRequest(query, **options))
+        return self.run(search, workspace, SearchRequest(query, **options))
 
     def run(self, function: Callable[..., _Result], workspace: Workspace, *args: Any, **kwargs: Any) -> _Result:
         """Run ``function`` in one of the processes, and return its result. It may only read ``workspace``.
@@ -87,7 +87,8 @@ class SearchProcesses:
             try:
                 return helper.run(SEARCH_SECONDS, function, workspace, *args, **kwargs)
             except (ProcessDied, ProcessStopped, TimeoutError) as error:
-                log.warning("A search process died or timed out: %r", error)
+                if not self._is_closed:
+                    log.warning("A search process died or timed out: %s", str(error) or type(error).__name__)
                 self._forget(helper)
                 if attempt == ATTEMPTS and isinstance(error, ProcessDied):
                     raise

@@ -65,7 +65,7 @@ def fold(key: str, base: pa.Table, changes: pa.Table) -> pa.Table:
 
 REMOVE_RETENTION = timedelta(days=7)
 """How long a base keeps ``remove`` rows so that a late delta cannot resurrect a key."""
-MAX_FOLD_BYTES = 96 * 1024 * 1024
+ROUND_BYTES = 96 * 1024 * 1024
 """Compressed size of the deltas folded in one pass, about 1.5 million documents; bounds memory."""
 READ_ATTEMPTS = 5
 MAX_READ_THREADS = 4
@@ -395,11 +395,11 @@ class DeltaIndex:
 
 
 def _rounds(log: Log) -> Iterator[list[str]]:
-    """Yield the deltas in groups to fold in sequence, each of at most ``MAX_FOLD_BYTES`` or a single larger delta."""
+    """Yield the deltas in groups to fold in sequence, each of at most ``ROUND_BYTES`` or a single larger delta."""
     group: list[str] = []
     size = 0
     for name, size_bytes in zip(log.deltas, log.delta_bytes, strict=True):
-        if group and size + size_bytes > MAX_FOLD_BYTES:
+        if group and size + size_bytes > ROUND_BYTES:
             yield group
             group, size = [], 0
         group.append(name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.deltas.delta_index import DeltaIndex
+from driftline.storage.deltas.delta_index import DeltaIndex, Log
 from driftline.storage.entities import Entity
 from driftline.storage.layout import derived_ulid, parse_staged_name, staged_name
 from driftline.storage.objects.store import ObjectStore
@@ -127,6 +127,18 @@ def to_table(documents: Sequence[ManifestRow]) -> pa.Table:
     """Return ``documents`` as a table of ``SCHEMA``."""
     columns = {name: [getattr(document, name) for document in documents] for name in SCHEMA.names}
     return pa.table(columns, schema=SCHEMA)
+
+
+RUNS_FOLD_DELTAS = 150
+"""At this many deltas, a run folds them itself; a scheduled compaction would have folded them before."""
+RUNS_FOLD_BYTES = 8 * 1024 * 1024
+"""Maximum size of a manifest that a run folds, which takes a fraction of a second: some 100,000 documents."""
+
+
+def should_fold(log: Log) -> bool:
+    """Return whether a run folds the deltas itself, because there are many, and folding them is fast."""
+    size_bytes = log.base_bytes + sum(log.delta_bytes)
+    return len(log.deltas) >= RUNS_FOLD_DELTAS and size_bytes <= RUNS_FOLD_BYTES
 
 
 def totals(manifest: pa.Table) -> tuple[int, int]:

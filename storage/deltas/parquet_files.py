@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew, upgrade_command
+from driftline.storage.environment import upgrade_command
+from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew
 from driftline.storage.json_records import from_json, to_json
 from driftline.storage.objects.store import ObjectStore
 

@@ -37,7 +37,7 @@ from driftline.storage.lance.failures import (
     write_failed,
     writing,
 )
-from driftline.storage.lance.reader_process import ProcessDied, survived
+from driftline.storage.lance.reader_process import ProcessDied, run_in_worker
 from driftline.storage.layout import ByteRange, branch_table_path, table_path
 from driftline.storage.objects.store import ObjectStore
 
@@ -194,19 +194,19 @@ class LanceTable:
     def damaged_fragments(self) -> list[int]:
         """Return the ids of fragments that cannot be read completely; reading one may crash the process."""
         try:
-            return survived(_unreadable, self)
+            return run_in_worker(_unreadable, self)
         except ProcessDied:
-            return [number for number in survived(_fragments, self) if not self._survives(number)]
+            return [number for number in run_in_worker(_fragments, self) if not self._survives(number)]
 
     def _survives(self, fragment: int) -> bool:
         try:
-            return not survived(_unreadable, self, fragment)
+            return not run_in_worker(_unreadable, self, fragment)
         except ProcessDied:
             return False
 
     def _opens(self) -> bool:
         try:
-            survived(_fragments, self)
+            run_in_worker(_fragments, self)
         except CorruptFile:
             return False
         except StorageError:

@@ -58,12 +58,12 @@ class WorkerProcess(HelperProcess):
         return result
 
 
-def survived(
+def run_in_worker(
     function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
 ) -> _Result:
-    """Run ``function`` in a reused worker process, and return or raise its outcome.
+    """Run ``function`` in a pooled worker process, and return or raise its outcome.
 
-    Raises ProcessDied, a CorruptFile, if it ends two processes, and StorageError.
+    Raises ProcessDied, a CorruptFile, if it crashes two workers in a row, and StorageError if it times out.
     """
     try:
         outcome = _pool().ask(READ_SECONDS, _outcome, pickle.dumps((function, args, kwargs)))

@@ -22,6 +22,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Literal, Self
 
+from driftline.storage.environment import upgrade_command
 from driftline.storage.errors import (
     AlreadyExists,
     CorruptFile,
@@ -32,7 +33,6 @@ from driftline.storage.errors import (
     PreconditionFailed,
     StorageError,
     WorkspaceTooNew,
-    upgrade_command,
 )
 from driftline.storage.json_records import from_json, to_json
 from driftline.storage.leases import liveness

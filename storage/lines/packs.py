@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from driftline.storage.documents import GAP_LINE
 from driftline.storage.lance.failures import with_indexes
 from driftline.storage.lance.lance_table import is_one_of
-from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import (
     GRAMS_COLUMN,
     PACK_COLUMN,
@@ -32,6 +31,7 @@ from driftline.storage.lines.line_table import (
     searched_parts,
 )
 from driftline.storage.lines.regex_patterns import GRAM_BYTES, Clause, folded
+from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.shared_cache import SharedCache
 
 PACK_BYTES = 16 * 2**10
@@ -198,20 +198,20 @@ _PACKS: SharedCache[tuple[str | int, ...], Packs] = SharedCache(LRUCache(256 * 2
 """The packs of each version that this process searched."""
 
 
-def packs_of(query: LineQuery) -> Packs:
-    """Return the packs of the version that ``query`` reads, regardless of its filter.
+def packs_of(searcher: TableSearcher) -> Packs:
+    """Return the packs of the version that ``searcher`` reads, regardless of its filter.
 
     Raises StorageError, CorruptFile.
     """
-    return _PACKS.get_or_compute(query.exact_version, partial(_read_packs, query))
+    return _PACKS.get_or_compute(searcher.exact_version, partial(_read_packs, searcher))
 
 
-def _read_packs(query: LineQuery) -> Packs:
-    if not query.table.is_local:
-        query.table.read_ahead(searched_parts(query.dataset.get_fragments(), PLACE_BYTES_PER_ROW))
+def _read_packs(searcher: TableSearcher) -> Packs:
+    if not searcher.table.is_local:
+        searcher.table.read_ahead(searched_parts(searcher.dataset.get_fragments(), PLACE_BYTES_PER_ROW))
     columns = ["entity", "path", "hash", PACK_LINE_COLUMN, GRAMS_COLUMN]
     # All columns in one round: by default, the others are read after the smallest one.
-    rows = _scan(query, columns, f"{PACK_LINE_COLUMN} IS NOT NULL", late_materialization=False).combine_chunks()
+    rows = _scan(searcher, columns, f"{PACK_LINE_COLUMN} IS NOT NULL", late_materialization=False).combine_chunks()
     sizes = pc.binary_length(rows[GRAMS_COLUMN]).to_numpy()
     filters = tuple(_together(rows, sizes, size) for size in sorted({*sizes.tolist()}))
     renamed = rows.drop_columns([GRAMS_COLUMN]).rename_columns({PACK_LINE_COLUMN: "line"})
@@ -227,18 +227,18 @@ def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDAr
     return positions, np.frombuffer(joined, np.uint8).reshape(len(positions), size)
 
 
-def allowed(query: LineQuery, found: Packs) -> NDArray[np.bool_]:
-    """Return an ``(n,)`` mask of the packs of documents that pass the filter of ``query``."""
-    if query.sql is None:
+def allowed(searcher: TableSearcher, found: Packs) -> NDArray[np.bool_]:
+    """Return an ``(n,)`` mask of the packs of documents that pass the filter of ``searcher``."""
+    if searcher.sql is None:
         return np.ones(len(found.rows), np.bool_)
-    rows = _scan(query, [], f"{PACK_LINE_COLUMN} IS NOT NULL AND ({query.sql})")
+    rows = _scan(searcher, [], f"{PACK_LINE_COLUMN} IS NOT NULL AND ({searcher.sql})")
     return np.asarray(pc.is_in(found.rows["_rowid"], value_set=rows["_rowid"].combine_chunks()).to_numpy())
 
 
-def documents_of(query: LineQuery) -> Iterator[tuple[str, str, str]]:
-    """Yield path, entity and hash of each document that passes the filter of ``query``, unordered."""
-    first = f"{PACK_LINE_COLUMN} = 0" + (f" AND ({query.sql})" if query.sql else "")
-    rows = _scan(query, ["path", "entity", "hash"], first)
+def documents_of(searcher: TableSearcher) -> Iterator[tuple[str, str, str]]:
+    """Yield path, entity and hash of each document that passes the filter of ``searcher``, unordered."""
+    first = f"{PACK_LINE_COLUMN} = 0" + (f" AND ({searcher.sql})" if searcher.sql else "")
+    rows = _scan(searcher, ["path", "entity", "hash"], first)
     yield from zip(*(rows[name].to_pylist() for name in ("path", "entity", "hash")), strict=True)
 
 
@@ -247,17 +247,17 @@ _TEXTS: SharedCache[tuple[str | int, ...], pa.StringArray] = SharedCache(LRUCach
 """
 
 
-def texts(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
-    """Return the texts of packs, each given as a query and a row id, in this order."""
-    keys = [(*query.exact_version, row) for query, row in packs]
+def texts(packs: Sequence[tuple[TableSearcher, int]]) -> pa.StringArray:
+    """Return the texts of packs, each given as a searcher and a row id, in this order."""
+    keys = [(*searcher.exact_version, row) for searcher, row in packs]
     known = {key: text for key in keys if (text := _TEXTS.get(key)) is not None}
-    for query in {id(query): query for query, _ in packs}.values():
-        missing = [row for key, (of, row) in zip(keys, packs, strict=True) if of is query and key not in known]
+    for searcher in {id(searcher): searcher for searcher, _ in packs}.values():
+        missing = [row for key, (of, row) in zip(keys, packs, strict=True) if of is searcher and key not in known]
         if not missing:
             continue
-        found = _scan(query, [PACK_COLUMN], f"_rowid IN ({', '.join(map(str, missing))})")
+        found = _scan(searcher, [PACK_COLUMN], f"_rowid IN ({', '.join(map(str, missing))})")
         column = found[PACK_COLUMN].combine_chunks()
-        read = {(*query.exact_version, row): column.take([at]) for at, row in enumerate(found["_rowid"].to_pylist())}
+        read = {(*searcher.exact_version, row): column.take([at]) for at, row in enumerate(found["_rowid"].to_pylist())}
         known |= read
         for key, text in read.items():
             _TEXTS.put(key, text)
@@ -296,31 +296,31 @@ class Gap(NamedTuple):
 _GAPS: SharedCache[tuple[str | int, ...], dict[int, Gap]] = SharedCache(LRUCache(1_024))
 
 
-def gaps_of(query: LineQuery) -> dict[int, Gap]:
+def gaps_of(searcher: TableSearcher) -> dict[int, Gap]:
     """Return the gaps of all large documents of which only the ends are indexed, keyed by their packs' row ids."""
-    return _GAPS.get_or_compute(query.exact_version, partial(_read_gaps, query))
+    return _GAPS.get_or_compute(searcher.exact_version, partial(_read_gaps, searcher))
 
 
-def _read_gaps(query: LineQuery) -> dict[int, Gap]:
-    found = packs_of(query)
+def _read_gaps(searcher: TableSearcher) -> dict[int, Gap]:
+    found = packs_of(searcher)
     likely = found.rows.take(
         pa.array(np.flatnonzero(found.may_hold([frozenset([GAP_LINE.encode()])])).tolist(), pa.int64())
     )
     columns = (likely[name].to_pylist() for name in ("_rowid", "entity", "path"))
     gaps: dict[int, Gap] = {}
     for row, entity, path in zip(*columns, strict=True):
-        first, end = _gap_in(texts([(query, row)])[0].as_py().split("\n"))
+        first, end = _gap_in(texts([(searcher, row)])[0].as_py().split("\n"))
         if first < end:
             gaps[row] = Gap(entity, path, first, end)
     return gaps
 
 
-def passing_gaps(query: LineQuery) -> list[Gap]:
-    """Return the gaps in documents that pass the filter of ``query``."""
-    gaps = gaps_of(query)
-    if not gaps or query.sql is None:
+def passing_gaps(searcher: TableSearcher) -> list[Gap]:
+    """Return the gaps in documents that pass the filter of ``searcher``."""
+    gaps = gaps_of(searcher)
+    if not gaps or searcher.sql is None:
         return [*gaps.values()]
-    passing = _scan(query, [], f"_rowid IN ({', '.join(map(str, gaps))}) AND ({query.sql})")
+    passing = _scan(searcher, [], f"_rowid IN ({', '.join(map(str, gaps))}) AND ({searcher.sql})")
     return [gaps[row] for row in passing["_rowid"].to_pylist()]
 
 
@@ -334,29 +334,29 @@ which a search has already loaded: the path index would take two more round trip
 """
 
 
-def lines_of(query: LineQuery, passages: Collection[Passage]) -> dict[Passage, list[str]]:
+def lines_of(searcher: TableSearcher, passages: Collection[Passage]) -> dict[Passage, list[str]]:
     """Return the lines of passages as they were indexed, omitting lines past the end of a document.
 
     Documents that do not exist or do not pass the filter have no lines.
     """
     near = {each: f"line_number BETWEEN {each.first - LINES_BEFORE} AND {each.last}" for each in passages}
-    found = _lines_among(query, near)
+    found = _lines_among(searcher, near)
     rest = {each: f"{PACK_LINE_COLUMN} <= {each.last}" for each in passages if each not in found}
-    return {each: [] for each in passages} | found | _lines_among(query, rest)
+    return {each: [] for each in passages} | found | _lines_among(searcher, rest)
 
 
-def _lines_among(query: LineQuery, rows: Mapping[Passage, str]) -> dict[Passage, list[str]]:
+def _lines_among(searcher: TableSearcher, rows: Mapping[Passage, str]) -> dict[Passage, list[str]]:
     """Return the lines of passages whose first pack matches their condition in ``rows``."""
     if not rows:
         return {}
     paths = is_one_of("path", sorted({each.path for each in rows}))  # uses the path index
     each_of = [f"({is_one_of('path', [each.path])} AND {condition})" for each, condition in rows.items()]
-    where = f"{paths} AND ({' OR '.join(each_of)})" + (f" AND ({query.sql})" if query.sql else "")
-    version = query.exact_version
-    by_index = query.table.is_local or _WITH_PASSAGES.get(version) is not None
+    where = f"{paths} AND ({' OR '.join(each_of)})" + (f" AND ({searcher.sql})" if searcher.sql else "")
+    version = searcher.exact_version
+    by_index = searcher.table.is_local or _WITH_PASSAGES.get(version) is not None
     _WITH_PASSAGES.put(version, True)
     late = [PACK_LINE_COLUMN, PACK_COLUMN]  # in one round: by default, the smaller one is read first
-    read = _scan(query, ["entity", "path", *late], where, by_index=by_index, late_materialization=late)
+    read = _scan(searcher, ["entity", "path", *late], where, by_index=by_index, late_materialization=late)
     read = read.sort_by(PACK_LINE_COLUMN)
     columns = (read[name].to_pylist() for name in ("entity", "path", PACK_LINE_COLUMN, PACK_COLUMN))
     packs: dict[tuple[str, str], list[tuple[int, str]]] = {}
@@ -381,9 +381,11 @@ def _lines_among(query: LineQuery, rows: Mapping[Passage, str]) -> dict[Passage,
     return found
 
 
-def _scan(query: LineQuery, columns: Sequence[str], where: str, *, by_index: bool = True, **more: Any) -> pa.Table:
+def _scan(
+    searcher: TableSearcher, columns: Sequence[str], where: str, *, by_index: bool = True, **more: Any
+) -> pa.Table:
     def scan(indexed: bool) -> pa.Table:
         options: dict[str, Any] = {"use_scalar_index": indexed and by_index, "with_row_id": True, **more}
-        return query.dataset.scanner(columns=list(columns), filter=where, **options).to_table()
+        return searcher.dataset.scanner(columns=list(columns), filter=where, **options).to_table()
 
-    return with_indexes(query.dataset, query.table.TITLE, scan)
+    return with_indexes(searcher.dataset, searcher.table.TITLE, scan)

@@ -151,7 +151,10 @@ class Pattern:
         return found
 
     def _spans_of_words(self, lines: pa.StringArray) -> list[list[tuple[int, int]]]:
-        """Search match by match, because two words may share the space between them."""
+        """Return the spans of whole-word matches in each line.
+
+        Matches are found one at a time, because two adjacent words may share a separator.
+        """
         texts = [line.encode() for line in lines.to_pylist()]
         found: list[list[tuple[int, int]]] = [[] for _ in texts]
         flags, end_of_word = f"(?{'i' if self.ignore_case else ''}m)", rf"(?:$|[^{_WORD}])"

@@ -31,9 +31,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from cachetools import LRUCache
 
+from driftline.storage.environment import byte_limit, cache_folder_of
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound
 from driftline.storage.layout import ByteRange
-from driftline.storage.user_folders import byte_limit, cache_folder_of
 
 log = logging.getLogger(__name__)
 

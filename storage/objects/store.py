@@ -152,7 +152,7 @@ class ObjectStore:
 
     @property
     def requests_at_once(self) -> int:
-        """How many requests a loop sends at once; on a local disk one, because threads cost more than they save."""
+        """Number of requests to send in parallel: 1 on a local disk, where threads cost more than they save."""
         return 1 if self.is_local else REQUESTS_AT_ONCE
 
     @property

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from driftline.storage.environment import byte_limit, cache_folder_of
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, without_secrets
 from driftline.storage.sources.git_isolation import REACHING, ask, spawn
-from driftline.storage.user_folders import byte_limit, cache_folder_of
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from driftline.storage.environment import install_command, with_home
 from driftline.storage.errors import (
     AccessDenied,
     DriftlineError,
@@ -28,17 +29,15 @@ from driftline.storage.errors import (
     UnknownScheme,
     UsageError,
     has_query,
-    install_command,
     may_hold_secret,
     without_secrets,
 )
 from driftline.storage.objects.store_requests import count_requests_of
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
 from driftline.storage.sources.safe_folder import SafeFolder, check_names_are_utf8
-from driftline.storage.user_folders import with_home
 
 if TYPE_CHECKING:  # a search of local files reads no repository
-    from driftline.storage.sources.repository import CommitTree, TreeEntry
+    from driftline.storage.sources.commit_tree import CommitTree, TreeEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,14 +457,14 @@ class RepositorySource(Source):
     @classmethod
     def at(cls, remote: Remote, commit: str) -> RepositorySource:
         """Return the repository at ``commit``, which is fetched on demand; does not connect."""
-        from driftline.storage.sources.repository import CommitTree
+        from driftline.storage.sources.commit_tree import CommitTree
 
         tree = CommitTree.of(remote, commit)
         return cls(tree.uri, commit=commit, credential=tree.credential)
 
     @cached_property
     def tree(self) -> CommitTree:
-        from driftline.storage.sources.repository import CommitTree
+        from driftline.storage.sources.commit_tree import CommitTree
 
         return CommitTree(self.uri, self.commit, self.credential)
 
@@ -526,7 +525,7 @@ class RepositorySource(Source):
         yield self.read(path)
 
     def read_many(self, paths: Sequence[str], etags: Sequence[str] = ()) -> Sequence[bytes | DriftlineError]:
-        from driftline.storage.sources.repository import MAX_BLOB_BYTES
+        from driftline.storage.sources.commit_tree import MAX_BLOB_BYTES
 
         if paths and not etags:
             listed = self.tree.entries(paths)
@@ -651,7 +650,7 @@ def _connect(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         _file_system_class(uri, uri.partition("://")[0])
     from fsspec.core import url_to_fs
 
-    from driftline.storage.objects.bucket_options import for_fsspec
+    from driftline.storage.objects.bucket import for_fsspec
 
     try:
         translated = for_fsspec(uri.partition("://")[0], options)

@@ -335,7 +335,7 @@ def settled_stamp(host: Host, listing: HostListing, repository: HostedRepository
 
 
 def readable_by_login(record: FleetRecord) -> dict[str, list[tuple[Entity, datetime]]]:
-    """Return the indexed repositories that each login may read, and when the host said so; "" is everyone.
+    """Map each login ("" for everyone) to the indexed repositories it may read, with the time the host reported it.
 
     A repository that its host or the fleet no longer has is readable by nobody.
     """

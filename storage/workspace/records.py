@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES, DEFAULT_MAX_FILE_BYTES, DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
+from driftline.storage.environment import upgrade_command
 from driftline.storage.errors import (
     AlreadyExists,
     CommitConflict,
@@ -25,7 +26,6 @@ from driftline.storage.errors import (
     PreconditionFailed,
     UsageError,
     WorkspaceTooNew,
-    upgrade_command,
 )
 from driftline.storage.json_records import from_json, to_json
 from driftline.storage.layout import COPY_RECORD, run_directory, run_id_of

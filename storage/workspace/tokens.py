@@ -102,7 +102,8 @@ def create_token(
         now = datetime.now(UTC)
         kept = tuple(each for each in known if each.is_valid(now))
         if len(kept) >= MAX_TOKENS:
-            raise UsageError(f"The workspace has {MAX_TOKENS:,} tokens", workspace.objects.uri, "Revoke some.")
+            what = f"The workspace has its maximum of {MAX_TOKENS:,} tokens"
+            raise UsageError(what, workspace.objects.uri, "Revoke unused ones: driftline token revoke ID")
         return (*kept, record)
 
     _change(workspace, add)

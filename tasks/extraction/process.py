@@ -56,7 +56,7 @@ _NEW_USER_AND_NETWORK = 0x10000000 | 0x40000000
 
 
 class Refused(Exception):
-    """An extractor cannot read a file, for a ``reason``."""
+    """Raised when an extractor rejects a file; ``reason`` is the SkipReason."""
 
     def __init__(self, reason: SkipReason) -> None:
         super().__init__(str(reason))

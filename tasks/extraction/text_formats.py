@@ -500,7 +500,7 @@ class _Manual:
         return _SIGNS.get(sign, "")
 
     def _mdoc(self, words: Sequence[str]) -> str:
-        """Return the text of an mdoc request, whose arguments may be requests themselves."""
+        """Return the text of an mdoc macro line; arguments may be macros as well."""
         out, closing, flag, no_space_before = "", "", "", True
         rest = [*words, ""]
         while len(rest) > 1:

@@ -28,8 +28,17 @@ from driftline.storage.redaction import holds_key, with_mark
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.outlines import definitions_in_worker
 from driftline.tasks.extraction.archives import OF_CONTENT, is_of_member, read_members, reason_in, without_opened
-from driftline.tasks.extraction.extractor import Reading, definitions_by_part, is_extracted, read_document, redacted
-from driftline.tasks.extraction.extractor_versions import UNOPENED, ReadSettings, ends_mark, is_current
+from driftline.tasks.extraction.extractor import (
+    UNOPENED,
+    Reading,
+    ReadSettings,
+    definitions_by_part,
+    ends_mark,
+    is_current,
+    is_extracted,
+    read_document,
+    redacted,
+)
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
@@ -367,7 +376,7 @@ def _embed(
         texts.counts += np.bincount(lines.doc_index.to_numpy(), minlength=len(texts.counts))
         texts.left_out.update(lines.left_out)
         if not dry_run and len(lines):
-            fragments += _written(texts, context, piece, lines, watch, reporter)
+            fragments += _write_fragments(texts, context, piece, lines, watch, reporter)
     return fragments
 
 
@@ -440,7 +449,7 @@ def _parts(text: str, most: int) -> Iterator[tuple[int, str]]:
         start, first = end, first + lines
 
 
-def _written(
+def _write_fragments(
     batch: _Texts,
     context: TaskContext,
     piece: Piece,
@@ -448,7 +457,10 @@ def _written(
     watch: Stopwatch,
     reporter: CountReporter,
 ) -> list[str]:
-    """Embed a piece's lines and write them as fragments. Parts of texts get no definitions."""
+    """Embed a piece's lines and write them as fragments.
+
+    A piece that is only part of a document gets no definitions.
+    """
     chosen = [batch.readings[at] for at in piece.documents.tolist()] if piece.is_whole else []
     parts, joined = definitions_by_part([(reading.path, reading.extracted) for reading in chosen])
     outlined = definitions_in_worker(parts)

@@ -134,9 +134,9 @@ class GroupCommitFailed(Exception):
 def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: Sequence[str]) -> list[Staged]:
     """Commit changes to several sources, whose rows share ``fragments``, in one table transaction.
 
-    Each source has its own staged delta and commit marker, so after a crash at any step each of them is settled alone.
-    The caller publishes the returned deltas. Raises GroupCommitFailed if a source cannot take part, after removing the
-    staged deltas; CommitConflict and StorageError if the outcome may be unknown, which later runs determine.
+    Each source has its own staged delta and commit marker, so after a crash each source is settled on its own. The
+    caller publishes the returned deltas. Raises GroupCommitFailed if a source cannot take part, after removing the
+    staged deltas, and CommitConflict or StorageError if the outcome is unknown; the next run finds out.
     """
     first = changes[0][0]
     first.table.create(first.dim)

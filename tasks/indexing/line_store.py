@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from driftline.storage.deltas import manifest
 from driftline.storage.deltas.manifest import ManifestRow
+from driftline.storage.documents import DocumentState
 from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION
 from driftline.storage.entities import Entity
 from driftline.storage.errors import NotIndexed, UsageError
 from driftline.storage.globs import is_unicode
 from driftline.storage.layout import new_ulid
 from driftline.storage.lines.line_filter import normalise
-from driftline.storage.lines.line_queries import LineFilter, nearest_lines
+from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
 from driftline.storage.option_table import listed, path_or_uri
 from driftline.storage.workspace.records import PROGRAM_SCHEME, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
@@ -55,6 +56,8 @@ class LineEmbedding:
 
 OWN_SOURCE = "source:lines"
 _EMBED = "Embed with the workspace's model."
+_SAME_SECONDS = 1e-6
+"""Times nearer than this are equal: seconds as a float have a quarter of a microsecond."""
 _MAX_LINES, _MAX_SECONDS = 2**31, 2**33
 """Limits of the columns: 32 bits, and 64 bits of nanoseconds."""
 
@@ -188,13 +191,22 @@ class LineStore:
             >>> LineStore(ws, "source:tree").get_document_meta("notes.md").size_bytes
             28
         """
-        columns = ["size_bytes", "mtime_ns", "fingerprint", "racy"]
-        rows = self.workspace.manifest(self.entity).get([_checked_path(path)], columns=columns).to_pylist()
-        if not rows or (rows[0]["racy"] and not rows[0]["mtime_ns"]):
-            return None
-        row, (_, fingerprint) = rows[0], self._embedding()
-        version = CURRENT_EMBEDDING_VERSION if row["fingerprint"] == fingerprint else 0
-        return DocMeta(_checked_path(path), row["size_bytes"], row["mtime_ns"] / 1_000_000_000, version)
+        name = _checked_path(path)
+        return self._metadata([name]).get(name)
+
+    def _metadata(self, paths: Iterable[str]) -> dict[str, DocMeta]:
+        columns = ["path", "size_bytes", "mtime_ns", "fingerprint", "racy"]
+        _, current = self._embedding()
+        return {
+            row["path"]: DocMeta(
+                row["path"],
+                row["size_bytes"],
+                row["mtime_ns"] / 1_000_000_000,
+                CURRENT_EMBEDDING_VERSION if row["fingerprint"] == current else 0,
+            )
+            for row in self.workspace.manifest(self.entity).get(sorted(paths), columns=columns).to_pylist()
+            if row["mtime_ns"] or not row["racy"]
+        }
 
     def search_line_embeddings(
         self,
@@ -331,6 +343,35 @@ def _checked_document(document: object) -> DocMeta:
     if not _is_number(document.mtime) or not abs(document.mtime) < _MAX_SECONDS:  # also of NaN
         raise UsageError("mtime must be seconds since 1970", repr(document)[:200])
     return replace(document, path=_checked_path(document.path))
+
+
+def states_of_stored(store: LineStore, files: Sequence[str]) -> dict[str, DocumentState]:
+    """Compare local files by size, time and version with the metadata that a program stored their documents with.
+
+    A document's path is the file's path as given, or relative to the current folder. Other files are omitted.
+    """
+    record = store.workspace.source(store.entity)
+    if record is None or not record.uri.startswith(PROGRAM_SCHEME):
+        return {}
+    names = {file: [path for path in (file, os.path.relpath(file)) if not path.startswith("..")] for file in files}
+    known = store._metadata({_checked_path(path) for paths in names.values() for path in paths})
+    found = {}
+    for file, paths in names.items():
+        document = next((known[path] for path in map(_checked_path, paths) if path in known), None)
+        if document is not None:
+            found[file] = _state(file, document)
+    return found
+
+
+def _state(file: str, document: DocMeta) -> DocumentState:
+    try:
+        now = os.stat(file)
+    except FileNotFoundError:
+        return DocumentState.DELETED
+    is_same_time = abs(now.st_mtime - document.mtime) < _SAME_SECONDS
+    expected = (document.size_bytes, document.version)
+    is_same = is_same_time and (now.st_size, CURRENT_EMBEDDING_VERSION) == expected
+    return DocumentState.UNCHANGED if is_same else DocumentState.CHANGED
 
 
 def _row(path: str, known: DocMeta | None, fingerprint: str, lines: int) -> ManifestRow:

@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.lines.line_queries import RESULT_COLUMNS, LineQuery
 from driftline.storage.lines.line_table import LineTable
+from driftline.storage.lines.table_searcher import RESULT_COLUMNS, TableSearcher
 from driftline.storage.workspace.records import RunHistory
 from driftline.storage.workspace.workspace import Workspace
 
@@ -60,7 +60,7 @@ def measure(table: LineTable, queries: int | None = None) -> SearchQuality | Non
     hits: list[pa.Table] = []
     for query in sample:
         started = time.perf_counter()
-        hits.append(LineQuery(table, version=version).nearest(query, TOP_K, columns=(*RESULT_COLUMNS, "vector")))
+        hits.append(TableSearcher(table, version=version).nearest(query, TOP_K, columns=(*RESULT_COLUMNS, "vector")))
         seconds.append(time.perf_counter() - started)
     nearest = _nearest(table, version, sample)
     # Compare distances, not names, because many lines are equal. Index distances are approximate.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.documents import DocumentState
 from driftline.tasks.extraction.archives import OF_MEMBERS
-from driftline.tasks.extraction.extractor_versions import ReadSettings, outdated
+from driftline.tasks.extraction.extractor import ReadSettings, outdated
 
 LISTING_SCHEMA = pa.schema(
     [

@@ -38,14 +38,13 @@ from driftline.storage.errors import (
     ObjectNotFound,
     UsageError,
 )
-from driftline.storage.sources.repository import TreeEntry
+from driftline.storage.sources.commit_tree import TreeEntry
 from driftline.storage.sources.source import FileInfo, RepositorySource, Source, open_source
 from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
 from driftline.tasks.extraction.archives import Member, OpenedArchive, is_of_member, members_of, opened_mark
-from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT
-from driftline.tasks.extraction.extractor_versions import ReadSettings
+from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT, ReadSettings
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.git.work_tree import TrackedFiles, clean_blobs, find_work_tree
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA, Diff, classify, diff, is_inside, joined

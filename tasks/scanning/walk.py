@@ -208,13 +208,13 @@ class Walk:
             try:
                 if folder_rules is None:
                     folder_rules = self._rules_of(folder)
-                ignore_files, of_git = self._scan_folder(folder, level, without)
+                ignore_files, git_entries = self._scan_folder(folder, level, without)
             except OSError as error:
                 self._unlisted(folder, error)
                 del level.file_paths[first_file:], level.folders[first_folder:]
                 continue
-            inside = self._entered(folder, folder_rules, ignore_files, has_git=GIT in of_git)
-            is_bare = folder_rules.repository.tracked is None and self._is_git_directory(folder, of_git)
+            inside = self._entered(folder, folder_rules, ignore_files, has_git=GIT in git_entries)
+            is_bare = folder_rules.repository.tracked is None and self._is_git_directory(folder, git_entries)
             if inside is None or is_bare:
                 self.listing.skip(SkipReason.GIT_DIRECTORY if is_bare else SkipReason.WORK_TREE, folder)
                 del level.file_paths[first_file:], level.folders[first_folder:]
@@ -265,22 +265,23 @@ class Walk:
             return False
         return True
 
-    def _is_git_directory(self, folder: str, of_git: Collection[str]) -> bool:
-        """Return whether ``folder`` in the source is a git directory; ``of_git`` contains entries that may be git's."""
-        return bool(folder) and _BARE.issubset(of_git) and bare_repository(f"{self._root}/{folder}") is not None
+    def _is_git_directory(self, folder: str, git_entries: Collection[str]) -> bool:
+        """Return whether ``folder`` in the source is a git directory, given its ``git_entries``."""
+        return bool(folder) and _BARE.issubset(git_entries) and bare_repository(f"{self._root}/{folder}") is not None
 
     def _scan_folder(self, folder: str, level: _Level, without: Collection[str]) -> tuple[list[str], set[str]]:
         """Add a folder's entries to the level.
 
-        Returns the names of its ignore files, lowest precedence first, and of the entries that may be git's.
+        Returns the names of its ignore files, lowest precedence first, and of the entries that suggest a git directory
+        (HEAD, objects, refs, .git).
         """
-        ignore_files, of_git = set(), set()
+        ignore_files, git_entries = set(), set()
         only = self._only
         for entry in self._tree.entries(folder):
             name = entry.name
             path = folder + name
             if name in _OF_GIT:
-                of_git.add(name)
+                git_entries.add(name)
             if name in NEVER_ENTERED:
                 continue
             if entry.is_file(follow_symlinks=False):
@@ -299,7 +300,7 @@ class Walk:
                     self.listing.skip(SkipReason.OUTSIDE, _printable(path))
             else:
                 self.listing.skip(SkipReason.UNREADABLE, _printable(path))  # a pipe, socket or device
-        return [name for name in IGNORE_FILES if name in ignore_files], of_git
+        return [name for name in IGNORE_FILES if name in ignore_files], git_entries
 
     def _unlisted(self, folder: str, error: OSError) -> None:
         if not folder or not os.path.isdir(self._root):

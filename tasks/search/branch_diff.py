@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.entities import Entity
+from driftline.storage.lines.definition_lookup import outlines_of
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import LineQuery
 from driftline.storage.lines.line_table import each_document
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, innermost
+from driftline.storage.lines.table_searcher import TableSearcher
 from driftline.storage.workspace.branch_cuts import read_branch
 from driftline.storage.workspace.workspace import Branch, Workspace
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.hits import Hit, SearchReport
+from driftline.tasks.search.ranked import notes_on, search_ranked
 from driftline.tasks.search.request import SearchRequest
-from driftline.tasks.search.search import SearchReport, answer, notes_on
 
 MAX_FETCHED = 400
 """How many hits to fetch when searching for lines that are new on a branch."""
@@ -38,7 +39,7 @@ def changed_paths(workspace: Workspace, branch: Branch) -> list[str]:
 
 
 def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Like ``answer`` on the branches of ``workspace``, dropping hits whose best line is in the main index.
+    """Like ``search_ranked`` on the branches of ``workspace``, dropping hits whose best line is in the main index.
 
     Lines that only moved within their document are not new. Raises the same errors as ``search``.
     """
@@ -50,7 +51,7 @@ def new_lines(workspace: Workspace, request: SearchRequest) -> SearchReport:
     )
     count = request.top_k
     while True:
-        report = answer(workspace, replace(request, also=(*request.also, where), top_k=count))
+        report = search_ranked(workspace, replace(request, also=(*request.also, where), top_k=count))
         new = [*_new(workspace, report.results)]
         if len(new) >= request.top_k or len(report.results) < count or count >= MAX_FETCHED:
             best = tuple(new[: request.top_k])
@@ -115,9 +116,9 @@ def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[D
     """
     found: list[Duplicate] = []
     for branch in workspace.branches.values():
-        query = LineQuery(workspace.on(()).lines(branch.entity))
+        searcher = TableSearcher(workspace.on(()).lines(branch.entity))
         for path, definition, vectors in _new_functions(workspace, branch):
-            duplicate = _nearest(query, branch, path, definition, vectors, limit)
+            duplicate = _nearest(searcher, branch, path, definition, vectors, limit)
             if duplicate is not None:
                 found.append(duplicate)
     return sorted(found, key=lambda each: (each.distance, each.path, each.line))
@@ -166,15 +167,15 @@ def _vectors(rows: pa.Table, definition: Definition) -> NDArray[np.float32]:
 
 
 def _nearest(
-    query: LineQuery, branch: Branch, path: str, new: Definition, vectors: NDArray[np.float32], limit: float
+    searcher: TableSearcher, branch: Branch, path: str, new: Definition, vectors: NDArray[np.float32], limit: float
 ) -> Duplicate | None:
     """Return the main index function whose lines are nearest to ``vectors``.
 
     Returns None if none is within ``limit``.
     """
-    hits = [query.nearest(vector, NEAREST, 2 * limit).to_pylist() for vector in vectors]
+    hits = [searcher.nearest(vector, NEAREST, 2 * limit).to_pylist() for vector in vectors]
     locations = [(hit["entity"], hit["path"], hit["line_number"]) for found in hits for hit in found]
-    outlines = query.outlines(sorted(set(locations)))
+    outlines = outlines_of(searcher, sorted(set(locations)))
     distances: dict[tuple[str, str, Definition], NDArray[np.float64]] = defaultdict(
         lambda: np.full(len(vectors), 2 * limit)
     )

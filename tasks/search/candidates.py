@@ -21,7 +21,7 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, 
 from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, terms
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
-from driftline.tasks.search.query_form import is_constant, names_in, places_in
+from driftline.tasks.search.query_language import is_constant, names_in, places_in
 from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,
@@ -81,7 +81,7 @@ class Candidates:
 
 
 def lines_of(blocks: pa.Table, query: str) -> Candidates:
-    """Return the lines of ``blocks`` (``LineQuery.blocks``), with their counts of the words of ``query``.
+    """Return the lines of ``blocks`` (``TableSearcher.blocks``), with their counts of the words of ``query``.
 
     The column ``near``, if there is one, marks semantically near blocks.
     """
@@ -177,7 +177,7 @@ def _definitions(
 
 
 def gather(found: Candidates, nearest: pa.Table) -> Candidates:
-    """Merge ``found`` and ``nearest`` (``line_queries.nearest_lines``) into distinct lines."""
+    """Merge ``found`` and ``nearest`` (``table_searcher.nearest_lines``) into distinct lines."""
     of_nearest = _documents(nearest)
     documents = sorted({*found.documents, *of_nearest})
     moved = _positions(found.documents, documents)

@@ -23,11 +23,12 @@ from driftline.storage.entities import Boundary, Entity, is_allowed, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, UsageError
 from driftline.storage.globs import is_unicode
 from driftline.storage.lance.failures import without_panic
+from driftline.storage.lines.definition_lookup import outlines_of
 from driftline.storage.lines.line_filter import normalise
-from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import anchors_in
 from driftline.storage.lines.packs import lines_of
+from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.redaction import redact_lines
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord
@@ -258,7 +259,7 @@ def _anchors_between(
 ) -> tuple[tuple[int, str], ...]:
     """Return the anchors of lines ``first`` to ``last``, 0-based, each with its first line in this range, 1-based."""
     lines = [*range(first, last + 1, LINES_PER_BLOCK), last]
-    found = LineQuery(workspace.lines(entity)).outlines([(str(entity), path, line) for line in lines])
+    found = outlines_of(TableSearcher(workspace.lines(entity)), [(str(entity), path, line) for line in lines])
     anchors = {anchor for outline in found.values() for anchor in anchors_in(outline)}
     inside = sorted((anchor.first, anchor.name) for anchor in anchors if anchor.first <= last and anchor.last >= first)
     return tuple((max(first, at) + 1, name) for at, name in inside)
@@ -307,4 +308,4 @@ def _read_excerpt(workspace: Workspace, record: SourceRecord | None, path: str, 
 
 def _from_index(workspace: Workspace, entity: Entity, path: str, first: int, last: int) -> list[str]:
     passage = Passage(str(entity), path, first, last)
-    return lines_of(LineQuery(workspace.lines(entity)), [passage])[passage]
+    return lines_of(TableSearcher(workspace.lines(entity)), [passage])[passage]

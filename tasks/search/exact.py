@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lance.failures import without_panic
+from driftline.storage.lines.definition_lookup import definitions_of
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.packs import (
     Packs,
@@ -39,11 +39,14 @@ from driftline.storage.lines.packs import (
     texts,
 )
 from driftline.storage.lines.regex_patterns import Pattern, quoted
+from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter
 from driftline.tasks.search.hits import (
+    ExactCounts,
     Hit,
+    SearchReport,
     add_definitions,
     anchored,
     anchors_of,
@@ -58,17 +61,10 @@ from driftline.tasks.search.hits import (
     symbol_of,
 )
 from driftline.tasks.search.links import SourceRecords
+from driftline.tasks.search.query_language import ExactTerms, use_of
+from driftline.tasks.search.ranked import nothing_indexed, open_tables, search_ranked, search_threads, why_nothing
 from driftline.tasks.search.ranking import Window
 from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
-from driftline.tasks.search.search import (
-    ExactCounts,
-    SearchReport,
-    answer,
-    nothing_indexed,
-    open_tables,
-    search_threads,
-    why_nothing,
-)
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
@@ -95,45 +91,6 @@ _IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
 
 DocumentKey = tuple[str, str]
 """Entity and path."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExactTerms:
-    """What a document must contain: a match for each pattern, a definition of each name, a use of each name.
-
-    A line matches if it matches one of the patterns, defines one of the names in ``definitions``, or uses one of
-    ``uses`` without defining it. With ``inside``, only lines inside definitions of these names match, or all of these
-    lines if there is nothing else to match. ``any_case`` ignores the case of names.
-    """
-
-    patterns: tuple[Pattern, ...] = ()
-    definitions: tuple[str, ...] = ()
-    uses: tuple[str, ...] = ()
-    inside: tuple[str, ...] = ()
-    any_case: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.patterns or self.definitions or self.uses or self.inside)
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the terms as written in a query."""
-        for each in self.patterns:
-            yield f'"{each.text}"' if each.is_literal else f"/{each.text}/"
-        for name, values in (("def", self.definitions), ("uses", self.uses), ("sym", self.inside)):
-            yield from (f"{name}:{value}" for value in values)
-
-    @property
-    def only_inside(self) -> bool:
-        """Whether they only restrict the lines to definitions."""
-        return bool(self.inside) and not (self.patterns or self.definitions or self.uses)
-
-    def spans(self, lines: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """Return the matches of all patterns and names in each line: start and end in characters, in order."""
-        patterns = [*self.patterns, *(use_of(each, any_case=self.any_case) for each in (*self.uses, *self.definitions))]
-        array = pa.array(lines, pa.string())
-        of_patterns = [pattern.spans(array) for pattern in patterns] if len(lines) else []
-        by_line = zip(*of_patterns, strict=True) if of_patterns else ([] for _ in lines)
-        return [sorted({span for found in of_line for span in found}) for of_line in by_line]
 
 
 class IndexedDocument(NamedTuple):
@@ -178,7 +135,7 @@ class ExactFinder:
     set if some were not read. ``read`` counts the packs read.
     """
 
-    tables: Sequence[LineQuery]
+    tables: Sequence[TableSearcher]
     patterns: Sequence[Pattern]
     late: Callable[[], bool]
     order: Callable[[str, str], int]
@@ -246,16 +203,16 @@ class ExactFinder:
     def _candidate_packs(self) -> list[_PackRow]:
         """Return the packs that may match, in the order of the results."""
         found: dict[IndexedDocument, list[tuple[int, int]]] = defaultdict(list)
-        for table, query in enumerate(self.tables):
-            packs = packs_of(query)
-            rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(query, packs)).tolist(), pa.int64()))
+        for table, searcher in enumerate(self.tables):
+            packs = packs_of(searcher)
+            rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(searcher, packs)).tolist(), pa.int64()))
             columns = (rows[name].to_pylist() for name in ("path", "entity", "hash", "line", "_rowid"))
             for path, entity, digest, line, row in zip(*columns, strict=True):
                 found[IndexedDocument(path, entity, digest, table)].append((line, row))
         documents = sorted(found, key=lambda each: (self.order(*each.key), each))
         return [(each, row, line) for each in self.chosen(documents) for line, row in sorted(found[each])]
 
-    def _may_match(self, query: LineQuery, packs: Packs) -> NDArray[np.bool_]:
+    def _may_match(self, searcher: TableSearcher, packs: Packs) -> NDArray[np.bool_]:
         """Return which packs may match a pattern, among documents that may match all patterns."""
         if any(pattern.multiline for pattern in self.patterns):
             of_patterns = [packs.documents_that_may_hold(pattern.required) for pattern in self.patterns]
@@ -264,7 +221,7 @@ class ExactFinder:
             of_patterns = [packs.may_hold(pattern.required) for pattern in self.patterns]
             left = np.asarray(np.stack(of_patterns).any(axis=0))
         if left.any():
-            left &= allowed(query, packs)
+            left &= allowed(searcher, packs)
         if self.documents is not None:
             possible_rows = np.flatnonzero(left)
             rows = packs.rows.select(["entity", "path"]).take(pa.array(possible_rows))
@@ -323,9 +280,9 @@ def search_exactly(
     They are ordered by importance, path and line. Every line of every indexed document that passes the request's
     filters is searched, whether or not it contains a word. With ``files``, only the first line of each document is a
     result; with ``count``, lines are only counted. If the request has a query, its words rank the lines like in
-    ``answer``; lines with none of them come last, in order. The search stops after ``max_seconds`` of ``clock``.
+    ``search_ranked``; lines with none of them come last, in order. The search stops after ``max_seconds`` of ``clock``.
 
-    Raises UsageError, NotIndexed, StorageError, CorruptFile and, with a query, the errors of ``answer``.
+    Raises UsageError, NotIndexed, StorageError, CorruptFile and, with a query, the errors of ``search_ranked``.
     """
     asked = "Exact terms" if terms else "Filters without words"
     if request.kinds or request.symbols:
@@ -356,7 +313,9 @@ def search_exactly(
         every = found
         if terms:
             every = ExactSearch(workspace, tables, terms, found.late, left_out, max_packs=MAX_FACET_PACKS)
-            files = [document for document, _ in every.lines()]
+            matching = [(document, len(numbers)) for document, numbers in every.lines()]
+            files = [document for document, _ in matching]
+            report = replace(report, exact=_more(report.exact, matching, is_cut=every.cut))
         matches = [Match(document.entity, document.path) for document in files]
         report = replace(report, facets=counted(matches, request, complete=not every.cut))
     return replace(report, explanation=found.explained(request)) if request.explain else report
@@ -364,9 +323,9 @@ def search_exactly(
 
 @without_panic()
 def search_inside(workspace: Workspace, terms: ExactTerms, request: SearchRequest) -> SearchReport:
-    """Rank the lines inside the definitions named by ``terms.inside`` by the request's query, like ``answer``.
+    """Rank the lines inside the definitions named by ``terms.inside`` by the request's query, like ``search_ranked``.
 
-    Raises NotIndexed, StorageError, CorruptFile and the errors of ``answer``.
+    Raises NotIndexed, StorageError, CorruptFile and the errors of ``search_ranked``.
     """
     tables = open_exact_tables(workspace, line_filter(request, workspace), texts=False)
     documents = ExactSearch(workspace, tables, terms, lambda: False).documents_with_definitions
@@ -374,7 +333,7 @@ def search_inside(workspace: Workspace, terms: ExactTerms, request: SearchReques
         return SearchReport("", (), notes=("No definition has this name.",))
     also = (*request.also, *([_these(workspace, documents)] if len(documents) <= MAX_PATHS_IN_FILTER else ()))
     inside = tuple(name.lower() if terms.any_case else name for name in terms.inside)
-    return answer(workspace, replace(request, also=also, inside=inside))
+    return search_ranked(workspace, replace(request, also=also, inside=inside))
 
 
 def without_matches(workspace: Workspace, patterns: Sequence[Pattern], request: SearchRequest) -> LineFilter:
@@ -397,6 +356,18 @@ def without_matches(workspace: Workspace, patterns: Sequence[Pattern], request: 
     return LineFilter(none_of=(_these(workspace, found),))
 
 
+def _more(
+    counts: ExactCounts | None, matching: Sequence[tuple[IndexedDocument, int]], *, is_cut: bool
+) -> ExactCounts | None:
+    """Return the counts of the results, or those of ``matching``, the documents and line counts of a wider search."""
+    if counts is None or counts.complete:
+        return counts
+    lines = max(counts.lines, sum(count for _, count in matching))
+    documents = max(counts.documents, len(matching))
+    reason = counts.reason if is_cut else "partial" if counts.partial else None
+    return replace(counts, lines=lines, documents=documents, reason=reason)
+
+
 def notes_on_counts(counts: ExactCounts, shown: int) -> tuple[str, ...]:
     """Return notes on the matching lines that are not shown or not indexed, with option names in backticks."""
     notes = []
@@ -412,13 +383,13 @@ def notes_on_counts(counts: ExactCounts, shown: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def open_exact_tables(workspace: Workspace, where: LineFilter | None, *, texts: bool = True) -> list[LineQuery]:
+def open_exact_tables(workspace: Workspace, where: LineFilter | None, *, texts: bool = True) -> list[TableSearcher]:
     """Open the lines tables for an exact search; with ``texts``, read ahead what finds them, if in a bucket."""
 
-    def open_table(query: LineQuery) -> None:
-        query.open()
-        if texts and not query.table.is_local:
-            packs_of(query)
+    def open_table(searcher: TableSearcher) -> None:
+        searcher.open()
+        if texts and not searcher.table.is_local:
+            packs_of(searcher)
 
     return open_tables(workspace, where, open_table)
 
@@ -436,7 +407,7 @@ class ExactSearch:
     """
 
     workspace: Workspace
-    tables: Sequence[LineQuery]
+    tables: Sequence[TableSearcher]
     terms: ExactTerms
     late: Callable[[], bool]
     left_out: Sequence[Callable[[str], bool]] = ()
@@ -533,7 +504,7 @@ class ExactSearch:
         """Return the documents that pass the filters; if the time is up, the ones found so far."""
         found: list[tuple[int, str, str, IndexedDocument]] = []
         with self.timers.timed("exact"):
-            every = ((table, row) for table, query in enumerate(self.tables) for row in documents_of(query))
+            every = ((table, row) for table, searcher in enumerate(self.tables) for row in documents_of(searcher))
             for table, (path, entity, digest) in every:
                 if self.late():
                     self.cut = True
@@ -551,8 +522,8 @@ class ExactSearch:
         name = name.lower() if any_case else name
         parts = parts_of_name(name)
         found: dict[DocumentKey, list[tuple[IndexedDocument, Definition]]] = {}
-        for table, query in enumerate(self.tables):
-            for entity, path, digest, definition in query.definitions(name):
+        for table, searcher in enumerate(self.tables):
+            for entity, path, digest, definition in definitions_of(searcher, name):
                 own = definition.name.lower() if any_case else definition.name
                 if parts_of_name(own)[-len(parts) :] == parts:
                     found.setdefault((entity, path), []).append(
@@ -643,7 +614,7 @@ class ExactSearch:
             wider = replace(wider, also=(*request.also, _these(self.workspace, of_document)))
         scores: dict[Line, Hit] = {}
         with self.timers.timed("rank"):
-            by_words = answer(self.workspace, wider).results
+            by_words = search_ranked(self.workspace, wider).results
         for hit in by_words:
             inside = [
                 each
@@ -716,12 +687,6 @@ class ExactSearch:
             )
 
 
-def use_of(name: str, *, any_case: bool = False) -> Pattern:
-    """Return the whole-word pattern for a name, or for the last part of a qualified name."""
-    parts = [part for part in name.replace("::", ".").replace("->", ".").replace("#", ".").split(".") if part]
-    return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=any_case, words=True)
-
-
 def _by_importance(entity: str, path: str) -> int:
     return importance(path)
 
@@ -762,26 +727,26 @@ def _these(workspace: Workspace, documents: Iterable[DocumentKey]) -> LineFilter
 
 
 def _beginnings(
-    tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
+    tables: Sequence[TableSearcher], lines: Sequence[Line], n_lines: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Like ``_contexts``, for documents' first lines, without reading the tables' lists of packs."""
     passages = {document: Passage(*document.key, 0, n_lines) for document, _ in lines}
     read: dict[Passage, list[str]] = {}
-    for table, query in enumerate(tables):
+    for table, searcher in enumerate(tables):
         of_table = [passage for document, passage in passages.items() if document.table == table]
         for start in range(0, len(of_table), _MOST_PACKS):
-            read |= lines_of(query, of_table[start : start + _MOST_PACKS])
+            read |= lines_of(searcher, of_table[start : start + _MOST_PACKS])
     yield from ((0, tuple(read[passages[document]])) for document, _ in lines)
 
 
 def _contexts(
-    tables: Sequence[LineQuery], lines: Sequence[Line], n_lines: int
+    tables: Sequence[TableSearcher], lines: Sequence[Line], n_lines: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield, for each line, its context and the context's first line number."""
     packs: dict[IndexedDocument, tuple[list[int], list[int]]] = {}
-    for table, query in enumerate(tables):
+    for table, searcher in enumerate(tables):
         of_table = {document.key: document for document, _ in lines if document.table == table}
-        packs |= {of_table[key]: found for key, found in packs_of(query).of(of_table).items()} if of_table else {}
+        packs |= {of_table[key]: found for key, found in packs_of(searcher).of(of_table).items()} if of_table else {}
     needed: dict[Line, range] = {}
     for document, number in lines:
         first_lines, _ = packs[document]

@@ -30,11 +30,11 @@ from driftline.tasks.extraction.extractor import Extracted, definitions_by_part,
 from driftline.tasks.scanning.named_files import STDIN, files_named
 from driftline.tasks.scanning.overlap import below
 from driftline.tasks.search.filters import where_named
-from driftline.tasks.search.hits import Hit, anchored, clipped, clipped_context, match_in, symbol_of
+from driftline.tasks.search.hits import Hit, SearchReport, anchored, clipped, clipped_context, match_in, symbol_of
+from driftline.tasks.search.ranked import UNKNOWN_WORDS, nearest_note, search_ranked
 from driftline.tasks.search.ranking import FoundLine, merge_windows
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import SearchRequest
-from driftline.tasks.search.search import UNKNOWN_WORDS, SearchReport, answer, nearest_note
 from driftline.tasks.task_context import PLAN_AFTER_LINES, ModelRef, load_embedder
 from driftline.tasks.text import rows_of_line, split_documents, split_lines
 
@@ -384,7 +384,7 @@ class _Held:
         if not self.filters:
             return None
         within = LineFilter(any_of=tuple(self.filters))
-        report = answer(self.workspace, replace(request, also=(*request.also, within), mode="vector"))
+        report = search_ranked(self.workspace, replace(request, also=(*request.also, within), mode="vector"))
         nearest = self._as_named(report.nearest) if report.nearest else None
         return replace(report, results=tuple(map(self._as_named, report.results)), nearest=nearest)
 

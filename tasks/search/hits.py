@@ -1,4 +1,4 @@
-"""Turn line hits into results: windows with text, context and freshness.
+"""Turn line hits into a search's report: windows with text, context and freshness.
 
 A file is shown once, even if several sources contain it. ``judge`` compares a hit with the current file.
 """
@@ -12,9 +12,9 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -27,19 +27,22 @@ from driftline.storage.defaults import (
 )
 from driftline.storage.documents import INSIDE, container_of, content_hash, holds_records
 from driftline.storage.errors import DriftlineError, ObjectNotFound
-from driftline.storage.lines.line_queries import LineQuery, Passage
+from driftline.storage.lines.definition_lookup import outlines_of
 from driftline.storage.lines.outline import Definition, anchor_at, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.packs import lines_of
+from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.redaction import holds_redacted, redact, redact_lines
 from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.records import html_table
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
+from driftline.tasks.search.facets import Facets
 from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.ranking import MAX_WINDOW_LINES, Window
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
+from driftline.tasks.search.request import Explanation
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
 
 Read = bytes | DriftlineError
@@ -274,9 +277,105 @@ HIT_TYPES: Mapping[str, pa.DataType] = {
 """The Arrow types of a hit's fields."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExactCounts:
+    """How many ``lines`` and ``documents`` an exact search found: all matches if ``complete`` is set.
+
+    Otherwise ``reason`` explains why not: the ``limit`` on results, the ``time``, or ``partial`` documents that pass
+    the filters, of which only the first and last lines are indexed. Filter-only queries count no lines. ``terms`` are
+    the query's exact terms.
+    """
+
+    lines: int
+    documents: int
+    reason: Literal["limit", "time", "partial"] | None = None
+    partial: int = 0
+    terms: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are no more matches."""
+        return self.reason is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object for ``search --json``."""
+        counts = {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
+        return {**counts, "partial": self.partial, "terms": list(self.terms)}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SearchReport:
+    """The result of a search: an iterable of hits, best first.
+
+    Examples:
+        >>> report = SearchReport("lease", ())
+        >>> report
+        <SearchReport 'lease': 0 results>
+        >>> [hit.path for hit in report]
+        []
+    """
+
+    query: str
+    results: tuple[Hit, ...]
+    explanation: Explanation | None = None
+    notes: tuple[str, ...] = ()
+    """Notes: why there are no results, or that no result is a good match."""
+    nearest: Hit | None = None
+    """If there are no results, the nearest line that passes the filters, at any distance."""
+    unmatched: tuple[str, ...] = ()
+    """If there are no results, the globs that match no documents."""
+    exact: ExactCounts | None = None
+    """The counts of an exact search, and whether they are complete."""
+    facets: Facets | None = None
+    """How many files match by facet, if requested."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as a dictionary.
+
+        Returns:
+            The ``search --json`` object.
+
+        Examples:
+            >>> SearchReport("lease", ()).to_dict()
+            {'query': 'lease', 'results': []}
+        """
+        found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
+        found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
+        found |= {"exact": self.exact.to_dict()} if self.exact else {}
+        found |= {"facets": self.facets.to_dict()} if self.facets else {}
+        found |= {"notes": list(self.notes)} if self.notes else {}
+        found |= {"unmatched": list(self.unmatched)} if self.unmatched else {}
+        return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
+
+    def to_arrow(self) -> pa.Table:
+        """Return the hits as a table.
+
+        Returns:
+            One row per hit, with the fields of ``Hit`` as columns.
+
+        Examples:
+            >>> SearchReport("lease", ()).to_arrow().num_rows
+            0
+        """
+        rows = [hit.to_dict() for hit in self.results]
+        return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in HIT_TYPES.items()})
+
+    def __iter__(self) -> Iterator[Hit]:
+        return iter(self.results)
+
+    def __repr__(self) -> str:
+        count = f"{len(self.results)} result{'' if len(self.results) == 1 else 's'}"
+        shown = "".join(f"\n  {hit.rank}. {hit.path}:{hit.line}  {hit.text.strip()[:80]}" for hit in self.results)
+        return f"<SearchReport {self.query!r}: {count}{shown}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(f"{hit.path}:{hit.line}", f"{hit.score:.2f}", hit.text) for hit in self.results]
+        return html_table(("line", "score", "text"), rows) + html_table(("notes",), [(note,) for note in self.notes])
+
+
 def hits(
     workspace: Workspace,
-    tables: Sequence[LineQuery],
+    tables: Sequence[TableSearcher],
     windows: Sequence[Window],
     query: str,
     n_lines: int,
@@ -367,11 +466,11 @@ def anchored(path: str, anchor: str | None) -> dict[str, Any]:
     return {"anchor": anchor, "fragment": fragment_of(path, anchor)}
 
 
-def add_definitions(tables: Sequence[LineQuery], windows: Sequence[Window]) -> None:
+def add_definitions(tables: Sequence[TableSearcher], windows: Sequence[Window]) -> None:
     """Add the tables' definitions to windows whose definition is unknown."""
     lacking = {(each.entity, each.path, each.best): each for each in windows if not each.outlined}
     for table in tables if lacking else ():
-        for line, outline in table.outlines([*lacking]).items():
+        for line, outline in outlines_of(table, [*lacking]).items():
             window = lacking[line]
             window.definition, window.outlined = innermost(decode_outline(outline), window.best), True
 
@@ -411,7 +510,7 @@ def _judged(window: Window, document: Read | None, redaction: Redaction, *, unch
 
 
 def anchors_of(
-    tables: Sequence[LineQuery], windows: Sequence[Window], read: Mapping[tuple[str, str], Read]
+    tables: Sequence[TableSearcher], windows: Sequence[Window], read: Mapping[tuple[str, str], Read]
 ) -> dict[tuple[str, str, int], str]:
     """Return the anchors of the best lines of ``windows``, keyed by entity, path and line."""
     best_lines: list[tuple[str, str, int]] = []
@@ -419,7 +518,9 @@ def anchors_of(
         document = read.get((window.entity, window.path))
         if is_named_like_document(window.path) or (isinstance(document, bytes) and is_extracted(window.path, document)):
             best_lines.append((window.entity, window.path, window.best))
-    found = {line: outline for table in tables if best_lines for line, outline in table.outlines(best_lines).items()}
+    found = {
+        line: outline for table in tables if best_lines for line, outline in outlines_of(table, best_lines).items()
+    }
     named = {line: anchor_at(outline, line[2]) for line, outline in found.items()}
     return {line: name for line, name in named.items() if name is not None}
 
@@ -456,7 +557,7 @@ def is_readable(source: Source, path: str) -> bool:
     return info is None or info.size_bytes <= DEFAULT_MAX_DOCUMENT_BYTES
 
 
-def _indexed(tables: Sequence[LineQuery], passages: Sequence[Passage]) -> dict[Passage, list[str]]:
+def _indexed(tables: Sequence[TableSearcher], passages: Sequence[Passage]) -> dict[Passage, list[str]]:
     """Return the lines of each passage, read from the table that contains its document."""
     found: dict[Passage, list[str]] = {}
     for table in tables if passages else ():

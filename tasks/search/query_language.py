@@ -1,9 +1,10 @@
-"""Parse the query language of every interface: exact terms, filters, and words that rank (DESIGN, "Search").
+"""Parse and classify queries: exact terms, filters, and words that rank (DESIGN, "Search").
 
     "exact phrase" /regex/ def:Name uses:Name sym:Name lang:go
     file:src/**/*.ts -file:test repo:web branch:x case:yes words
 
-Everything else is a word, such as ``std::vector``, ``https://a.b/c``, ``/usr/bin`` and ``"a",``.
+Everything else is a word, such as ``std::vector``, ``https://a.b/c``, ``/usr/bin`` and ``"a",``. The words are
+classified: names, a stack trace, keywords, a question or a sentence.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
+
+import pyarrow as pa
 
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
@@ -20,10 +23,7 @@ from driftline.storage.globs import check_glob, is_unicode
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.regex_patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import ExactTerms, search_exactly, search_inside, without_matches
-from driftline.tasks.search.facets import chosen, with_alternatives, without_chosen
 from driftline.tasks.search.request import SearchRequest, extensions_of
-from driftline.tasks.search.search import SearchReport, answer
 
 FIELDS = {
     "def": "Definitions of this name.",
@@ -76,8 +76,80 @@ _LIKE = 0.8
 """A name at least this similar to a field is treated as a misspelling of it."""
 
 
+_NAME = re.compile(r"[^\W\d][\w$]*(?:(?:::|->|[.\\#/])[\w$]+)*")
+_SPELT_AS_NAME = re.compile(
+    r"(?=\w*(?:[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}|[^\W_]_[^\W_])|_+[^\W_]|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern
+)
+_FILE = r"[\w.@~+/\\-]*[\w-]\.[A-Za-z]\w{0,9}"
+_PLACE = re.compile(rf"(?<![\w.@~+/\\-])({_FILE})(?:\"?, line |:(?:line )?|\()(\d{{1,9}})(?!\d)")
+MAX_PLACES = 20
+"""Maximum number of places per query: the frames at the top of a long stack trace."""
+QueryForm = Literal["name", "phrase", "question", "usage", "sentence"]
+"""The form of a query: one name, keywords, a question, a usage question, or a descriptive sentence."""
+_WORDS_OF_SENTENCES = """
+a an the this that these those its any each das dem den der ein eine einem einen einer
+"""
+_WORDS_OF_QUESTIONS = """
+how what when where which who why wann warum was welche wer weshalb wie wo
+"""
+_ARTICLES, _QUESTION_WORDS = frozenset(_WORDS_OF_SENTENCES.split()), frozenset(_WORDS_OF_QUESTIONS.split())
+_USAGE = re.compile(
+    r"how to\b|(?:(?:how|where|when|what|which)(?: \w+)? )?(?:can|could|do|must|should) (?:i|we|you)\b|can it\b"
+    r"|what(?:'s| is| are)\b|what do(?:es)?\b.*\bmean\b|why\b|was (?:ist|sind)\b|warum\b|wieso\b|weshalb\b"
+    r"|(?:wie|wo|wann|womit) \w* ?(?:ich|man|wir)\b|(?:kann|muss|soll) (?:ich|man|wir)\b"
+    r"|如何|怎[么麼樣样]|什么是|什麼是|为什么|為什麼|どうやって|なぜ|.*とは",
+    re.IGNORECASE,
+)
+"""The start of a question that documentation answers: how to use something, or what it is."""
+
+
 @dataclass(frozen=True, slots=True)
-class Question:
+class ExactTerms:
+    """What a document must contain: a match for each pattern, a definition of each name, a use of each name.
+
+    A line matches if it matches one of the patterns, defines one of the names in ``definitions``, or uses one of
+    ``uses`` without defining it. With ``inside``, only lines inside definitions of these names match, or all of these
+    lines if there is nothing else to match. ``any_case`` ignores the case of names.
+    """
+
+    patterns: tuple[Pattern, ...] = ()
+    definitions: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    any_case: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.patterns or self.definitions or self.uses or self.inside)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the terms as written in a query."""
+        for each in self.patterns:
+            yield f'"{each.text}"' if each.is_literal else f"/{each.text}/"
+        for name, values in (("def", self.definitions), ("uses", self.uses), ("sym", self.inside)):
+            yield from (f"{name}:{value}" for value in values)
+
+    @property
+    def only_inside(self) -> bool:
+        """Whether they only restrict the lines to definitions."""
+        return bool(self.inside) and not (self.patterns or self.definitions or self.uses)
+
+    def spans(self, lines: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """Return the matches of all patterns and names in each line: start and end in characters, in order."""
+        patterns = [*self.patterns, *(use_of(each, any_case=self.any_case) for each in (*self.uses, *self.definitions))]
+        array = pa.array(lines, pa.string())
+        of_patterns = [pattern.spans(array) for pattern in patterns] if len(lines) else []
+        by_line = zip(*of_patterns, strict=True) if of_patterns else ([] for _ in lines)
+        return [sorted({span for found in of_line for span in found}) for of_line in by_line]
+
+
+def use_of(name: str, *, any_case: bool = False) -> Pattern:
+    """Return the whole-word pattern for a name, or for the last part of a qualified name."""
+    parts = [part for part in name.replace("::", ".").replace("->", ".").replace("#", ".").split(".") if part]
+    return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=any_case, words=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedQuery:
     """A parsed query: ``terms`` filter, ``words`` rank, and the other fields restrict what is searched.
 
     ``files`` and ``languages`` include documents, ``not_files``, ``not_languages`` and ``excluded`` exclude them.
@@ -98,7 +170,7 @@ class Question:
     @property
     def is_plain(self) -> bool:
         """Return whether it consists only of words."""
-        return self == Question(self.text, " ".join(self.text.split()))
+        return self == ParsedQuery(self.text, " ".join(self.text.split()))
 
     @property
     def is_exact(self) -> bool:
@@ -124,60 +196,11 @@ class Question:
             yield LineFilter(none_of=tuple(excluded))
 
 
-def asked_by(request: SearchRequest) -> Question:
+def parse_request(request: SearchRequest) -> ParsedQuery:
     """Parse a request's query and the exact terms in its options. Raises UsageError; its message has the position."""
     exact: dict[str, Any] = {"fixed": request.fixed or (), "regex": request.regex or ()}
     exact |= {"ignore_case": request.ignore_case, "whole_words": request.whole_words, "multiline": request.multiline}
     return parse(request.query, **exact)
-
-
-def ask(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Run an exact search if the request has exact terms, otherwise a ranked search for its words.
-
-    A request with only filters lists the matching files. The caller must open the workspace on the branch given in the
-    query. Raises the same errors as ``search_exactly`` and ``answer``.
-    """
-    report = _answered(workspace, request)
-    if report.facets is None:
-        return report
-    facets = replace(report.facets, files=())
-    if chosen(request) and (wider := _answered(workspace, without_chosen(request)).facets):
-        facets = with_alternatives(facets, wider, request)
-    return replace(report, facets=facets)
-
-
-def _answered(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    question = asked_by(request)
-    if not question.is_exact and (request.count or request.files):
-        raise UsageError(
-            "Only exact matches can be counted", question.text, "Add an exact string or a regular expression."
-        )
-    if not question.terms.patterns:
-        options = {"whole_words": True, "multiline": True, "ignore_case": False}
-        for name in (name for name, value in options.items() if getattr(request, name) is value):
-            fix = "Pass the text as an exact string or a regular expression."
-            raise UsageError(f"`{name}` applies only to exact text", question.text, fix)
-    if question.is_plain:
-        return answer(workspace, request)
-    also = (*request.also, *question.conditions(workspace, request.boundary))
-    narrowed = replace(request, query=question.words, also=also, fixed=None, regex=None)
-    if question.excluded:
-        narrowed = replace(narrowed, also=(*also, without_matches(workspace, question.excluded, narrowed)))
-    if question.is_exact:
-        return _explained(search_exactly(workspace, question.terms, narrowed), question)
-    inside = question.terms.only_inside
-    report = search_inside(workspace, question.terms, narrowed) if inside else answer(workspace, narrowed)
-    return replace(report, query=question.text)
-
-
-def _explained(report: SearchReport, question: Question) -> SearchReport:
-    """Add the exact terms to a report and, if they may have been meant as words, a note."""
-    terms, notes = tuple(question.terms), report.notes
-    expressions = [term for term in terms if term.startswith("/") and term in question.text]
-    if question.words and expressions:
-        notes = (f"Exact: {', '.join(expressions)}. The other words rank the lines that match.", *notes)
-    exact = replace(report.exact, terms=terms) if report.exact else None
-    return replace(report, query=question.text, notes=notes, exact=exact)
 
 
 def parse(
@@ -188,7 +211,7 @@ def parse(
     ignore_case: bool | None = None,
     whole_words: bool = False,
     multiline: bool = False,
-) -> Question:
+) -> ParsedQuery:
     """Parse a query, and add ``fixed`` strings and ``regex`` patterns to its terms.
 
     ``ignore_case`` applies unless the query has ``case:``; ``whole_words`` and ``multiline`` apply to all patterns.
@@ -203,14 +226,14 @@ def parse(
     if not is_unicode(text):
         raise UsageError("The query is not UTF-8", repr(text)[:100], "Check the terminal's encoding.")
     parser = _Parser(text, ignore_case=ignore_case, whole_words=whole_words, multiline=multiline)
-    question = parser.parse()
+    parsed = parser.parse()
     given = [(each, True) for each in fixed] + [(each, False) for each in regex]
     options: dict[str, Any] = {"ignore_case": parser.ignore_case, "words": whole_words, "multiline": multiline}
     more = tuple(Pattern.of(each, literal=literal, **options) for each, literal in given)
-    question = replace(question, terms=replace(question.terms, patterns=(*question.terms.patterns, *more)))
-    if question == Question(text) and text.strip():
+    parsed = replace(parsed, terms=replace(parsed.terms, patterns=(*parsed.terms.patterns, *more)))
+    if parsed == ParsedQuery(text) and text.strip():
         raise UsageError("case: needs a search term", text[:200], "Add words, an exact string or a regular expression.")
-    return question
+    return parsed
 
 
 def field_term(name: str, value: str) -> str:
@@ -235,7 +258,7 @@ class _Parser:
         self.excluded: list[tuple[str, bool]] = []
         self.values: dict[str, list[str]] = {}
 
-    def parse(self) -> Question:
+    def parse(self) -> ParsedQuery:
         """Read term by term; build the patterns once case sensitivity is known."""
         while self.at < len(self.text):
             if self.text[self.at].isspace():
@@ -255,7 +278,7 @@ class _Parser:
 
         branches = of("branch")
         names_any_case = cases[-1:] == [True] and any(map(of, ("def", "uses", "sym")))
-        return Question(
+        return ParsedQuery(
             self.text,
             " ".join(self.words),
             ExactTerms(patterns, of("def"), of("uses"), of("sym"), any_case=names_any_case),
@@ -363,3 +386,57 @@ def _sources(entities: Iterable[Entity], names: Iterable[str]) -> tuple[Entity, 
             raise UsageError("No source name contains this text", name, "'driftline sources' lists them.")
         found |= dict.fromkeys(of_name)
     return tuple(found)
+
+
+def names_in(query: str) -> list[str]:
+    """Return the definition names in ``query``: its only word, or the words spelled like a name.
+
+    ``getUser``, ``get_user``, ``IReader``, ``Session.get``, ``net::Session`` and ``get_user()`` are names; ``user`` is
+    one only on its own.
+    """
+    words = [word.strip("`'\"()[]{},;:?.!") for word in query.split()]
+    if len(words) == 1:
+        return words if _NAME.fullmatch(words[0]) else []
+    return [word for word in dict.fromkeys(words) if _SPELT_AS_NAME.fullmatch(word)]
+
+
+def is_constant(name: str) -> bool:
+    """Return whether a name is spelled like a constant, a setting or an environment variable: MAX_TRIES."""
+    return "_" in name and name.isupper() and name.isidentifier()
+
+
+def places_in(query: str) -> list[tuple[str, int | None]]:
+    """Return the files and 1-based lines in a stack trace or message. A query that is only a file name yields no line.
+
+    >>> places_in('File "/srv/app/core/engine.py", line 200, in run'), places_in("src/main.rs:12:5")
+    ([('/srv/app/core/engine.py', 200)], [('src/main.rs', 12)])
+    >>> places_in("core/engine.py"), places_in("how does engine.py stop")
+    ([('core/engine.py', None)], [])
+    """
+    found: list[tuple[str, int | None]] = [(path, int(line)) for path, line in _PLACE.findall(query)]
+    if not found and re.fullmatch(_FILE, query.strip()):
+        found = [(query.strip(), None)]
+    places = dict.fromkeys((path.replace("\\", "/").removeprefix("./"), line) for path, line in found)
+    return list(places)[:MAX_PLACES]
+
+
+def query_form(query: str) -> QueryForm:
+    """Return whether ``query`` is a name, a phrase, a question or a sentence.
+
+    A name is a single word spelled like an identifier: getUser, get_user, Session.get, but not user. Keywords and
+    questions name a topic; a sentence with an article, as in a doc comment, describes one specific item. "usage" is a
+    question about how to use something, what it is, or why.
+
+    >>> query_form("retry backoff"), query_form("how is the cache flushed"), query_form("Return the path of a lease")
+    ('phrase', 'question', 'sentence')
+    >>> query_form("how do I flush the cache"), query_form("what is a lease")
+    ('usage', 'usage')
+    """
+    words = re.findall(r"\w+", query.lower())
+    if len(query.split()) == 1 and any(map(_SPELT_AS_NAME.fullmatch, names_in(query))):
+        return "name"
+    if _USAGE.match(query.lstrip()):
+        return "usage"
+    if query.rstrip().endswith(("?", "\uff1f")) or (len(words) > 1 and words[0] in _QUESTION_WORDS):
+        return "question"
+    return "phrase" if _ARTICLES.isdisjoint(words) else "sentence"

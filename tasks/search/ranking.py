@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.tokenizer import name_parts, terms, terms_of
-from driftline.tasks.search.query_form import QueryForm
+from driftline.tasks.search.query_language import QueryForm
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from driftline.storage.embedding import Embedder
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.definition_table import DeepTable
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.outline import Definition
+from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.filters import LineKinds, relative_to_sources
 from driftline.tasks.search.hits import add_definitions
@@ -52,7 +52,7 @@ def weight_in(mode: str) -> float:
 
 
 def reranked(
-    windows: Sequence[Window], query: str, tables: Sequence[LineQuery], encoder: Encoder, weight: float
+    windows: Sequence[Window], query: str, tables: Sequence[TableSearcher], encoder: Encoder, weight: float
 ) -> list[Window]:
     """Sort ``windows`` by their score plus ``weight`` times the cosine between ``query`` and their text.
 
@@ -71,7 +71,7 @@ def reranked(
     return sorted(scored, key=lambda window: -window.score)
 
 
-def texts_of(windows: Sequence[Window], tables: Sequence[LineQuery]) -> list[str]:
+def texts_of(windows: Sequence[Window], tables: Sequence[TableSearcher]) -> list[str]:
     """Return each window's text for the encoder: its definition's name and head, its lines, and its path.
 
     The lines come from the index.
@@ -175,7 +175,7 @@ def joined(
     found: dict[DefinitionKey, float],
     vector: NDArray[np.float32],
     deep: DeepSearch,
-    tables: Sequence[LineQuery],
+    tables: Sequence[TableSearcher],
     embedder: Embedder,
 ) -> list[Window]:
     """Join ``windows``, best first, with the definitions in ``found``, and sort them by joined score.
@@ -207,7 +207,7 @@ def _weight(definition: Definition) -> float:
 
 def _windows(
     found: Sequence[DefinitionKey],
-    tables: Sequence[LineQuery],
+    tables: Sequence[TableSearcher],
     vector: NDArray[np.float32],
     embedder: Embedder,
     deep: DeepSearch,

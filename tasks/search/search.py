@@ -1,677 +1,79 @@
-"""Search a workspace: from a query to windows of lines, best first (DESIGN, "Search")."""
+"""Search a workspace: run a request as an exact or a ranked search (DESIGN, "Search").
+
+Every interface searches through ``search``, in this process or another.
+"""
 
 from __future__ import annotations
 
-import logging
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import chain
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
 
-import numpy as np
-import pyarrow as pa
-from cachetools import LRUCache
-from numpy.typing import NDArray
-
-from driftline.storage.defaults import DEFAULT_N_LINES, FALLBACK_THRESHOLD, Strategy
-from driftline.storage.embedding import Embedder
-from driftline.storage.entities import Entity
-from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
-from driftline.storage.lance.failures import without_panic
-from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import NOTHING, RESULT_COLUMNS, LineQuery, Scored, nearest_blocks
-from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
-from driftline.storage.lines.tokenizer import keywords, normalize_query
-from driftline.storage.objects.store_requests import in_parallel
-from driftline.storage.option_table import from_keywords
-from driftline.storage.shared_cache import SharedCache
-from driftline.storage.workspace.records import html_table
+from driftline.storage.errors import UsageError
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
-from driftline.tasks.search.facets import Facets, Match, counted
-from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
-from driftline.tasks.search.hits import HIT_TYPES, Hit, distinct_windows, hits, of_distinct_files
-from driftline.tasks.search.links import SourceRecords
-from driftline.tasks.search.query_form import QueryForm, names_in, places_in, query_form
-from driftline.tasks.search.ranking import (
-    GROWTH,
-    GROWTH_ACROSS,
-    JUDGED_WINDOWS,
-    WEIGHTS,
-    WEIGHTS_OF_FORMS,
-    FoundLine,
-    Window,
-    arranged,
-    merge_windows,
-)
-from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest
-from driftline.tasks.search.rerank import (
-    JOINED_WINDOWS,
-    DeepSearch,
-    Encoder,
-    joined,
-    reranked,
-    weight_in,
-    windows_to_rerank,
-)
-from driftline.tasks.task_context import ModelRef, load_embedder
-
-log = logging.getLogger(__name__)
-_Found = TypeVar("_Found")
-
-FETCH_FACTOR = 3
-"""Lines to fetch per result, because neighbouring lines are merged; more are fetched if necessary."""
-CANDIDATE_BLOCKS = 100
-CANDIDATE_NEAR_BLOCKS: Mapping[QueryForm, int] = {
-    "name": 100,
-    "phrase": 100,
-    "question": 100,
-    "usage": 100,
-    "sentence": 50,
-}
-CANDIDATE_LINES = 30
-"""Candidates of a hybrid search: lexical blocks, and semantic blocks or, with a distance limit, nearest lines.
-
-A search with too few results fetches more. A sentence describes one definition, and more semantic blocks tend to hide
-it."""
-CANDIDATE_DEFINITIONS = 20
-"""How many definitions to look up per name in a query."""
-MAX_TENANTS_AT_ONCE, MAX_TABLES_AT_ONCE = 8, 8
-"""How many tenants, and tables per tenant, to open in parallel; each waits for a bucket."""
-MAX_THREADS = 64
-"""Maximum number of threads shared by all searches of a process."""
-MAX_BLOCKS = 6_400
-"""Maximum number of candidate blocks."""
-MAX_COPIES = 64
-"""If copies leave fewer results than requested, at most this many times as many lines and windows are ranked."""
-
-_TENANTS: SharedCache[str, list[Entity]] = SharedCache(LRUCache(64))
-"""Maps buckets to the tenants found by their last search."""
+from driftline.tasks.search.exact import search_exactly, search_inside, without_matches
+from driftline.tasks.search.facets import chosen, with_alternatives, without_chosen
+from driftline.tasks.search.hits import SearchReport
+from driftline.tasks.search.query_language import ParsedQuery, parse_request
+from driftline.tasks.search.ranked import model_of, search_ranked
+from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.task_context import load_embedder
 
 
-@dataclass(frozen=True, slots=True)
-class ExactCounts:
-    """How many ``lines`` and ``documents`` an exact search found: all matches if ``complete`` is set.
-
-    Otherwise ``reason`` explains why not: the ``limit`` on results, the ``time``, or ``partial`` documents that pass
-    the filters, of which only the first and last lines are indexed. Filter-only queries count no lines. ``terms`` are
-    the query's exact terms.
-    """
-
-    lines: int
-    documents: int
-    reason: Literal["limit", "time", "partial"] | None = None
-    partial: int = 0
-    terms: tuple[str, ...] = field(default=(), compare=False)
-
-    @property
-    def complete(self) -> bool:
-        """Whether there are no more matches."""
-        return self.reason is None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object for ``search --json``."""
-        counts = {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
-        return {**counts, "partial": self.partial, "terms": list(self.terms)}
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class SearchReport:
-    """The result of a search: an iterable of hits, best first.
-
-    Examples:
-        >>> report = SearchReport("lease", ())
-        >>> report
-        <SearchReport 'lease': 0 results>
-        >>> [hit.path for hit in report]
-        []
-    """
-
-    query: str
-    results: tuple[Hit, ...]
-    explanation: Explanation | None = None
-    notes: tuple[str, ...] = ()
-    """Notes: why there are no results, or that no result is a good match."""
-    nearest: Hit | None = None
-    """If there are no results, the nearest line that passes the filters, at any distance."""
-    unmatched: tuple[str, ...] = ()
-    """If there are no results, the globs that match no documents."""
-    exact: ExactCounts | None = None
-    """The counts of an exact search, and whether they are complete."""
-    facets: Facets | None = None
-    """How many files match by facet, if requested."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as a dictionary.
-
-        Returns:
-            The ``search --json`` object.
-
-        Examples:
-            >>> SearchReport("lease", ()).to_dict()
-            {'query': 'lease', 'results': []}
-        """
-        found: dict[str, Any] = {"query": self.query, "results": [hit.to_dict() for hit in self.results]}
-        found |= {"explanation": self.explanation.to_dict()} if self.explanation else {}
-        found |= {"exact": self.exact.to_dict()} if self.exact else {}
-        found |= {"facets": self.facets.to_dict()} if self.facets else {}
-        found |= {"notes": list(self.notes)} if self.notes else {}
-        found |= {"unmatched": list(self.unmatched)} if self.unmatched else {}
-        return found | ({"nearest": self.nearest.to_dict()} if self.nearest else {})
-
-    def to_arrow(self) -> pa.Table:
-        """Return the hits as a table.
-
-        Returns:
-            One row per hit, with the fields of ``Hit`` as columns.
-
-        Examples:
-            >>> SearchReport("lease", ()).to_arrow().num_rows
-            0
-        """
-        rows = [hit.to_dict() for hit in self.results]
-        return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in HIT_TYPES.items()})
-
-    def __iter__(self) -> Iterator[Hit]:
-        return iter(self.results)
-
-    def __repr__(self) -> str:
-        count = f"{len(self.results)} result{'' if len(self.results) == 1 else 's'}"
-        shown = "".join(f"\n  {hit.rank}. {hit.path}:{hit.line}  {hit.text.strip()[:80]}" for hit in self.results)
-        return f"<SearchReport {self.query!r}: {count}{shown}>"
-
-    def _repr_html_(self) -> str:
-        rows = [(f"{hit.path}:{hit.line}", f"{hit.score:.2f}", hit.text) for hit in self.results]
-        return html_table(("line", "score", "text"), rows) + html_table(("notes",), [(note,) for note in self.notes])
-
-
-@without_panic()
-def answer(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Return the ``top_k`` windows that match a request best.
-
-    ``max_distance`` drops more distant lines, ``min_relevance`` less relevant lines (relevance.py), and ``symbols``,
-    ``kinds`` and ``tests`` drop lines that do not pass LineKinds. A transformer reranks the best ``rerank`` windows
-    (True: DEFAULT_RERANKED). ``deep`` joins definitions found by a transformer (rerank.py); None does so in a hybrid
-    search of a workspace with definition embeddings, if the extra is installed. ``branch`` and ``workspace_name`` are
-    handled by the interfaces, which open the workspace on the branch and resolve the name to a filter. Raises
-    UsageError, MissingExtra, ModelNotFound, FingerprintMismatch, CorruptFile.
-    """
-    for name in ("branch", "workspace_name"):
-        if getattr(request, name) is not None:
-            raise UsageError(f"{name} is not resolved", str(getattr(request, name)), "Search through driftline.search.")
-    query, top_k, n_lines, mode = request.query, request.top_k, request.n_lines, request.mode
-    where = line_filter(request, workspace)
-    n_reranked, joining = windows_to_rerank(request.rerank), _deep(workspace, request.deep, mode)
-    encoder = _transformer() if n_reranked else None
-    only = LineKinds.of(request)
-    explanation, model = Explanation(mode, request.strategy), _model_of(workspace)
-    nothing = SearchReport(query, (), explanation if request.explain else None)
-    nothing = replace(nothing, facets=Facets() if request.facets else None)
-    if top_k == 0 or not query.strip() or model is None:
-        return replace(nothing, notes=_trivially(workspace, request))
-    records = SourceRecords(workspace)
-    records.read_ahead(search_threads())
-    with explanation.timed("open"):
-        queries, embedder = _open(workspace, model, mode, where, (request.strategy, request.fallback_threshold))
-    counting = [search_threads().submit(_count_ahead, table, records) for table in queries] if request.explain else []
-    vector = embedder.embed_query(query)
-    if not queries or (mode == "vector" and not vector.any()):
-        return replace(nothing, notes=(UNKNOWN_WORDS if queries else nothing_indexed(workspace),))
-    limit = (calibration := Calibration.of(embedder)).limit(request)
-    finder = _Finder(
-        query, vector, embedder, queries, limit, explanation, records, only, [] if request.facets else None
-    )
-    n_windows = max(top_k, n_reranked, JOINED_WINDOWS if joining else 0)
-    deep_search = joining and DeepSearch.of(workspace, joining, where, only, limit)
-    with ThreadPoolExecutor(1) as pool:
-        definitions = pool.submit(deep_search.find, query) if deep_search else None
-        windows = distinct_windows(lambda n_windows: finder.find(n_windows, n_lines, mode), n_windows, records)
-    if deep_search and definitions:
-        with explanation.timed("deep"):
-            windows = joined(windows, definitions.result(), vector, deep_search, queries, embedder)
-    if encoder is not None:
-        with explanation.timed("rerank"):
-            windows = [*reranked(windows[:n_reranked], query, queries, encoder, weight_in(mode)), *windows[n_reranked:]]
-    with explanation.timed("context"):
-        found = tuple(hits(workspace, queries, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
-    if request.explain:
-        wait(counting)
-        _count(explanation, queries)
-    if request.facets:
-        nothing = replace(nothing, facets=counted(finder.matches(), request))
-    if found:
-        return replace(nothing, results=found, notes=notes_on(found))
-    return _explained(nothing, workspace, finder, request, records)
-
-
-@from_keywords(SearchRequest)
 def search(workspace: Workspace, request: SearchRequest) -> SearchReport:
-    """Run ``answer`` on a request built from these arguments."""
-    return answer(workspace, request)
+    """Run an exact search if the request has exact terms, otherwise a ranked search for its words.
 
-
-def _explained(
-    report: SearchReport, workspace: Workspace, finder: _Finder, request: SearchRequest, records: SourceRecords
-) -> SearchReport:
-    """Add the reason and the nearest line that passes the filters to a ``report`` with no results."""
-    calibration, queries = Calibration.of(finder.embedder), finder.tables
-    windows = replace(finder, max_distance=None).nearest_allowed() if finder.embedded.any() else []
-    near = [*hits(workspace, queries, windows, report.query, 0, records, calibration, False)]
-    unmatched, notes = why_nothing(workspace, queries, request)
-    notes = notes or (_why_left_out(near, request.mode, finder.max_distance, finder.only),)
-    return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
-
-
-NO_GOOD_MATCH = "No good match. These are the nearest lines, all weak."
-UNKNOWN_WORDS = "The model knows none of the query's words."
-
-
-def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
-    """Return a note if no hit is likely to be relevant."""
-    return (NO_GOOD_MATCH,) if found and all(hit.label == "weak" for hit in found) else ()
-
-
-def nothing_indexed(workspace: Workspace) -> str:
-    """Explain why a workspace has no lines: whether it has sources, and why their files were skipped."""
-    if workspace.config.fingerprint and not workspace.config.model:  # restored by a repair
-        return f"{workspace.objects.uri} has no record of its embedding model. Run: driftline index SOURCE --model NAME"
-    reasons: Counter[str] = Counter()
-    records = []
-    for entity, record in workspace.readable_sources():
-        records.append(record)
-        reasons.update(filter(None, workspace.manifest(entity).read(columns=["reason"])["reason"].to_pylist()))
-    if not records:
-        return f"Nothing is indexed in {workspace.objects.uri}. Run: driftline index SOURCE"
-    listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-    left_out = f"all files of its sources were skipped ({listed})" if reasons else "its sources have no indexed files"
-    if any(record.include or record.exclude for record in records):
-        left_out += " that match their filters (`include`, `exclude`)"
-    return f"The index in {workspace.objects.uri} has no lines: {left_out}."
-
-
-def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
-    if request.top_k == 0:
-        return ("No results were requested (`top_k` is 0).",)
-    return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)
-
-
-def why_nothing(
-    workspace: Workspace, queries: Sequence[LineQuery], filters: SearchFilter
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the globs that match no documents, and messages about filters that match nothing.
-
-    Both are empty if any line passes.
+    A request with only filters lists the matching files. The caller must open the workspace on the branch given in the
+    query. Raises the same errors as ``search_exactly`` and ``search_ranked``.
     """
-    if any(query.matches for query in queries):
-        return (), ()
-    if not any(query.lines for query in queries):
-        return (), (nothing_indexed(workspace),)
-    empty = [each for each in conditions(filters) if not _matches(workspace, line_filter(each[2], workspace))]
-    notes = tuple(why for _, why, _ in empty) or ("No indexed document matches all filters together.",)
-    return tuple(name for name, _, _ in empty if name.startswith("glob ")), notes
+    report = _searched(workspace, request)
+    if report.facets is None:
+        return report
+    facets = replace(report.facets, files=())
+    if chosen(request) and (wider := _searched(workspace, without_chosen(request)).facets):
+        facets = with_alternatives(facets, wider, request)
+    return replace(report, facets=facets)
 
 
-def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
-    found = (each for tenant in workspace.tenants() for each in tables_of(workspace, tenant, where))
-    tables = ((workspace.lines(entity), narrowed) for entity, narrowed in found)
-    return any(LineQuery(table, narrowed).matches for table, narrowed in tables if table.exists())
-
-
-def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
-    """Return why lines that pass the filters are not results."""
-    if not nearest and only != ALL_LINES:
-        return "No line near the query is of these kinds (`kinds`, `symbols`, `tests`)."
-    if not nearest:
-        return "No line contains any of the query's words, and the model knows none of them."
-    if limit is None or nearest[0].distance <= limit:
-        return (
-            "No line contains any of the query's words."
-            if mode == "text"
-            else "No line near the query is of these kinds."
+def _searched(workspace: Workspace, request: SearchRequest) -> SearchReport:
+    query = parse_request(request)
+    if not query.is_exact and (request.count or request.files):
+        raise UsageError(
+            "Only exact matches can be counted", query.text, "Add an exact string or a regular expression."
         )
-    return nearest_note(nearest[0], limit)
+    if not query.terms.patterns:
+        options = {"whole_words": True, "multiline": True, "ignore_case": False}
+        for name in (name for name, value in options.items() if getattr(request, name) is value):
+            fix = "Pass the text as an exact string or a regular expression."
+            raise UsageError(f"`{name}` applies only to exact text", query.text, fix)
+    if query.is_plain:
+        return search_ranked(workspace, request)
+    also = (*request.also, *query.conditions(workspace, request.boundary))
+    narrowed = replace(request, query=query.words, also=also, fixed=None, regex=None)
+    if query.excluded:
+        narrowed = replace(narrowed, also=(*also, without_matches(workspace, query.excluded, narrowed)))
+    if query.is_exact:
+        return _explained(search_exactly(workspace, query.terms, narrowed), query)
+    inside = query.terms.only_inside
+    report = search_inside(workspace, query.terms, narrowed) if inside else search_ranked(workspace, narrowed)
+    return replace(report, query=query.text)
 
 
-def nearest_note(hit: Hit, limit: float) -> str:
-    """Return how far the nearest line is beyond a search's limit."""
-    return (
-        f"No line is within the distance {limit:.4g}: the nearest, {hit.path}:{hit.line}, has distance "
-        f"{hit.distance:.4f} and relevance {hit.relevance:.4f}."
-    )
+def _explained(report: SearchReport, query: ParsedQuery) -> SearchReport:
+    """Add the exact terms to a report and, if they may have been meant as words, a note."""
+    terms, notes = tuple(query.terms), report.notes
+    expressions = [term for term in terms if term.startswith("/") and term in query.text]
+    if query.words and expressions:
+        notes = (f"Exact: {', '.join(expressions)}. The other words rank the lines that match.", *notes)
+    exact = replace(report.exact, terms=terms) if report.exact else None
+    return replace(report, query=query.text, notes=notes, exact=exact)
 
 
 def warm(workspace: Workspace) -> None:
     """Load the model, and open the tables of ``workspace``. Raises the same errors as ``search``."""
-    search(workspace, "warm", top_k=1)
+    search(workspace, SearchRequest("warm", top_k=1))
 
 
 def prepare(workspace: Workspace) -> None:
     """Like ``warm``, plus libraries that only long-lived processes load. Raises the same errors as ``search``."""
     warm(workspace)
-    if (model := _model_of(workspace)) is not None:
+    if (model := model_of(workspace)) is not None:
         load_embedder(model).prepare()
-
-
-def _model_of(workspace: Workspace) -> ModelRef | None:
-    config = workspace.config
-    if config.fingerprint is None or config.model is None or config.dim is None:
-        return None
-    return ModelRef(config.model, config.fingerprint, config.dim)
-
-
-def _transformer(name: str | None = None) -> Encoder:
-    from driftline.tasks.embedding.transformer import load_transformer  # other searches do not load it
-
-    return load_transformer(name)
-
-
-def _deep(workspace: Workspace, deep: bool | None, mode: Mode) -> Encoder | None:
-    """Return the workspace's transformer, if a search joins its definitions.
-
-    If it was requested, raises UsageError if the workspace has none, MissingExtra, ModelNotFound, FingerprintMismatch.
-    """
-    known = workspace.deep_model
-    if deep is False or (deep is None and (known is None or mode != "hybrid")):
-        return None
-    if known is None:
-        raise UsageError("The workspace has no definition embeddings", fix="Run: driftline index SOURCE --deep")
-    from driftline.tasks.embedding.transformer import deep_fingerprint, resolve_deep_model
-
-    try:
-        if deep_fingerprint(resolve_deep_model(known.name)) != known.fingerprint:
-            fix = "Install the transformer that the workspace was indexed with, or run: driftline index --deep"
-            raise FingerprintMismatch("The transformer differs from the workspace's", known.name, fix)
-        return _transformer(known.name)
-    except (MissingExtra, ModelNotFound, FingerprintMismatch) as error:
-        if deep:
-            raise
-        log.warning("Skipping definitions: %s", error)
-        return None
-
-
-def _open(
-    workspace: Workspace, model: ModelRef, mode: Mode, where: LineFilter | None, filtering: tuple[Strategy, float]
-) -> tuple[list[LineQuery], Embedder]:
-    """Open a query over each tenant's table, if there is one, and load the embedder in parallel."""
-
-    def open_table(query: LineQuery) -> None:
-        query.open(words=mode != "vector", lines=mode == "vector", blocks=mode == "hybrid")
-
-    shared = nullcontext(search_threads()) if workspace.objects.is_local else None
-    with shared or ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(load_embedder, model)
-        return open_tables(workspace, where, open_table, filtering), loading.result()
-
-
-def open_tables(
-    workspace: Workspace,
-    where: LineFilter | None,
-    open_table: Callable[[LineQuery], object],
-    filtering: tuple[Strategy, float] = ("auto", FALLBACK_THRESHOLD),
-) -> list[LineQuery]:
-    """Return a query over each existing lines table, with its sources' filter.
-
-    ``open_table`` opens each, in parallel, and may read ahead what the search needs of it.
-    """
-    where = relative_to_sources(workspace, where) if where else None
-
-    def opened_table(found: tuple[Entity, LineFilter | None]) -> LineQuery | None:
-        entity, narrowed = found
-        query = LineQuery(workspace.lines(entity), narrowed, *filtering)
-        try:
-            open_table(query)
-        except DriftlineError:
-            if query.table.exists():
-                raise
-            return None
-        return query
-
-    def opened(tenant: Entity) -> list[LineQuery]:
-        tables = [*tables_of(workspace, tenant, where)]
-        if workspace.objects.is_local or len(tables) == 1:
-            return [*filter(None, map(opened_table, tables))]
-        return [*filter(None, in_parallel(opened_table, tables, MAX_TABLES_AT_ONCE))]
-
-    shared = nullcontext(search_threads()) if workspace.objects.is_local else None
-    with shared or ThreadPoolExecutor(MAX_TENANTS_AT_ONCE) as pool:
-        # Open the last search's tenants while the bucket lists the current ones.
-        at = workspace.objects.uri
-        opening = {tenant: pool.submit(opened, tenant) for tenant in _TENANTS.get(at) or ()}
-        tenants = workspace.tenants()
-        if not workspace.objects.is_local:
-            _TENANTS.put(at, tenants)
-        opening |= {tenant: pool.submit(opened, tenant) for tenant in tenants if tenant not in opening}
-        return [query for tenant in tenants for query in opening[tenant].result()]
-
-
-@cache
-def search_threads() -> ThreadPoolExecutor:
-    """Return the shared thread pool: starting a thread takes longer than most of its work."""
-    return ThreadPoolExecutor(MAX_THREADS, "driftline-search")
-
-
-os.register_at_fork(after_in_child=search_threads.cache_clear)
-
-
-def tables_of(
-    workspace: Workspace, tenant: Entity, where: LineFilter | None
-) -> Iterator[tuple[Entity, LineFilter | None]]:
-    """Yield a tenant's tables to search, as arguments for ``Workspace.lines``, each with its filter.
-
-    Sources on a branch are searched in the branch's table, the others in the main index.
-    """
-    branched = tuple(entity for entity in workspace.branches if entity.tenant == tenant)
-    others = [entity for entity in workspace.entities(tenant) if entity not in workspace.branches] if branched else []
-    if others or not branched:
-        rest = LineFilter(not_of=branched, all_of=(where,) if where else None) if branched else where
-        yield tenant, rest
-    for entity in branched:
-        only_it = len(branched) == 1 and not others
-        yield entity, where if only_it else LineFilter(entities=(entity,), all_of=(where,) if where else None)
-
-
-def _count_ahead(table: LineQuery, records: SourceRecords) -> None:
-    """Warm the caches: count a table's lines for ``_count``, and read its sources' records."""
-    if table.lines:
-        records.read_ahead(search_threads(), table.sources)
-
-
-def _count(explanation: Explanation, queries: Sequence[LineQuery]) -> None:
-    """Record how many lines passed the filter, and how many were compared."""
-    explanation.lines = sum(query.lines for query in queries)
-    explanation.matches = sum(query.matches for query in queries)
-    if explanation.mode != "text":
-        explanation.examined = sum(query.examined for query in queries)
-        explanation.index = next((query.index for query in queries if query.index), None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Finder:
-    """A query over the tables of all tenants."""
-
-    query: str
-    embedded: NDArray[np.float32]
-    embedder: Embedder
-    tables: Sequence[LineQuery]
-    max_distance: float | None
-    explanation: Explanation
-    records: SourceRecords
-    only: LineKinds = ALL_LINES
-    ranked: list[FoundLine] | None = None
-    """The lines ranked by the last attempt, best first, if facets need them."""
-
-    def matches(self) -> Iterator[Match]:
-        """Yield the files of the ranked lines."""
-        kinds: dict[tuple[str, str], set[str]] = {}
-        for row in self.ranked or ():
-            of_file = kinds.setdefault(row.file, set())
-            of_file |= {row.definition.kind} if row.definition is not None else set()
-        return (Match(*file, frozenset(found)) for file, found in kinds.items())
-
-    def _kept(self, rows: Iterable[FoundLine]) -> Iterable[FoundLine]:
-        """Return ``rows``, keeping them for facets."""
-        if self.ranked is None:
-            return rows
-        self.ranked[:] = rows
-        return self.ranked
-
-    def find(self, n_windows: int, n_lines: int, mode: Mode) -> list[Window]:
-        """Return the best windows, best first."""
-        if mode == "vector":
-            return self.vector(n_windows, n_lines)
-        return self.hybrid(n_windows, n_lines, meaning=mode == "hybrid")
-
-    def vector(self, n_windows: int, n_lines: int) -> list[Window]:
-        """Return windows around the nearest lines."""
-        max_gap = 2 * n_lines + 1 if n_lines else 0
-        fetch = n_windows * FETCH_FACTOR
-        while True:
-            with self.explanation.timed("vector"):
-                found = self._nearest(fetch)
-            windows = merge_windows(self._kept(self._allowed(found.sort_by("distance"))), max_gap, n_windows)
-            if len(windows) == n_windows or len(found) < fetch:
-                return windows
-            fetch *= 2
-
-    def hybrid(self, n_windows: int, n_lines: int, *, meaning: bool) -> list[Window]:
-        """Return windows around the best-ranked lines of the best lexical and semantic blocks.
-
-        If the search has a distance limit, the nearest lines replace the semantic blocks.
-        """
-        max_gap = 2 * max(n_lines, DEFAULT_N_LINES) + 1  # ranking already uses the neighbours
-        by_distance = meaning and self.max_distance is not None
-        form = query_form(self.query)
-        n_blocks, n_near = CANDIDATE_BLOCKS, CANDIDATE_NEAR_BLOCKS[form] if meaning else 0
-        n_near = CANDIDATE_LINES if by_distance else n_near
-        judged, most = n_windows, MAX_COPIES * n_windows
-        while True:
-            blocks, found_near, lines = self._candidates(n_blocks, n_near)
-            self.records.read_ahead(search_threads(), {entity for entity, _, _ in lines.documents})
-            with self.explanation.timed("rank"):
-                options: dict[str, Any] = {"n_windows": judged, "meaning": meaning, "only": self.only}
-                options["weights"] = WEIGHTS_OF_FORMS.get(form, WEIGHTS)
-                rows = rank(self.embedded, lines, blocks, self.embedder, **options)
-                if (farthest := self.max_distance) is not None:
-                    rows = (row for row in rows if row.distance <= farthest)
-                across = GROWTH if form == "sentence" else GROWTH_ACROSS
-                merged = merge_windows(self._kept(rows), max_gap, max(judged, JUDGED_WINDOWS), across)
-                merged = of_distinct_files(merged, self.records)
-                windows = arranged(merged, lines.words, form, name=next(iter(names_in(self.query)), ""))
-                n_copies = len(merged) - len(windows)
-                windows = windows[:n_windows]
-            examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
-            self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
-            self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
-            all_near = not meaning or found_near < n_near
-            # If the nearest lines are complete, so are all lines within the distance.
-            all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
-            if len(windows) < n_windows and n_copies and judged < most:  # copies took the places of other documents
-                judged *= 4
-                continue
-            if len(windows) == n_windows or (all_near and all_blocks):
-                return windows
-            n_blocks, n_near = 4 * n_blocks, 4 * n_near
-
-    def nearest_allowed(self) -> list[Window]:
-        """Return the nearest line that passes ``only``, if it is among the nearest lines."""
-        rows = self._allowed(self._nearest(CANDIDATE_BLOCKS))
-        return [Window.around(row) for row in rows[:1]]
-
-    def _candidates(self, blocks: int, near: int) -> tuple[pa.Table, int, Candidates]:
-        """Return the best lexical and semantic blocks, searched in parallel; how many are semantic; and their lines."""
-        with self.explanation.timed("names"):
-            names, places = names_in(self.query), places_in(self.query)
-            named = [
-                np.append(table.holding(places), table.defining(names, CANDIDATE_DEFINITIONS)) for table in self.tables
-            ]
-        if any(map(len, named)) and len(self.query.split()) == 1 and self.max_distance is None:
-            near = 0  # a definition with exactly this name is better evidence than similar lines
-
-        def timed(find: Callable[[int], _Found]) -> _Found:
-            with self.explanation.timed("vector"):
-                return find(near)
-
-        finding = search_threads().submit(timed, self._near_blocks if self.max_distance is None else self._nearest)
-        try:
-            with self.explanation.timed("text"):
-                words = normalize_query(keywords(self.query))
-                matching = _best(self._of_tables(lambda table: table.matching(words, blocks)), blocks)
-            if self.max_distance is None:
-                near_blocks = finding.result()
-                found = self._read(matching, named, near_blocks)
-                return found, sum(map(len, near_blocks)), lines_of(found, self.query)
-            found = self._read(matching, named, [NOTHING] * len(self.tables))
-            read = lines_of(found, self.query)  # while the search for the nearest is still running
-            return found, len(finding.result()), gather(read, finding.result())
-        finally:
-            wait([finding])  # leave nothing running if a search fails
-
-    def _of_tables(self, find: Callable[..., _Found], *known: Iterable[Any]) -> list[_Found]:
-        """Return the result of ``find`` for each table, such as many branches' tables, or its ``known`` result.
-
-        Tables are searched in parallel.
-        """
-        if len(self.tables) == 1:
-            return [*map(find, self.tables, *known)]
-        finding = [search_threads().submit(find, *each) for each in zip(self.tables, *known, strict=True)]
-        wait(finding)  # leave nothing running if a search fails
-        return [each.result() for each in finding]
-
-    def _near_blocks(self, limit: int) -> list[Scored]:
-        return _best(nearest_blocks(self.tables, self.embedded, limit), limit)
-
-    def _read(
-        self, matching: Sequence[Scored], named: Sequence[NDArray[np.uint64]], near: Sequence[Scored]
-    ) -> pa.Table:
-        """Return each block found, once per table, best ``bm25`` first; ``near`` marks semantic blocks."""
-
-        def read(table: LineQuery, by_words: Scored, by_name: NDArray[np.uint64], by_meaning: Scored) -> pa.Table:
-            near_rows = {*by_meaning.rows.tolist()}
-            bm25 = dict(zip(by_words.rows.tolist(), by_words.scores.tolist(), strict=True))
-            rows = [*dict.fromkeys(chain(bm25, by_name.tolist(), by_meaning.rows.tolist()))]
-            blocks = table.blocks_at(rows)
-            blocks = blocks.append_column("bm25", pa.array([bm25.get(row, 0.0) for row in rows], pa.float32()))
-            return blocks.append_column("near", pa.array([row in near_rows for row in rows], pa.bool_()))
-
-        with self.explanation.timed("text"):
-            blocks = pa.concat_tables(self._of_tables(read, matching, named, near))
-        order = np.argsort(-blocks["bm25"].to_numpy(), kind="stable")
-        return blocks.take(pa.array(order.tolist(), pa.int64()))
-
-    def _allowed(self, found: pa.Table) -> list[FoundLine]:
-        """Return the nearest lines that pass ``only``, with their definitions if it needs them."""
-        columns = (found[name].to_pylist() for name in (*RESULT_COLUMNS, "distance"))
-        rows = [
-            FoundLine((entity, path, digest), number, column, text, distance, 1 - distance, -distance)
-            for entity, path, number, column, text, digest, distance in zip(*columns, strict=True)
-        ]
-        if self.only.needs_definitions:
-            lines = [(*row.file, row.number) for row in rows]
-            outlines = {line: text for table in self.tables for line, text in table.outlines(lines).items()}
-            known = ((innermost(decode(outlines.get(line, "")), line[2]), line in outlines) for line in lines)
-            rows = [
-                row._replace(definition=definition, outlined=outlined)
-                for row, (definition, outlined) in zip(rows, known, strict=True)
-            ]
-        if self.only == ALL_LINES:
-            return rows
-        return [row for row in rows if self.only.allow(row.definition, row.number, row.document[1])]
-
-    def _nearest(self, limit: int) -> pa.Table:
-        found = [table.nearest(self.embedded, limit, self.max_distance) for table in self.tables]
-        return pa.concat_tables(found).sort_by("distance").slice(0, limit)
-
-
-def _best(found: Sequence[Scored], limit: int) -> list[Scored]:
-    """For each table, return which of its blocks are among the overall best ``limit``."""
-    scores = np.concatenate([each.scores for each in found])
-    best = np.zeros(len(scores), np.bool_)
-    best[np.argsort(-scores, kind="stable")[:limit]] = True
-    parts = np.split(best, np.cumsum([len(each) for each in found])[:-1])
-    return [Scored(each.rows[held], each.scores[held]) for each, held in zip(found, parts, strict=True)]

@@ -26,9 +26,9 @@ from driftline.flows.runs.index import index_sources
 from driftline.storage.garbage.references import scan_references
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.search import search
 from tests.servers.delaying import DelayingProxy, delaying
 from tests.servers.s3_server import running_s3
+from tests.support.searches import search
 
 CHANGED_FILES = 20
 BRANCHES = 100

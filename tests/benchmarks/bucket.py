@@ -28,9 +28,9 @@ import measure
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.search import search
 from tests.servers.delaying import DelayingProxy, delaying, rounds
 from tests.servers.s3_server import S3Server, running_s3
+from tests.support.searches import search
 
 DELAY_SECONDS, COUNTING_SECONDS = 0.03, 1.0
 CHANGED_FILES = 20

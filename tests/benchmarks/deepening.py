@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.runs.index import index_sources
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.search import search
+from tests.support.searches import search
 
 CHANGED_FILES = 20
 ROUNDS = 5

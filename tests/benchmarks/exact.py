@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import driftline
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import ExactSearch, ExactTerms, open_exact_tables
-from driftline.tasks.search.query_language import parse
+from driftline.tasks.search.exact import ExactSearch, open_exact_tables
+from driftline.tasks.search.query_language import ExactTerms, parse
 from tests.servers.delaying import delaying, rounds
 from tests.servers.s3_server import S3Server, running_s3
 

@@ -23,7 +23,7 @@ from packages import Package, unpacked
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.request import Mode
-from driftline.tasks.search.search import search
+from tests.support.searches import search
 
 HANDBOOK = Package("debian", "debian-handbook", "11.20220922")
 PAGES = "usr/share/doc/debian-handbook/html"

@@ -25,7 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from queries import TOLERANCE, choose_directories, sample_queries
 
-from driftline.storage.lines.line_queries import LineFilter
+from driftline.storage.lines.table_searcher import LineFilter
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 

@@ -33,7 +33,7 @@ import measure
 from semble.index import SembleIndex
 
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.search import search
+from tests.support.searches import search
 
 TOP_K = 10
 FIRST_OF_REPORTING = "m"

@@ -36,7 +36,7 @@ from semble.types import ContentType
 
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.request import Mode
-from driftline.tasks.search.search import search
+from tests.support.searches import search
 
 TOP_K = 10
 CHUNK_LINES = 16

@@ -22,11 +22,11 @@ import numpy as np
 from queries import choose_directories, recall, sample_texts
 
 from driftline.storage.defaults import Strategy
-from driftline.storage.lines import line_queries as storage_queries
-from driftline.storage.lines.line_queries import LineFilter, LineQuery, nearest_lines
+from driftline.storage.lines import table_searcher
+from driftline.storage.lines.table_searcher import LineFilter, TableSearcher, nearest_lines
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.search.search import search
+from tests.support.searches import search
 
 TOP_K = 10
 SHARES = (0.5, 0.1, 0.01, 0.001)
@@ -94,14 +94,14 @@ def measured(workspace: Workspace, texts: list[str], where: LineFilter | None) -
     embedder = WordTableEmbedder.open()
     vectors = [embedder.embed_query(text) for text in texts]
     recalls = []
-    with patch.multiple(storage_queries, EXACT_SEARCH_ROWS=-1, EXACT_SEARCH_SHARE=-1):
+    with patch.multiple(table_searcher, EXACT_SEARCH_ROWS=-1, EXACT_SEARCH_SHARE=-1):
         for vector in vectors:
             found = nearest_lines(table, vector, TOP_K, where)["distance"].to_pylist()
             exact = nearest_lines(table, vector, TOP_K, where, exact=True)["distance"].to_pylist()
             recalls.append(recall(found, exact))
     by_vector = _milliseconds(lambda number: nearest_lines(table, vectors[number], TOP_K, where), len(texts))
     searched = _milliseconds(lambda number: search(workspace, texts[number], where=where), len(texts))
-    before, after = LineQuery(table, where), LineQuery(table, where, strategy="postfilter")
+    before, after = TableSearcher(table, where), TableSearcher(table, where, strategy="postfilter")
     p50, p95, mean = float(np.median(searched)), float(np.quantile(searched, 0.95)), float(np.mean(recalls))
     print(
         f"{before.matches / before.lines:8.3%} {p50:7.1f} {p95:7.1f} {mean:7.3f} {before.examined:10,} "

@@ -36,8 +36,8 @@ from bucket import QUERIES
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.runs.index import index_sources
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.search import search
 from tests.servers.browser import CHROMIUM, open_browser
+from tests.support.searches import search
 
 STARTS = 5
 CLIENTS = 32

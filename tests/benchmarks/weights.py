@@ -25,12 +25,12 @@ from quality_sets import Query, QuerySet, code_set, prose_set
 
 from driftline.storage.defaults import DEFAULT_N_LINES
 from driftline.storage.embedding import Embedder
-from driftline.storage.lines.line_queries import LineQuery
+from driftline.storage.lines.table_searcher import TableSearcher
 from driftline.storage.lines.tokenizer import keywords, normalize_query
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.candidates import Candidates, gather, lines_of, rank
+from driftline.tasks.search.ranked import CANDIDATE_BLOCKS, CANDIDATE_LINES
 from driftline.tasks.search.ranking import WEIGHTS, Neighbourhood, Weights, merge_windows
-from driftline.tasks.search.search import CANDIDATE_BLOCKS, CANDIDATE_LINES
 from driftline.tasks.task_context import ModelRef, load_embedder
 
 TOP_K = 10
@@ -115,7 +115,7 @@ def _look_up(queries: QuerySet, requested: Sequence[Query], folder: Path) -> tup
     assert config.fingerprint is not None
     assert config.dim is not None
     embedder = load_embedder(ModelRef(config.model, config.fingerprint, config.dim))
-    table = LineQuery(workspace.lines(workspace.tenants()[0]))
+    table = TableSearcher(workspace.lines(workspace.tenants()[0]))
     found = []
     for query in requested:
         vector = embedder.embed_query(query.text)

@@ -514,6 +514,31 @@ def test_a_store_returns_the_metadata_of_documents(own: Path, store: dl.LineStor
     assert [(state.name, path) for path, state in states] == [("NEW", str(file)), ("MISSING", str(own / "none.md"))]
 
 
+@criterion("000", "AC 5", "files are compared with what a program stored of them")
+@pytest.mark.parametrize("stored_by", ["path", "absolute path", "path below the current folder"])
+def test_files_are_compared_with_the_metadata_that_a_program_stored(
+    stored_by: str, own: Path, store: dl.LineStore, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own)
+    files = [str(own / "tree/a.md"), str(own / "tree/b.md"), "tree/new.md"]
+    if stored_by == "path":
+        files = [os.path.relpath(file) for file in files]
+    names = [os.path.relpath(file) if "current" in stored_by else file for file in files[:2]]
+    stats = [os.stat(file) for file in files[:2]]
+    lines = [dl.LineEmbedding(name, 0, vector("parser", tiny_model)) for name in names]
+    kept = [dl.DocMeta(name, stat.st_size, stat.st_mtime) for name, stat in zip(names, stats, strict=True)]
+    store.upsert_line_embeddings(lines, kept)
+    Path("tree/new.md").write_text("new\n")
+
+    def states() -> list[str]:
+        return [state.name for _, state in dl.analyze_document_states(files, store)]
+
+    assert states() == ["UNCHANGED", "UNCHANGED", "NEW"]
+    os.utime(files[0], (1, 1))
+    Path(files[1]).unlink()
+    assert states() == ["CHANGED", "DELETED", "NEW"]
+
+
 BAD_LINES: list[tuple[Any, ...]] = [
     *(("r.md", 0, embedding) for embedding in ([], [1.0], ["a"] * 24, None, [float("nan")] * 24, [[1.0] * 24])),
     *(("r.md", number, [1.0] * 24) for number in (-1, 2**31, 1.5, "1", None)),

@@ -302,6 +302,12 @@ def test_the_program_runs_in_a_process_of_its_own(
     assert (answer["matches"], answer["has_matches"]) == ([], False)
 
 
+@pytest.mark.parametrize("engine", ["driftline", "auto"])
+def test_a_search_of_our_own_engine_ends_after_its_timeout(engine: str, search: Search) -> None:
+    answer = search({}, query=QUERY, files="docs/stories/*.md", engine=engine, timeout=1e-9)
+    assert (error_type(answer), answer["has_matches"]) == ("timeout", False)
+
+
 @criterion("001", "AC 19", "the reference shows the action, with examples")
 def test_the_reference_shows_the_action() -> None:
     page = action_pages()

@@ -167,7 +167,7 @@ def test_deltas_that_a_compaction_could_not_delete_are_not_folded_again(disk: De
         patch.setattr(ObjectStore, "delete", lambda store, paths: None)
         disk.compact(now=LATER)  # the removal was folded and dropped, but both deltas still exist
     assert rows(disk.read()) == {}
-    monkeypatch.setattr(delta, "MAX_FOLD_BYTES", 1)
+    monkeypatch.setattr(delta, "ROUND_BYTES", 1)
     disk.compact(now=LATER)
     assert rows(disk.read()) == {}
 
@@ -176,7 +176,7 @@ def test_a_removal_survives_later_folds(disk: DeltaIndex, monkeypatch: Any) -> N
     removal, addition = sorted([new_ulid(), new_ulid()])
     change(disk, 1, {"a": 1}, ulid=addition)
     change(disk, 2, None, "a", ulid=removal)
-    monkeypatch.setattr(delta, "MAX_FOLD_BYTES", 1)
+    monkeypatch.setattr(delta, "ROUND_BYTES", 1)
     disk.compact(now=LATER)
     assert rows(disk.read()) == {}
 
@@ -213,7 +213,7 @@ class Died(BaseException):
 def test_a_crash_at_any_step_leaves_a_readable_index_and_the_next_compaction_finishes(
     index: DeltaIndex, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(delta, "MAX_FOLD_BYTES", 4_000)  # several rounds
+    monkeypatch.setattr(delta, "ROUND_BYTES", 4_000)  # several rounds
     backend = type(index.objects._backend)
     expected: dict[str, int] = {}
     revs = count(1)

@@ -17,6 +17,7 @@ import pytest
 
 from driftline import index
 from driftline.storage.documents import DocumentState
+from driftline.storage.environment import install_command
 from driftline.storage.errors import (
     AccessDenied,
     MissingExtra,
@@ -24,7 +25,6 @@ from driftline.storage.errors import (
     SourceNotFound,
     StorageError,
     UnknownScheme,
-    install_command,
 )
 from driftline.storage.sources.source import Source, open_source
 from driftline.storage.workspace.workspace import Workspace

@@ -19,11 +19,11 @@ from driftline.storage.objects import bucket, store_requests
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.checks import survived_check
-from driftline.tasks.search.search import search
+from driftline.tasks.maintenance.verification import damaged_indexes
 from tests.servers.flaky import Fault, FlakyProxy
 from tests.servers.proxies import CephProxy, Proxy, SkewedProxy
 from tests.servers.serving import serving
+from tests.support.searches import search
 
 SHARE = 0.25
 """The share of requests that fail; six failures in a row are rare."""
@@ -244,6 +244,6 @@ def test_a_table_that_the_store_refuses_to_read_is_not_damaged(
     with serving(RefusingProxy(s3_server, status, code)) as proxy:
         workspace = Workspace.open(s3_bucket, {"aws_endpoint": proxy.endpoint})
         table = workspace.lines(workspace.tenants()[0])
-        for read in (table.damaged_fragments, partial(survived_check, table, ""), partial(search, workspace, "lease")):
+        for read in (table.damaged_fragments, partial(damaged_indexes, table, ""), partial(search, workspace, "lease")):
             with pytest.raises(AccessDenied, match=code):
                 read()

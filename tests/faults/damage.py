@@ -19,10 +19,10 @@ from pathlib import Path
 from random import Random
 
 from driftline.flows.commands.main import main
-from driftline.storage.lance.reader_process import ProcessDied, survived
+from driftline.storage.lance.reader_process import ProcessDied, run_in_worker
 from driftline.storage.lines import line_counts
 from driftline.storage.lines.line_table import LineTable
-from driftline.tasks.maintenance import checks, search_quality
+from driftline.tasks.maintenance import search_quality, verification
 
 DOCUMENTS = 8
 MEASURED_QUERIES = 3
@@ -140,7 +140,7 @@ def _command(arguments: list[str]) -> tuple[int, str, str]:
     from tests.faults import damage as this
 
     search_quality.QUERIES = MEASURED_QUERIES
-    checks._checked_indexes = this.checked_indexes
+    verification._checked_indexes = this.checked_indexes
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)
@@ -205,7 +205,7 @@ class Example:
         from tests.faults import damage as this  # also if this module is the program
 
         try:
-            code, out, err = survived(this._command, [*command, "--workspace", str(self.workspace), "--json"])
+            code, out, err = run_in_worker(this._command, [*command, "--workspace", str(self.workspace), "--json"])
         except ProcessDied:
             return Ended(2, ABORTED, "")
         try:

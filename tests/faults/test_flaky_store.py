@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from driftline.storage.entities import Entity
-from driftline.storage.objects import bucket_options, store_requests
+from driftline.storage.objects import bucket, store_requests
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.flaky import Fault, FlakyProxy
 from tests.servers.serving import serving
@@ -73,7 +73,7 @@ def test_each_command_ends_well_where_one_request_in_ten_fails(
     tree, workspace = tmp_path / "tree", f"{s3_bucket}/workspace"
     tree.mkdir()
     monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path / 'catalog.sqlite'}")
-    for module in (bucket_options, store_requests):  # there are a hundred faults
+    for module in (bucket, store_requests):  # there are a hundred faults
         monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.02)
     direct = os.environ["AWS_ENDPOINT_URL"]
 

@@ -13,7 +13,7 @@ import pytest
 
 from driftline.storage.errors import CorruptFile
 from driftline.storage.helper_process import HelperDied, HelperPool, HelperProcess, HelperStopped
-from driftline.storage.lance.reader_process import ProcessDied, WorkerProcess, survived
+from driftline.storage.lance.reader_process import ProcessDied, WorkerProcess, run_in_worker
 from tests.support.waiting import PATIENCE_SECONDS
 
 HELPER = """
@@ -87,10 +87,10 @@ def test_an_answer_that_cannot_be_decoded_ends_its_helper_only() -> None:
 
 
 def test_a_helper_with_other_variables_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert survived(os.getpid) == survived(os.getpid)
-    before = survived(os.getpid)
+    assert run_in_worker(os.getpid) == run_in_worker(os.getpid)
+    before = run_in_worker(os.getpid)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other")
-    assert survived(os.getpid) != before
+    assert run_in_worker(os.getpid) != before
 
 
 class Unreadable:
@@ -105,14 +105,14 @@ def test_a_result_that_cannot_be_unpickled_is_an_error() -> None:
     with pytest.raises(CorruptFile):
         process.run(PATIENCE_SECONDS, Unreadable)
     with pytest.raises(ProcessDied):
-        survived(Unreadable)
+        run_in_worker(Unreadable)
     process.end()
 
 
 def test_a_call_that_dies_once_is_repeated(tmp_path: os.PathLike[str]) -> None:
-    assert survived(dies_once, os.path.join(tmp_path, "died")) == 7
+    assert run_in_worker(dies_once, os.path.join(tmp_path, "died")) == 7
     with pytest.raises(ProcessDied):
-        survived(os.abort)
+        run_in_worker(os.abort)
 
 
 def dies_once(path: str) -> int:

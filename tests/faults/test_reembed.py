@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from driftline.flows.config.index_request import IndexRequest
-from driftline.flows.runs.index import index_sources, remove_source
+from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.remove import remove_source
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.search import search
 from tests.faults.faults import Crash, Faults, Mode, injected, steps
 from tests.support.oracle import (
     WORDS,
@@ -24,6 +24,7 @@ from tests.support.oracle import (
     indexed_rows,
     save_tiny_model,
 )
+from tests.support.searches import search
 
 ENTITY = Entity.parse("source:tree")
 

@@ -25,10 +25,10 @@ from driftline.storage.lines import indexes
 from driftline.storage.lines.indexes import COLUMNS, build_segment, coverage, maintain, plan_new_segments, publish
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.search import search
 from tests.faults.faults import Crash, Faults, Mode, injected, steps
 from tests.faults.segment_sizes import small_segments
 from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
+from tests.support.searches import search
 
 ENTITY = Entity.parse("source:tree")
 

@@ -20,12 +20,12 @@ import driftline as dl
 from driftline.storage.documents import SkipReason
 from driftline.storage.helper_process import HelperProcess
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.extraction import extractor, office, process
+from driftline.tasks.extraction import compression, office, process
 from driftline.tasks.extraction.extractor import Extracted, is_extracted, read_document
 from driftline.tasks.extraction.process import Refused, extract_apart
-from driftline.tasks.search.search import search
 from tests.support.documents import DOCUMENTS, ENCRYPTED_PDF, archive, docx, opendocument, paragraph, pdf, xlsx
 from tests.support.fuzzing import CANARY, fuzz
+from tests.support.searches import search
 from tests.support.waiting import until
 
 MUTATIONS = 12
@@ -119,7 +119,7 @@ def test_members_of_a_compressed_file_are_joined(monkeypatch: pytest.MonkeyPatch
         assert read_document(f"a.{suffix}", data[:-4]).reason is SkipReason.DAMAGED, suffix
         assert read_document(f"a.{suffix}", pack(noise)[:-9] + bytes(9)).reason is SkipReason.DAMAGED, suffix
         assert read_document(f"a.{suffix}", pack(b"a") + b"no member of it").extracted.text == "a", suffix
-    monkeypatch.setattr(extractor, "MAX_UNPACKED_BYTES", len(noise))
+    monkeypatch.setattr(compression, "MAX_UNPACKED_BYTES", len(noise))
     assert read_document("a.gz", gzip.compress(noise)).reason is None
     assert read_document("a.gz", gzip.compress(noise) + gzip.compress(b"a")).reason is SkipReason.BOMB
 
@@ -130,16 +130,16 @@ def test_frames_are_joined_bounded_and_checked(codec: str, suffix: str) -> None:
     noise = random.Random(0).randbytes(50_000).hex().encode()
     data = pack(noise) + pack(b"") * 1_000 + pack(b"end")
     assert read_document(f"a.{suffix}", data).extracted.text.encode() == noise + b"end"
-    assert read_document(f"a.{suffix}", pack(bytes(extractor.MAX_UNPACKED_BYTES + 1))).reason is SkipReason.BOMB
+    assert read_document(f"a.{suffix}", pack(bytes(compression.MAX_UNPACKED_BYTES + 1))).reason is SkipReason.BOMB
     for at in range(4, 400, 7):  # a wrong length or window also ends with a reason
         lie = data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
         assert read_document(f"a.{suffix}", lie).reason in {None, *REASONS}
     assert read_document(f"a.{suffix}", data[:-4]).reason is SkipReason.DAMAGED
-    assert read_document(f"a.{suffix}", pack(b"") * (extractor.MAX_MEMBERS + 1)).reason is SkipReason.BOMB
+    assert read_document(f"a.{suffix}", pack(b"") * (compression.MAX_MEMBERS + 1)).reason is SkipReason.BOMB
 
 
 def test_a_compressed_file_of_too_many_members_is_refused() -> None:
-    most = extractor.MAX_MEMBERS
+    most = compression.MAX_MEMBERS
     assert read_document("a.gz", gzip.compress(b"a") + gzip.compress(b"") * (most - 1)).extracted.text == "a"
     assert read_document("a.gz", gzip.compress(b"a") + gzip.compress(b"") * 20 * most).reason is SkipReason.BOMB
 

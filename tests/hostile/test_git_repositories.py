@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from driftline.storage.errors import DriftlineError, SourceNotFound, StorageError, UsageError
-from driftline.storage.sources import mirror, repository
+from driftline.storage.sources import commit_tree, mirror
+from driftline.storage.sources.commit_tree import CommitTree
 from driftline.storage.sources.mirror import parse_remote
-from driftline.storage.sources.repository import CommitTree
 from driftline.storage.sources.source import open_source
 from tests.hostile.test_git_executes_nothing import COMMAND_KEYS
 from tests.servers.git_server import Checkout, GitServer, git
@@ -103,8 +103,8 @@ def test_an_endless_tree_is_an_error_and_a_huge_blob_is_not_read(
     for _ in range(12):  # 10 ** 12 paths
         level, mode = tree(folder, *((mode, b"%d" % number, level) for number in range(10))), "40000"
     publish(folder, level)
-    monkeypatch.setattr(repository, "MAX_TREE_BYTES", 1_000_000)
-    monkeypatch.setattr(repository, "MAX_DIFF_BYTES", 1_000_000)
+    monkeypatch.setattr(commit_tree, "MAX_TREE_BYTES", 1_000_000)
+    monkeypatch.setattr(commit_tree, "MAX_DIFF_BYTES", 1_000_000)
     outcome = driftline("index", uri, "--workspace", tmp_path / "index")
     assert (outcome.code, "millions of files" in outcome.err) == (3, True), outcome.err
 
@@ -121,31 +121,31 @@ def test_huge_folders_are_refused_before_all_of_them_are_read(
     ]
     new = publish(folder, tree(folder, *(("40000", b"%d" % number, each) for number, each in enumerate(levels))))
     read: list[int] = []
-    original = repository._CatFile._read
+    original = commit_tree._CatFile._read
 
     def counted(self: Any, requests: Any, kind: Any) -> Any:
         found = original(self, requests, kind)
         read.extend(len(each.data) for each in found if each is not None)
         return found
 
-    monkeypatch.setattr(repository._CatFile, "_read", counted)
-    monkeypatch.setattr(repository, "_FOLDERS_AT_ONCE_BYTES", 50_000)
-    commit_tree = CommitTree(uri, new)
+    monkeypatch.setattr(commit_tree._CatFile, "_read", counted)
+    monkeypatch.setattr(commit_tree, "_FOLDERS_AT_ONCE_BYTES", 50_000)
+    mirrored = CommitTree(uri, new)
     with monkeypatch.context() as patch:
-        patch.setattr(repository, "MAX_TREE_BYTES", 200_000)
+        patch.setattr(commit_tree, "MAX_TREE_BYTES", 200_000)
         with pytest.raises(StorageError, match="millions of files"):
-            commit_tree.entries()
+            mirrored.entries()
     assert sum(read) < 150_000, "of 600,000"
     read.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(repository, "MAX_DIFF_BYTES", 200_000)
-        assert commit_tree.changed_since(old) is None
+        patch.setattr(commit_tree, "MAX_DIFF_BYTES", 200_000)
+        assert mirrored.changed_since(old) is None
     assert sum(read) < 150_000
     read.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(repository, "MAX_TREE_BYTES", 20_000)
+        patch.setattr(commit_tree, "MAX_TREE_BYTES", 20_000)
         with pytest.raises(StorageError, match="millions of files"):
-            commit_tree.entries()
+            mirrored.entries()
     assert sum(read) < 5_000, "no folder that alone is too large is read"
 
 

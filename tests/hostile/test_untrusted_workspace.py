@@ -20,6 +20,7 @@ from driftline.storage.errors import UnsafeStore
 from driftline.storage.sources.source import SourceAccess
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.documents import read_excerpt
+from tests.servers.git_server import git
 
 Driftline = Callable[..., Any]
 TEXT = "the first line\n\nthe needle of the haystack\n\n***\nthe last line\n"
@@ -160,6 +161,33 @@ def test_a_workspace_that_was_found_reads_no_local_files_outside_of_its_folder(
     (inside / "a.txt").write_text(TEXT)
     configure(unpacked, str(inside))
     assert driftline("search", "needle", "--json").json["results"][0]["freshness"] == "fresh"
+
+
+def test_branches_of_a_workspace_that_was_found_contact_nothing_outside_of_its_folder(
+    unpacked: Path, server: Server, driftline: Driftline, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a.txt").write_text(TEXT)
+    git(outside, "init", "-q", "-b", "main")
+    git(outside, "add", ".")
+    git(outside, "commit", "-qm", "first")
+    git(outside, "remote", "add", "origin", f"http://{server.address}/evil.git")
+    here = ("--entity", "source:outside", "--workspace", unpacked)
+    assert driftline("index", outside, *here).code == 0
+    (outside / "b.txt").write_text("the needle of the branch\n")
+    git(outside, "add", ".")
+    git(outside, "commit", "-qm", "second")
+    assert driftline("index", outside, *here, "--branch", "feature").code == 0
+    found = driftline("diff", "main", "feature", "needle of the branch", "--json").json["results"]
+    assert [(hit["path"], hit["freshness"]) for hit in found] == [("b.txt", None)]
+    pruned = driftline("branches", "prune", "--dry-run", "--json")
+    assert (pruned.json["pruned"], server.requests) == ([], [])
+    assert "outside the workspace's folder" in pruned.err
+    named = driftline("diff", "main", "feature", "needle", "--workspace", unpacked, "--json").json["results"]
+    assert named[0]["freshness"] == "fresh"
+    driftline("branches", "prune", "--dry-run", "--workspace", unpacked)
+    assert [path.partition("?")[0] for path in server.requests] == ["/evil.git/info/refs"]
 
 
 def test_pipes_and_links_that_replace_files_are_not_read(unpacked: Path, driftline: Driftline, tmp_path: Path) -> None:

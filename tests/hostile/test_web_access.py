@@ -27,7 +27,8 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 import driftline as dl
-from driftline.flows.config.memory_settings import boundary_in, load_memory_configuration
+from driftline.flows.config.locate import boundary_in
+from driftline.flows.config.memory_settings import load_memory_configuration
 from driftline.flows.http_server import MAX_BODY_BYTES
 from driftline.flows.served_memory import Memory
 from driftline.flows.web import authentication as authenticating
@@ -86,7 +87,7 @@ class Site:
     readers: FollowedReaders
 
     def token(self, *scopes: Scope, within: str | None = None, expires: datetime | None = None) -> str:
-        boundary = boundary_in(self.workspace, within) if within else None
+        boundary = boundary_in(self.workspace, within).tops[0] if within else None
         token, _ = create_token(self.workspace, within=boundary, scopes=scopes, expires=expires)
         self.forget()
         return token
@@ -492,7 +493,7 @@ def test_scripts_of_a_named_origin_read_the_api_with_a_token_and_nothing_else(si
 @pytest.mark.parametrize(("network", "status"), [("127.0.0.0/8", 200), ("10.0.0.0/8", 401)])
 def test_only_the_trusted_proxy_vouches_for_users(site: Site, network: str, status: int) -> None:
     proxy = TrustedProxy("X-Forwarded-User", [ip_network(network)])
-    within = Boundary.of(boundary_in(site.workspace, OWN))
+    within = boundary_in(site.workspace, OWN)
     exposure = Exposure(names=["search.example"], authentication=Authentication(site.tokens, proxy, within))
     with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as address:
         named = {"Host": "search.example", "X_Forwarded_User": "alice"}
@@ -577,7 +578,7 @@ def test_a_request_with_several_users_names_nobody() -> None:
 
 def test_the_boundary_of_the_server_holds_for_every_token(site: Site, bound: str) -> None:
     everything, beyond = site.token("search"), site.token("search", within=FOREIGN["secretx"])
-    within = Boundary.of(boundary_in(site.workspace, OWN))
+    within = boundary_in(site.workspace, OWN)
     exposure = Exposure(authentication=Authentication(site.tokens, within=within))
     with serving(web_server(Reader(site.workspace.reread), "127.0.0.1", 0, exposure)) as address:
         for token in (bound, everything):

@@ -200,8 +200,9 @@ def test_a_named_workspace_is_created_once(registry: Registry, tree: Path, monke
 
 def test_indexing_counts_new_changed_and_unchanged_documents(notes: Registry, tree: Path) -> None:
 
-    def index(paths: Any, **options: Any) -> tuple[int, ...]:
+    def index(paths: Any, deleted: int = 0, **options: Any) -> tuple[int, ...]:
         found = notes["search.workspace_index"]({}, workspace="notes", paths=paths, **options)
+        assert found.pop("deleted", 0) == deleted, found
         assert list(found) == ["success", "indexed", "updated", "skipped", "total_lines"], found
         return tuple(found.values())[1:]
 
@@ -212,7 +213,7 @@ def test_indexing_counts_new_changed_and_unchanged_documents(notes: Registry, tr
     assert index(["src/a.py", "src"]) == (1, 0, 0, 6)
     (tree / "docs/leases.md").write_text("A lease.\n")
     assert index(["docs/leases.md", "docs/*.md"]) == (0, 1, 1, 4)  # left to the folder
-    assert index("docs", recursive=False) == (0, 0, 1, 3)
+    assert index("docs", deleted=1, recursive=False) == (0, 0, 1, 3)
     assert index("docs", extensions="md") == (1, 0, 1, 4)
     assert index(".", extensions=[".py"], recursive="true") == (0, 0, 1, 4)  # left to the folder
     assert index("docs/*.none") == (0, 0, 0, 4)
@@ -227,6 +228,40 @@ def test_extensions_that_would_match_nothing_are_refused_and_delete_nothing(note
         refused = index({}, workspace="notes", paths="src", extensions=["rs", wrong])
         assert (refused["success"], refused.get("error_type")) == (False, "validation_error"), (wrong, refused)
     assert notes["search.workspace_stats"]({}, workspace="notes")["total_documents"] == 1
+
+
+@pytest.mark.parametrize(
+    ("paths", "options", "expected"),
+    [
+        ("**", {"extensions": [".py"]}, {"src/a.py", "src/deep/c.py"}),
+        ("src/**", {"extensions": ["py", "md"]}, {"src/a.py", "src/deep/c.py", "src/deep/d.md"}),
+        ("src/*", {"extensions": ["md"]}, set()),
+        ("src/de*/*", {"extensions": ["md"]}, {"src/deep/d.md"}),
+        ("src/**/*.py", {"extensions": ["md"]}, {"src/a.py", "src/deep/c.py"}),
+        ("src/a.py", {"extensions": ["md"]}, {"src/a.py"}),
+        ("src/**", {"recursive": False}, {"src/a.py"}),
+        ("**/*.py", {"recursive": False}, set()),
+        ("src/de*/**", {"recursive": False}, {"src/deep/c.py", "src/deep/d.md"}),
+        ("src", {"recursive": False, "extensions": ["py"]}, {"src/a.py"}),
+    ],
+)
+def test_extensions_and_recursive_apply_to_folders_and_open_globs(
+    paths: str, options: dict[str, Any], expected: set[str], notes: Registry, tree: Path
+) -> None:
+    (tree / "src/deep/more").mkdir(parents=True)
+    for name in ("deep/c.py", "deep/d.md"):
+        (tree / "src" / name).write_text(f"{name}\n")
+    assert notes["search.workspace_index"]({}, workspace="notes", paths=paths, **options)["success"]
+    opened = dl.open(tree / "home/notes")
+    roots = {source["entity"]: source["uri"] for source in opened.sources()}
+    found = {str(Path(roots[each.source], each.path).relative_to(tree)) for each in opened.documents()}
+    assert found == expected
+
+
+def test_documents_that_a_call_deletes_are_counted(notes: Registry, tree: Path) -> None:
+    index = notes["search.workspace_index"]
+    assert "deleted" not in index({}, workspace="notes", paths=".", extensions=["md"])
+    assert index({}, workspace="notes", paths=".", extensions=["py"])["deleted"] == 2
 
 
 def test_extensions_select_files_in_either_case(notes: Registry, tree: Path) -> None:

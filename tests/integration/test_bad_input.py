@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from driftline.storage.errors import install_command
+from driftline.storage.environment import install_command
 from driftline.storage.sources.safe_folder import SafeFolder
 from tests.support.oracle import WORDS, save_tiny_model
 

@@ -28,12 +28,12 @@ from driftline.storage.objects import block_cache
 from driftline.storage.objects.block_cache import Block, BlockCache, ReadServer, cached_reads
 from driftline.storage.objects.bucket import Bucket
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.search import search
 from tests.faults.damage import WAYS, fuzzed
 from tests.faults.faults import Crash
 from tests.servers.delaying import DelayingProxy, Exchange, delaying
 from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
+from tests.support.searches import search
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 QUERY = " ".join(WORDS[3:6])

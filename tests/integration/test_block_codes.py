@@ -17,8 +17,8 @@ from driftline.storage.entities import Entity
 from driftline.storage.layout import new_ulid
 from driftline.storage.lines import block_codes
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import LineQuery, nearest_blocks
 from driftline.storage.lines.line_table import LINES_PER_BLOCK, LineTable
+from driftline.storage.lines.table_searcher import TableSearcher, nearest_blocks
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.indexing.rows import line_rows
 
@@ -64,6 +64,12 @@ def exact(vectors: NDArray[np.float32], paths: Sequence[str], query: NDArray[np.
     ]
 
 
+def near_blocks(searcher: TableSearcher, vector: NDArray[np.float32], limit: int) -> pa.Table:
+    """Return the blocks found by ``TableSearcher.near``, with their cosines."""
+    found = searcher.near(vector, limit)
+    return searcher.blocks_at(found.rows.tolist()).append_column("cosine", pa.array(found.scores))
+
+
 def locations(found: pa.Table) -> list[tuple[str, int]]:
     return list(zip(found["path"].to_pylist(), found["line_number"].to_pylist(), strict=True))
 
@@ -84,7 +90,7 @@ def test_codes_find_most_blocks_that_vectors_find(table: LineTable, monkeypatch:
     for document, first in ((3, 0), (70, 16), (199, 48)):
         query = vectors[document, first]
         best = exact(vectors, paths, query)
-        near = LineQuery(table).near_blocks(query, 10)
+        near = near_blocks(TableSearcher(table), query, 10)
         assert locations(near)[0] == best[0] == (paths[document], first)
         assert near["cosine"].to_pylist() == sorted(near["cosine"].to_pylist(), reverse=True)
         found, total = found + len({*locations(near)} & {*best[:5]}), total + 5
@@ -100,12 +106,12 @@ def test_a_filter_keeps_the_nearest_allowed_lines(table: LineTable, folders: int
     where = LineFilter(dirs=tuple(f"{folder}/" for folder in range(folders)))
     query = vectors[123, 7]  # in folder 3
     allowed = {path for path in paths if int(path[0]) < folders}
-    found = locations(LineQuery(table, where, strategy).near_blocks(query, 8))  # type: ignore[arg-type]
+    found = locations(near_blocks(TableSearcher(table, where, strategy), query, 8))  # type: ignore[arg-type]
     assert len(found) == 8
     assert {path for path, _ in found} <= allowed
     best = [location for location in exact(vectors, paths, query) if location[0] in allowed]
     assert {*found} & {*best[:2]}
-    everything = LineQuery(table, where, strategy).near_blocks(query, 10_000)  # type: ignore[arg-type]
+    everything = near_blocks(TableSearcher(table, where, strategy), query, 10_000)  # type: ignore[arg-type]
     assert {*locations(everything)} == {(path, first) for path in allowed for first in (0, 16)}
 
 
@@ -113,7 +119,7 @@ def test_tables_with_filters_are_compared_together(table: LineTable) -> None:
     paths = [f"{at % 10}/{at}.py" for at in range(100)]
     vectors = vectors_of(100, 32, seed=8)
     committed(table, vectors, paths)
-    tables = [LineQuery(table, LineFilter(dirs=dirs)) for dirs in (("0/", "3/"), ("none/",), ("1/", "2/", "4/"))]
+    tables = [TableSearcher(table, LineFilter(dirs=dirs)) for dirs in (("0/", "3/"), ("none/",), ("1/", "2/", "4/"))]
     query = vectors[42, 0]
     best = sorted(np.concatenate([each.near(query, 100).scores for each in tables]).tolist(), reverse=True)[:8]
     for _ in range(2):  # the joined codes are known from the second time on
@@ -137,32 +143,32 @@ def test_only_new_fragments_are_read_and_replaced_documents_are_gone(
 
         return original(dataset, count, announce)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("driftline.storage.lines.line_queries.codes_of", counting)
+    monkeypatch.setattr("driftline.storage.lines.table_searcher.codes_of", counting)
     old, new = vectors_of(40, 20, seed=7), vectors_of(1, 20, seed=8)
     paths = [f"{at}.py" for at in range(40)]
     committed(table, old, paths)
-    assert locations(LineQuery(table).near_blocks(old[4, 2], 1)) == [("4.py", 0)]
+    assert locations(near_blocks(TableSearcher(table), old[4, 2], 1)) == [("4.py", 0)]
     committed(table, new, ["4.py"], replaced=["4.py"])
-    assert locations(LineQuery(table).near_blocks(new[0, 2], 1)) == [("4.py", 0)]
+    assert locations(near_blocks(TableSearcher(table), new[0, 2], 1)) == [("4.py", 0)]
     assert read[0] is None
     assert all(count in (1, 2) for count in read[1:])  # the rows and a commit marker without a code
-    gone = locations(LineQuery(table).near_blocks(old[4, 2], 100))
+    gone = locations(near_blocks(TableSearcher(table), old[4, 2], 100))
     assert len(gone) == len({*gone}) == 80
     cached = original(table.open(), *[lambda _: pytest.fail("codes of a known version are read again")] * 2)
     block_codes._CODES.clear()
-    afresh = LineQuery(table)._codes
+    afresh = TableSearcher(table)._codes
     assert {*afresh.rows.tolist()} < {*cached.rows.tolist()}  # cached codes include the replaced blocks
     by_row = dict(zip(cached.rows.tolist(), cached.signs.T.tolist(), strict=True))
     assert [by_row[row] for row in afresh.rows.tolist()] == afresh.signs.T.tolist()
 
 
 def test_a_query_or_a_table_without_vectors_finds_nothing(table: LineTable) -> None:
-    assert len(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5)) == 0
+    assert len(near_blocks(TableSearcher(table), np.ones(DIM, np.float32), 5)) == 0
     committed(table, np.zeros((1, 20, DIM), np.float32), ["zero.py"])
-    assert len(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5)) == 0
+    assert len(near_blocks(TableSearcher(table), np.ones(DIM, np.float32), 5)) == 0
     committed(table, vectors_of(1, 20, seed=9), ["one.py"])
-    assert len(LineQuery(table).near_blocks(np.zeros(DIM, np.float32), 5)) == 0
-    assert {path for path, _ in locations(LineQuery(table).near_blocks(np.ones(DIM, np.float32), 5))} == {"one.py"}
+    assert len(near_blocks(TableSearcher(table), np.zeros(DIM, np.float32), 5)) == 0
+    assert {path for path, _ in locations(near_blocks(TableSearcher(table), np.ones(DIM, np.float32), 5))} == {"one.py"}
 
 
 @pytest.mark.parametrize("where", [None, LineFilter(dirs=("3/", "4/"))])
@@ -173,15 +179,15 @@ def test_repeated_searches_read_nothing_until_a_commit(
     vectors = vectors_of(40, 20, seed=10)
     committed(table, vectors, paths)
     query = vectors[14, 2]
-    first, second = (LineQuery(table, where).near_blocks(query, 5) for _ in range(2))
+    first, second = (near_blocks(TableSearcher(table, where), query, 5) for _ in range(2))
     with monkeypatch.context() as patch:
-        patch.setattr(LineQuery, "_scanned", lambda *_, **__: pytest.fail("what is known is read again"))
-        third = LineQuery(table, where).near_blocks(query, 5)
+        patch.setattr(TableSearcher, "scan", lambda *_, **__: pytest.fail("what is known is read again"))
+        third = near_blocks(TableSearcher(table, where), query, 5)
     assert first == second == third
     assert locations(first)[0] == ("4/14.py", 0)
     committed(table, vectors_of(1, 20, seed=11), ["4/14.py"], replaced=["4/14.py"])
-    assert "4/14.py" in {path for path, _ in locations(LineQuery(table, where).near_blocks(query, 100))}
-    assert locations(LineQuery(table, where).near_blocks(query, 5)) != locations(first)
+    assert "4/14.py" in {path for path, _ in locations(near_blocks(TableSearcher(table, where), query, 100))}
+    assert locations(near_blocks(TableSearcher(table, where), query, 5)) != locations(first)
 
 
 @pytest.mark.parametrize("folders", [0, 1, 5])
@@ -189,7 +195,7 @@ def test_words_are_found_alike_before_and_after_a_filter(table: LineTable, folde
     paths = [f"{at % 10}/{at}.py" for at in range(60)]
     committed(table, vectors_of(60, 20, seed=12), paths)
     where = LineFilter(dirs=tuple(f"{folder}/" for folder in range(folders)) or ("elsewhere/",))
-    before, after = (LineQuery(table, where, strategy).blocks("line", 500) for strategy in ("prefilter", "auto"))
+    before, after = (TableSearcher(table, where, strategy).blocks("line", 500) for strategy in ("prefilter", "auto"))
     assert (
         sorted(locations(before))
         == sorted(locations(after))

@@ -16,13 +16,13 @@ from driftline.flows.output.run_reports import SourceReport
 from driftline.flows.runs.branches import delete_named, list_branches, prune_branches
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.index import remove_source
+from driftline.flows.runs.remove import remove_source
 from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StaleBuild, UsageError
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.checks import FindingKind
+from driftline.tasks.maintenance.verification import FindingKind
 from tests.support.oracle import assert_in_step, files_below, indexed_rows, save_tiny_model
 from tests.support.waiting import PATIENCE_SECONDS
 

@@ -17,10 +17,11 @@ import pytest
 import driftline as dl
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace, _EarlyListing
-from driftline.tasks.search.search import SearchReport, search
+from driftline.tasks.search.hits import SearchReport
 from tests.servers.delaying import DelayingProxy, Exchange, delaying, rounds
 from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
+from tests.support.searches import search
 
 DELAYS_SECONDS = (0.2, 1.0, 5.0)
 """One delay is much longer than a busy host takes between two parallel requests of a search."""

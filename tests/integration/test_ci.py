@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.output.run_history import History, newest_runs
+from driftline.flows.output.report_page import History, newest_runs
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.layout import new_ulid
 from driftline.storage.workspace.records import RunHistory
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.checks import repair_source
+from driftline.tasks.maintenance.verification import repair_source
 from tests.support.oracle import assert_in_step, files_below
 
 Driftline = Callable[..., Any]

@@ -406,7 +406,7 @@ def test_a_table_without_a_first_version_is_deleted(corner: Corner) -> None:
 def test_a_crash_after_any_deletion_leaves_the_rest_for_the_next_cleanup(
     tmp_path: Path, original: Corner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.tasks.maintenance.fence_and_delete.DELETE_BATCH", 1)
+    monkeypatch.setattr("driftline.tasks.maintenance.cleanup.DELETE_BATCH", 1)
     full = original.copied(str(tmp_path / "workspace"))
     planted = full.plant()
     step = 0

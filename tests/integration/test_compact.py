@@ -15,7 +15,8 @@ import pytest
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.runs import compact as compaction
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.index import index_sources, remove_source
+from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.remove import remove_source
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import LeaseHeld, RecallTooLow
@@ -24,7 +25,7 @@ from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines import indexes
 from driftline.storage.lines.indexes import coverage
-from driftline.storage.lines.line_queries import LineQuery
+from driftline.storage.lines.table_searcher import TableSearcher
 from driftline.storage.workspace.records import RunHistory
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.search_quality import SearchQuality, measure
@@ -268,12 +269,12 @@ def test_recall_distinguishes_a_good_index_from_a_bad_one(
     found = measure(table)
     assert found is not None
     assert found.recall == 1.0
-    original = LineQuery.nearest
+    original = TableSearcher.nearest
 
-    def blind(self: LineQuery, query: Any, *options: Any, **named: Any) -> Any:
+    def blind(self: TableSearcher, query: Any, *options: Any, **named: Any) -> Any:
         return original(self, query if self.exact else -query, *options, **named)
 
-    monkeypatch.setattr(LineQuery, "nearest", blind)
+    monkeypatch.setattr(TableSearcher, "nearest", blind)
     missed = measure(table)
     assert missed is not None
     assert missed.recall < 0.2
@@ -284,9 +285,9 @@ def test_recall_is_measured_in_one_version_of_a_table_that_grows(
 ) -> None:
     workspace = str(tmp_path / "workspace")
     index(tree, workspace, model)
-    original = LineQuery.nearest
+    original = TableSearcher.nearest
 
-    def then_more(self: LineQuery, query: Any, *options: Any, **named: Any) -> Any:
+    def then_more(self: TableSearcher, query: Any, *options: Any, **named: Any) -> Any:
         found = original(self, query, *options, **named)
         if not self.exact:  # now more lines are tied for nearest
             copied = "".join(path.read_text() for path in sorted(tree.rglob("*.txt")))
@@ -294,7 +295,7 @@ def test_recall_is_measured_in_one_version_of_a_table_that_grows(
             index(tree, workspace, model)
         return found
 
-    monkeypatch.setattr(LineQuery, "nearest", then_more)
+    monkeypatch.setattr(TableSearcher, "nearest", then_more)
     table = Workspace.open(workspace).lines(ENTITY)
     before = table.open().count_rows()
     found = measure(table, queries=1)

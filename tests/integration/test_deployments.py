@@ -262,9 +262,9 @@ def test_the_page_of_a_run_shows_its_state_and_its_log(site: Site, shown_run: st
 def test_the_report_of_a_run_shows_tables_and_plots(site: Site, shown_run: str, browser: Browser) -> None:
     artifacts = site.server.post("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [shown_run]}}})
     of_key = {artifact["key"]: artifact["id"] for artifact in artifacts}
-    browser.open(f"{site.page}/artifacts/artifact/{of_key['driftline-skipped']}", ".env", "secret")
+    browser.open(f"{site.page}/artifacts/artifact/{of_key['driftline-skipped-web']}", ".env", "secret")
     browser.open(
-        f"{site.page}/artifacts/artifact/{of_key['driftline-report']}", "Documents and lines", "Seconds by phase"
+        f"{site.page}/artifacts/artifact/{of_key['driftline-report-web']}", "Documents and lines", "Seconds by phase"
     )
     widths = browser.page.eval_on_selector_all("img", "images => images.map(image => image.naturalWidth)")
     assert len(widths) >= 2

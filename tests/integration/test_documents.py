@@ -17,19 +17,19 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.flows.mcp_server.answers import context_answer
+from driftline.flows.mcp_server.tools import context_answer
 from driftline.flows.output.plain_text import own_appearance, print_search, show_as
 from driftline.flows.runs import source_run
 from driftline.storage.documents import DocumentState, SkipReason, content_hash
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.extraction import extractor
+from driftline.tasks.extraction import compression, extractor
 from driftline.tasks.extraction.extractor import read_document
 from driftline.tasks.indexing import batch
 from driftline.tasks.indexing.rows import Donated
 from driftline.tasks.search.documents import read_excerpt
-from driftline.tasks.search.search import search
 from tests.servers.s3_server import S3Server
 from tests.support.documents import DOCUMENTS, pdf
+from tests.support.searches import search
 from tests.support.waiting import until
 
 Driftline = Callable[..., Any]
@@ -132,7 +132,7 @@ def test_a_new_extractor_version_rereads_only_its_own_documents(
         replace(each, version=each.version + 1) if each.name == "notebook" else each for each in extractor.EXTRACTORS
     )
     monkeypatch.setattr(extractor, "EXTRACTORS", newer)
-    monkeypatch.setattr(extractor, "READERS", (*extractor.COMPRESSIONS, *newer))
+    monkeypatch.setattr(extractor, "READERS", (*compression.COMPRESSIONS, *newer))
     report = again(tree, workspace)
     assert report.bytes_read == (tree / "nb.ipynb").stat().st_size
     assert again(tree, workspace).bytes_read == 0
@@ -143,6 +143,7 @@ def test_a_new_extractor_reads_files_that_were_skipped_before(
 ) -> None:
     with monkeypatch.context() as before:
         before.setattr(extractor, "EXTRACTORS", ())
+        before.setattr(compression, "COMPRESSIONS", ())
         before.setattr(extractor, "COMPRESSIONS", ())
         before.setattr(extractor, "READERS", ())
         before.setattr(extractor, "BY_SUFFIX", {})

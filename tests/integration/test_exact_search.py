@@ -13,30 +13,29 @@ import pyarrow as pa
 import pytest
 
 import driftline
-from driftline.flows.output.search_journal import searches_table
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
-from driftline.flows.runs.search import find as served
+from driftline.flows.search import search as served
+from driftline.flows.search import searches_table
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import LineQuery, Passage
 from driftline.storage.lines.line_table import GRAMS_COLUMN
 from driftline.storage.lines.packs import _PACKS, LINES_BEFORE, _scan, lines_of, texts
 from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS, Pattern
+from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import (
     MAX_FACET_PACKS,
     MAX_IMPORT_PACKS,
     ExactFinder,
     ExactSearch,
-    ExactTerms,
     Matches,
     open_exact_tables,
     search_exactly,
 )
-from driftline.tasks.search.query_language import parse
+from driftline.tasks.search.hits import ExactCounts, SearchReport
+from driftline.tasks.search.query_language import ExactTerms, parse
 from driftline.tasks.search.request import SearchRequest
-from driftline.tasks.search.search import ExactCounts, SearchReport
 from driftline.tasks.text import decode, split_lines
 
 FILES: dict[str, bytes] = {
@@ -252,7 +251,7 @@ def test_filters_alone_look_for_files_once_and_read_no_grams(
     _PACKS.clear()
     scanned: list[Sequence[str]] = []
 
-    def watched(query: LineQuery, columns: Sequence[str], where: str, **more: Any) -> pa.Table:
+    def watched(query: TableSearcher, columns: Sequence[str], where: str, **more: Any) -> pa.Table:
         scanned.append(columns)
         return _scan(query, columns, where, **more)
 
@@ -523,7 +522,7 @@ def test_a_pattern_over_several_lines_reads_the_packs_of_many_documents_at_once(
 ) -> None:
     reads: list[int] = []
 
-    def counted(packs: Sequence[tuple[LineQuery, int]]) -> pa.StringArray:
+    def counted(packs: Sequence[tuple[TableSearcher, int]]) -> pa.StringArray:
         reads.append(len(packs))
         return texts(packs)
 
@@ -540,6 +539,16 @@ def facets(workspace: Workspace, query: str, **options: Any) -> dict[str, Any]:
     assert report.facets.complete
     files: dict[str, Any] = report.facets.to_dict()["files"]
     return files
+
+
+def test_facets_and_counts_are_of_the_same_matches(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    total = find(workspace, '"csrf_"', count=True).exact
+    report = find(workspace, '"csrf_"', facets=True, top_k=1)
+    assert total is not None
+    assert (report.exact, total.documents, len(report.results)) == (total, 6, 1)
+    assert "More lines match" in report.notes[0]
+    monkeypatch.setattr("driftline.tasks.search.exact.MAX_FACET_PACKS", 0)
+    assert find(workspace, '"csrf_"', facets=True, top_k=1).exact == ExactCounts(1, 1, "limit")
 
 
 def test_facets_count_all_files_that_match(workspace: Workspace) -> None:

@@ -17,7 +17,7 @@ import pytest
 import driftline
 from driftline.flows.commands.web import _access_rules
 from driftline.flows.runs import fleet as fleet_runs
-from driftline.flows.runs.index import remove_source
+from driftline.flows.runs.remove import remove_source
 from driftline.flows.web import authentication as authenticating
 from driftline.flows.web.api import Reader
 from driftline.flows.web.authentication import Authentication, TrustedProxy
@@ -618,7 +618,7 @@ def test_a_user_of_the_proxy_finds_what_the_host_lets_them_read(
     fleet.sync()
     monkeypatch.chdir(fleet.config.parent)
     workspace, proxy = fleet.workspace, TrustedProxy("X-User", [ip_network("127.0.0.0/8")])
-    rules = _access_rules(workspace.objects.uri, workspace, proxy)
+    rules = _access_rules(workspace, proxy)
     assert rules is not None
     exposure = Exposure(authentication=Authentication(proxy=proxy, rules=rules))
     with serving(web_server(Reader(workspace.reread), "127.0.0.1", 0, exposure)) as address:

@@ -18,7 +18,7 @@ import pytest
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, SourceNotFound, StorageError, UsageError
-from driftline.storage.sources import mirror, repository
+from driftline.storage.sources import commit_tree, mirror
 from driftline.storage.sources.git_isolation import spawn
 from driftline.storage.sources.mirror import Mirror, parse_remote, resolve
 from driftline.storage.sources.source import known_source, open_source
@@ -441,12 +441,12 @@ def test_hits_are_read_from_the_mirror_without_a_request(
 def test_a_reader_that_was_closed_or_killed_is_replaced(
     project: Checkout, git_server: GitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository, "OPEN_READERS", 1)
+    monkeypatch.setattr(commit_tree, "OPEN_READERS", 1)
     sources = [open_source(git_server.url("team/app.git")), open_source(f"git+file://{project.remote}")]
     for _ in range(2):
         for source in sources:
             assert source.read("docs/b.md") == b"beta\n"
-    (reader,) = repository._readers.values()
+    (reader,) = commit_tree._readers.values()
     for process in reader._processes.values():
         process.kill()
         process.wait()
@@ -456,12 +456,12 @@ def test_a_reader_that_was_closed_or_killed_is_replaced(
 
 
 def test_a_reader_that_has_failed_or_is_out_of_step_returns_no_other_content(project: Checkout) -> None:
-    repository.close_readers()
+    commit_tree.close_readers()
     source = open_source(f"git+file://{project.remote}")
     assert source.read("docs/b.md") == b"beta\n"
 
     def process() -> Any:
-        (reader,) = repository._readers.values()
+        (reader,) = commit_tree._readers.values()
         (found,) = reader._processes.values()
         return found
 
@@ -485,14 +485,14 @@ def test_a_reader_that_has_failed_or_is_out_of_step_returns_no_other_content(pro
 def test_many_sources_keep_few_processes_of_git(
     project: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository, "MAX_MORE_READERS", 2)
-    monkeypatch.setattr(repository, "OPEN_READERS", 1)
+    monkeypatch.setattr(commit_tree, "MAX_MORE_READERS", 2)
+    monkeypatch.setattr(commit_tree, "OPEN_READERS", 1)
     monkeypatch.setenv("DRIFTLINE_GIT_CACHE", str(tmp_path / "cache"))
-    with repository.more_readers(500), repository.more_readers(500):
+    with commit_tree.more_readers(500), commit_tree.more_readers(500):
         for number in range(5):
             copy = shutil.copytree(project.remote, tmp_path / f"{number}.git")
             assert open_source(f"git+file://{copy}").read("docs/b.md") == b"beta\n"
-        assert len(repository._readers) == 3
+        assert len(commit_tree._readers) == 3
 
 
 def test_a_run_lists_everything_if_a_folder_of_the_last_commit_is_gone(project: Checkout, run: Driftline) -> None:
@@ -511,14 +511,14 @@ def test_an_older_git_reads_the_same(project: Checkout, monkeypatch: pytest.Monk
     source = open_source(f"git+file://{project.remote}")
 
     def read() -> dict[str, tuple[int, bytes | DriftlineError]]:
-        repository.close_readers()
+        commit_tree.close_readers()
         infos = list(source.list())
         contents = source.read_many([info.path for info in infos], [info.etag for info in infos])
         return {info.path: (info.size_bytes, data) for info, data in zip(infos, contents, strict=True)}
 
     found = read()
     assert found["a/b/c.md"] == (5, b"deep\n")
-    monkeypatch.setattr(repository, "_takes_commands", lambda: False)
+    monkeypatch.setattr(commit_tree, "_takes_commands", lambda: False)
     assert read() == found
 
 
@@ -533,14 +533,14 @@ def test_a_run_reads_the_folders_and_files_that_changed(
     project.write("d3/e/3.md", "changed\n" * 100)
     project.push()
     read: list[int] = []
-    original = repository._CatFile._read
+    original = commit_tree._CatFile._read
 
     def counted(self: Any, requests: Any, kind: Any) -> Any:
         found = original(self, requests, kind)
         read.extend(len(each.data) for each in found if each is not None)
         return found
 
-    monkeypatch.setattr(repository._CatFile, "_read", counted)
+    monkeypatch.setattr(commit_tree._CatFile, "_read", counted)
     last = run(uri)
     assert (last["changed"], last["bytes_read"]) == (1, 800)
     assert 800 < sum(read) < 6_000

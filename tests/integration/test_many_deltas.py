@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from driftline.flows.runs import source_run
+from driftline.storage.deltas import manifest
 from driftline.storage.deltas.delta_index import DeltaIndex
 from driftline.storage.entities import Entity
 from driftline.storage.errors import StorageError
@@ -25,7 +26,9 @@ def run(driftline: Callable[..., Any], tmp_path: Path) -> Callable[..., dict[str
 
     def index(*changed: int) -> dict[str, Any]:
         for n in changed:
-            (tmp_path / "tree" / f"{n % 3}.txt").write_text(f"{WORDS[n]}\n")
+            file = tmp_path / "tree" / f"{n % 3}.txt"
+            file.write_text(f"{WORDS[n]}\n")
+            os.utime(file, (10**9 + n, 10**9 + n))  # the next run need not read it again
         options = () if (tmp_path / "ws" / "_workspace.json").exists() else ("--model", model)
         done = driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws", "--json", *options)
         assert done.code == 0, done.err
@@ -37,7 +40,7 @@ def run(driftline: Callable[..., Any], tmp_path: Path) -> Callable[..., dict[str
 def test_runs_fold_deltas_that_no_compaction_folded(
     run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_run, "FOLDED_BY_RUNS", 3)
+    monkeypatch.setattr(manifest, "RUNS_FOLD_DELTAS", 3)
     assert [run(n)["deltas"] for n in range(7)] == [1, 2, 0, 1, 2, 0, 1]
     assert_in_step(Workspace.open(str(tmp_path / "ws")), Entity.parse(SOURCE), files_below(tmp_path / "tree"))
 
@@ -47,9 +50,9 @@ def test_an_unchanged_run_and_one_of_a_large_manifest_fold_nothing(
 ) -> None:
     run(1)
     run(2)
-    monkeypatch.setattr(source_run, "FOLDED_BY_RUNS", 1)
+    monkeypatch.setattr(manifest, "RUNS_FOLD_DELTAS", 1)
     assert run()["deltas"] == 2
-    monkeypatch.setattr(source_run, "MAX_FOLD_BYTES", 10)
+    monkeypatch.setattr(manifest, "RUNS_FOLD_BYTES", 10)
     assert run(3)["deltas"] == 3
 
 
@@ -59,7 +62,7 @@ def test_a_run_succeeds_although_its_deltas_cannot_be_folded(
     def fail(_: DeltaIndex) -> None:
         raise StorageError("The disk is full")
 
-    monkeypatch.setattr(source_run, "FOLDED_BY_RUNS", 1)
+    monkeypatch.setattr(manifest, "RUNS_FOLD_DELTAS", 1)
     monkeypatch.setattr(DeltaIndex, "compact", fail)
     report = run(1)
     assert report["deltas"] == 1

@@ -25,7 +25,7 @@ from driftline.storage.layout import SOURCE, leased_entity
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.batch import BatchSpec
-from driftline.tasks.maintenance.checks import verify
+from driftline.tasks.maintenance.verification import verify
 from tests.support.waiting import PATIENCE_SECONDS
 
 Driftline = Callable[..., Any]

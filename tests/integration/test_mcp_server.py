@@ -22,17 +22,17 @@ from mcp import Client, StdioServerParameters
 
 import driftline as dl
 from driftline.flows.config.memory_settings import CONFIG_VARIABLE, find_memory, load_memory_configuration
-from driftline.flows.mcp_server import answers as mcp_memory
-from driftline.flows.mcp_server.answers import (
+from driftline.flows.mcp_server import tools as mcp_memory
+from driftline.flows.mcp_server.server import make_server
+from driftline.flows.mcp_server.tools import (
     BYTES_PER_TOKEN,
     MAX_ANSWER_BYTES,
     MAX_LINE_CHARACTERS,
     MAX_TOKENS,
+    MAX_TOP_K,
     MIN_TOKENS,
 )
-from driftline.flows.mcp_server.server import make_server
-from driftline.flows.mcp_server.tools import MAX_TOP_K
-from driftline.storage.errors import install_command
+from driftline.storage.environment import install_command
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from tests.support.waiting import PATIENCE_SECONDS

@@ -29,7 +29,7 @@ from driftline.storage.memory.restore import restore_catalog
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.maintenance.checks import FindingKind
+from driftline.tasks.maintenance.verification import FindingKind
 from tests.faults.faults import Crash, Faults, Mode, injected
 
 ACME, OWNER = "org:acme", "org:acme/project:alpha/user:alice"

@@ -17,7 +17,7 @@ from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.restore import restore_catalog
 from driftline.storage.memory.store import MemoryStore
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.checks import FindingKind
+from driftline.tasks.maintenance.verification import FindingKind
 
 Driftline = Callable[..., Any]
 OWNER, LARGE = "org:acme/project:p/user:u", "a value that is not inlined " * 100

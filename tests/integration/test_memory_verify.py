@@ -22,8 +22,8 @@ from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.vectors import VectorRow, vector_tables
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.maintenance import checks
-from driftline.tasks.maintenance.checks import FindingKind
+from driftline.tasks.maintenance import verification
+from driftline.tasks.maintenance.verification import FindingKind
 
 ACME, S1 = "org:acme", "org:acme/project:a b/user:u/session:s1"
 S1_DIRECTORY = "org:acme/project:a~20b/user:u/session:s1"
@@ -101,13 +101,13 @@ def _one_row(store: MemoryStore) -> tuple[str, object]:
 
 
 def test_memory_written_during_the_check_is_skipped(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = checks._compare
+    compare = verification._compare
 
     def write_then_compare(*arguments: object) -> object:
         store.store("late", 1, ACME)
         return compare(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checks, "_compare", write_then_compare)
+    monkeypatch.setattr(verification, "_compare", write_then_compare)
     store.workspace.objects.delete(
         [f"{ACME}/{name}" for name in MemoryIndex(store.workspace.objects, ACME).log().deltas]
     )

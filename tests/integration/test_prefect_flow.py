@@ -177,16 +177,16 @@ def test_progress_ends_at_100_and_a_report_shows_counts_and_phases(
 ) -> None:
     artifacts = prefect_server.post("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [runs[0]["id"]]}}})
     of_key = {artifact["key"]: artifact for artifact in artifacts}
-    assert set(of_key) == {"driftline-progress", "driftline-report", "driftline-skipped"}
+    assert set(of_key) == {"driftline-progress", "driftline-report-web", "driftline-skipped-web"}
     assert of_key["driftline-progress"]["data"] == 100
     assert "2 lines" in of_key["driftline-progress"]["description"]
-    report = of_key["driftline-report"]["data"]
+    report = of_key["driftline-report-web"]["data"]
     assert "|  | new | changed | deleted | unchanged | skipped | lines embedded | lines total |" in report
     assert "source:web | 1 | 0 | 0 | 0 | 1 | 2 | 2 |" in report
     assert "\n| all | " in report.partition("Seconds by phase")[2]
-    assert of_key["driftline-report"]["description"] == "1 new, 2 lines embedded"
+    assert of_key["driftline-report-web"]["description"] == "1 new, 2 lines embedded"
     assert "![Lines and documents]" not in report, "a first run has no growth"
-    (skipped,) = json.loads(of_key["driftline-skipped"]["data"])
+    (skipped,) = json.loads(of_key["driftline-skipped-web"]["data"])
     assert (skipped["path"], skipped["reason"]) == (".env", "secret")
 
 

@@ -14,14 +14,15 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.mcp_server.tools import LineTools
-from driftline.storage.errors import MissingExtra, UsageError, install_command
-from driftline.storage.lines.line_queries import LineQuery, Passage
+from driftline.storage.environment import install_command
+from driftline.storage.errors import MissingExtra, UsageError
+from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.transformer import as_words, load_transformer
 from driftline.tasks.search.ranking import Window
 from driftline.tasks.search.request import Mode
 from driftline.tasks.search.rerank import reranked, texts_of
-from driftline.tasks.search.search import search
+from tests.support.searches import search
 
 Driftline = Callable[..., Any]
 
@@ -180,7 +181,7 @@ def test_the_transformer_reads_the_head_of_a_definition_and_the_lines_of_a_windo
             return load_transformer().embed(texts)
 
     workspace = Workspace.open(indexed)
-    tables = [LineQuery(workspace.lines(tenant)) for tenant in workspace.tenants()]
+    tables = [TableSearcher(workspace.lines(tenant)) for tenant in workspace.tenants()]
     ((entity, _),) = workspace.readable_sources()
     code = Window(str(entity), "shop/orders.py", "", 19, 0.5, "order.close()", 1.0, first=19, last=19)
     prose = Window(str(entity), "food/soup.md", "", 2, 0.5, "Boil", 1.0, first=2, last=2)
@@ -206,7 +207,7 @@ def test_passages_are_of_their_own_documents(tmp_path: Path) -> None:
         dl.index(str(tmp_path / source), workspace=str(tmp_path / "ws"))
     workspace = Workspace.open(str(tmp_path / "ws"))
     one, two = (str(entity) for entity, _ in workspace.readable_sources())
-    (table,) = (LineQuery(workspace.lines(tenant)) for tenant in workspace.tenants())
+    (table,) = (TableSearcher(workspace.lines(tenant)) for tenant in workspace.tenants())
     wanted = [
         Passage(one, "a.py", 0, 1),
         Passage(two, "a.py", 1, 2),
@@ -223,7 +224,7 @@ def test_passages_are_of_their_own_documents(tmp_path: Path) -> None:
 
 def test_the_weight_decides_between_score_and_meaning(indexed: str) -> None:
     workspace = Workspace.open(indexed)
-    tables = [LineQuery(workspace.lines(tenant)) for tenant in workspace.tenants()]
+    tables = [TableSearcher(workspace.lines(tenant)) for tenant in workspace.tenants()]
     ((entity, _),) = workspace.readable_sources()
     soup = Window(str(entity), "food/soup.md", "", 2, 0.5, "Boil", 1.0, first=2, last=2, score=2.0)
     code = Window(str(entity), "shop/orders.py", "", 0, 0.5, "def refund", 1.0, first=0, last=0, score=1.0)

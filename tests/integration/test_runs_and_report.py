@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from driftline.flows.config.index_request import IndexRequest, SourceRequest
-from driftline.flows.output.report_page import bar_plot, line_plot, number, render
-from driftline.flows.output.run_history import History, Series, newest_runs, to_row
+from driftline.flows.output.report_page import History, Series, bar_plot, line_plot, newest_runs, number, render, to_row
 from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StorageError

@@ -16,14 +16,14 @@ import pytest
 
 import driftline as dl
 from driftline.storage.entities import Entity
-from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.lines.outline import Definition
+from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search import search as searching
+from driftline.tasks.search import ranked as searching
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.ranking import GROWTH_ACROSS, MAX_WINDOW_LINES, FoundLine, merge_windows
 from driftline.tasks.search.request import without_empty
-from driftline.tasks.search.search import search
+from tests.support.searches import search
 
 Driftline = Callable[..., Any]
 

@@ -11,14 +11,15 @@ from typing import Any, get_args
 import pytest
 
 import driftline as dl
-from driftline.flows.mcp_server.answers import search_answer
+from driftline.flows.mcp_server.tools import search_answer
 from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import TEXT
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.hits import Hit, SearchReport
+from driftline.tasks.search.ranked import NO_GOOD_MATCH
 from driftline.tasks.search.request import Mode
-from driftline.tasks.search.search import NO_GOOD_MATCH, SearchReport, search
+from tests.support.searches import search
 
 Driftline = Callable[..., Any]
 MODES: tuple[Mode, ...] = get_args(Mode)

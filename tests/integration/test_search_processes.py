@@ -30,8 +30,9 @@ from driftline.storage.errors import CorruptFile, StorageError, UsageError
 from driftline.storage.lance.reader_process import WorkerProcess
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.search.search import SearchReport, search
+from driftline.tasks.search.hits import SearchReport
 from tests.support.oracle import WORDS
+from tests.support.searches import search
 from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask
 

@@ -72,8 +72,8 @@ def rows(workspace: Workspace, text: str, **options: Any) -> list[tuple[Any, ...
     ("text", "expected"),
     [
         (
-            "SELECT path, ext, lines, size_bytes FROM documents WHERE entity LIKE '%core' ORDER BY path",
-            [("a.py", "py", 4, 83), ("b.txt", "txt", 1, 4), ("e.py", "py", 2, 12)],
+            "SELECT path, ext, lines, indexed_lines, size_bytes FROM documents WHERE entity LIKE '%core' ORDER BY path",
+            [("a.py", "py", 5, 4, 83), ("b.txt", "txt", 1, 1, 4), ("e.py", "py", 2, 2, 12)],
         ),
         ("SELECT entity, path, reason FROM skipped WHERE entity LIKE '%web'", [(WEB, "picture.bin", "binary")]),
         (
@@ -104,6 +104,30 @@ def test_each_view_shows_the_data_of_the_workspace(
     workspace: Workspace, text: str, expected: list[tuple[Any, ...]]
 ) -> None:
     assert rows(workspace, text) == expected
+
+
+def test_the_lines_of_a_document_are_those_of_its_text(tmp_path: Path, tiny_model: Path) -> None:
+    tree, ws = tmp_path / "tree", str(tmp_path / "ws")
+    tree.mkdir()
+    texts = {
+        "braces.js": "f(() => {\n  x = 1;\n})\n}\n",
+        "no-end.txt": "one\n\n---",
+        "long.txt": "a word, and more of them\n---\n" * 2_000,  # several packs
+        "blank.txt": "\n\n",
+        "empty.txt": "",
+    }
+    for name, text in texts.items():
+        (tree / name).write_text(text)
+    dl.index(str(tree), workspace=ws, model=str(tiny_model))
+    branch = {**texts, "braces.js": "x\n}\n"}
+    (tree / "braces.js").write_text(branch["braces.js"])
+    dl.index(str(tree), workspace=ws, branch="topic")
+    for on, written in ((None, texts), ("topic", branch)):
+        found = dl.sql(ws, "SELECT path, lines FROM documents", branch=on).to_pylist()
+        assert {row["path"]: row["lines"] for row in found} == {
+            name: len(text.splitlines()) for name, text in written.items()
+        }
+    assert dl.sql(ws, "SELECT count(*) AS n FROM documents WHERE lines > 3").to_pylist() == [{"n": 2}]
 
 
 def test_the_skipped_files_are_those_of_the_reports(tmp_path: Path, tiny_model: Path) -> None:
@@ -330,8 +354,8 @@ def test_the_command_prints_rows_in_each_format(workspace: Workspace, driftline:
         return done
 
     table = run().out.splitlines()
-    assert [line.split()[:2] for line in table] == [["path", "lines"], ["a.py", "4"], ["b.txt", "1"]]
-    assert list(csv.reader(io.StringIO(run("--format", "csv").out)))[1] == ["a.py", "4", "[1, 2]", ""]
+    assert [line.split()[:2] for line in table] == [["path", "lines"], ["a.py", "5"], ["b.txt", "1"]]
+    assert list(csv.reader(io.StringIO(run("--format", "csv").out)))[1] == ["a.py", "5", "[1, 2]", ""]
     values = "SELECT 'nan'::DOUBLE AS a, ['inf'::DOUBLE, 1] AS b, {'c': '-inf'::FLOAT} AS d, 'NaN' AS e, 1.5 AS f"
     (row,) = json.loads(
         driftline("sql", values, "--workspace", workspace.objects.uri, "--json").out, parse_constant=pytest.fail

@@ -16,7 +16,7 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN, innermost
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.request import Mode
-from driftline.tasks.search.search import search
+from tests.support.searches import search
 
 Driftline = Callable[..., Any]
 

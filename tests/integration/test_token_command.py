@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import driftline as dl
 
 
 @pytest.fixture
@@ -122,6 +126,31 @@ def test_a_fleet_with_readers_stops_a_server_without_a_proxy(
     Path("driftline.toml").write_text(f'workspace = "ws"\n{fleet}')
     outcome = driftline("web", "--port", 0)
     assert (outcome.code, "A fleet with readers requires a proxy" in outcome.err) == (2, True), outcome
+
+
+@pytest.mark.parametrize("within", ["org:default", "source:tree", "org:default/project:default/user:u"])
+def test_every_command_understands_the_same_boundaries(
+    workspace: Path, driftline: Callable[..., Any], within: str
+) -> None:
+    ws = ("--within", within, "--workspace", workspace)
+    assert driftline("token", "create", *ws, "--json").code == 0
+    documents = driftline("sql", "SELECT path FROM documents", *ws, "--json").json["rows"]
+    assert [row["path"] for row in documents] == ([] if "user:" in within else ["a.txt"])
+    assert dl.sql(workspace, "SELECT path FROM documents", within=within).num_rows == len(documents)
+    command = [sys.executable, "-m", "driftline", "mcp", *map(str, ws)]
+    served = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (served.returncode, served.stderr) == (0, "")  # the client left, which ends the reader process
+
+
+def test_boundaries_are_in_the_hierarchy_of_memory_or_of_sources(
+    workspace: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workspace.parent)
+    Path("driftline.toml").write_text('workspace = "ws"\n[memory.hierarchy]\nlevels = ["company", "team"]\n')
+    assert driftline("trust").code == 0
+    for within in ("org:default", "source:tree", "company:acme"):
+        assert driftline("token", "create", "--within", within).code == 0, within
+    assert driftline("token", "create", "--within", "team:alpha").code == 2
 
 
 def test_a_wildcard_address_needs_a_name(workspace: Path, driftline: Callable[..., Any]) -> None:

@@ -13,10 +13,10 @@ from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.lance.lance_table import VECTOR
 from driftline.storage.layout import new_ulid
-from driftline.storage.lines import line_queries
+from driftline.storage.lines import table_searcher
 from driftline.storage.lines.indexes import maintain
-from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.lines.line_table import LineTable, schema
+from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
 from driftline.storage.objects.store import ObjectStore
 
 DIM = 32
@@ -64,8 +64,8 @@ def table(tmp_path_factory: pytest.TempPathFactory, vectors: NDArray[np.float32]
 def test_indexed_search_is_nearly_exact(
     table: LineTable, vectors: NDArray[np.float32], where: LineFilter | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_queries, "EXACT_SEARCH_ROWS", 0)
-    monkeypatch.setattr(line_queries, "EXACT_SEARCH_SHARE", 0)
+    monkeypatch.setattr(table_searcher, "EXACT_SEARCH_ROWS", 0)
+    monkeypatch.setattr(table_searcher, "EXACT_SEARCH_SHARE", 0)
     common = 0
     for direction in np.random.default_rng(4).standard_normal((10, DIM)).astype(np.float32):
         query = direction / np.linalg.norm(direction)
@@ -87,8 +87,8 @@ def test_indexed_search_is_nearly_exact(
 
 
 def test_lines_not_yet_in_the_index_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_queries, "EXACT_SEARCH_ROWS", 0)
-    monkeypatch.setattr(line_queries, "EXACT_SEARCH_SHARE", 0)
+    monkeypatch.setattr(table_searcher, "EXACT_SEARCH_ROWS", 0)
+    monkeypatch.setattr(table_searcher, "EXACT_SEARCH_SHARE", 0)
     late = np.zeros((1, DIM), np.float32)
     late[0, 0] = 1
     columns = {

@@ -25,7 +25,7 @@ from driftline.storage.errors import StorageError, WorkspaceTooNew
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.workspace.records import PROGRAM_SCHEME
-from driftline.tasks.maintenance.checks import FindingKind
+from driftline.tasks.maintenance.verification import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
 from tests.support.oracle import save_tiny_model
 
@@ -256,7 +256,7 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(own: Corner, monkeyp
         from driftline.storage.lines import line_counts
 
         # Runs in this process, which is patched:
-        patch.setattr("driftline.tasks.maintenance.checks.survived", operator.call)
+        patch.setattr("driftline.tasks.maintenance.verification.run_in_worker", operator.call)
         original = line_counts._finds
         lost = {own.table.open().version}
         patch.setattr(

@@ -22,12 +22,11 @@ import pytest
 from watchfiles import Change
 
 import driftline as dl
-from driftline.flows.commands.index import entity_at, watcher_of, watching_sources
 from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs import watch
 from driftline.flows.runs.index import index_sources
-from driftline.flows.runs.watch import Watcher
+from driftline.flows.runs.watch import Watcher, entity_at, watcher_of, watching_sources
 from driftline.storage.errors import DriftlineError, LeaseHeld
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import PATIENCE_SECONDS, until

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import driftline as dl
-from driftline.flows.config.memory_settings import boundary_in
+from driftline.flows.config.locate import boundary_in
 from driftline.flows.http_server import HttpServer
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.flows.web.api import Reader
@@ -96,7 +96,7 @@ def _last_run(workspace: Workspace) -> str:
 
 
 def test_a_bound_token_sees_no_figures_of_the_index(workspace: Workspace) -> None:
-    boundary = boundary_in(workspace, "org:default/project:default")
+    (boundary,) = boundary_in(workspace, "org:default/project:default").tops
     bound, _ = create_token(workspace, within=boundary, scopes=["metrics"], expires=None)
     whole, _ = create_token(workspace, within=None, scopes=["metrics"], expires=None)
     tokens = KnownTokens(lambda: read_tokens(workspace.objects))

@@ -19,9 +19,8 @@ from playwright.sync_api import Page, expect
 
 from driftline.flows.commands.main import main
 from driftline.flows.web.pages import DocumentView, document_page, search_page
-from driftline.tasks.search.hits import Hit
+from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
 from driftline.tasks.search.request import SearchRequest
-from driftline.tasks.search.search import ExactCounts, SearchReport
 from tests.servers.axe import SCRIPT as AXE
 from tests.servers.axe import violations
 from tests.servers.browser import WAIT_MILLISECONDS, Browser, open_browser

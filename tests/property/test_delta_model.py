@@ -36,7 +36,7 @@ class DeltaIndexMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(delta_files, "ROW_GROUP_ROWS", 3)
         self.patch.setattr(delta_files, "GROUPS_PER_READ", 2)
-        self.patch.setattr(delta, "MAX_FOLD_BYTES", 6_000)  # two or three deltas at once
+        self.patch.setattr(delta, "ROUND_BYTES", 6_000)  # two or three deltas at once
         self.now = NOON
         self.rev = 0
         self.compacted_rev = 0

@@ -15,7 +15,8 @@ import pytest
 import driftline
 from driftline.storage.lines.regex_patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import ExactSearch, ExactTerms, open_exact_tables
+from driftline.tasks.search.exact import ExactSearch, open_exact_tables
+from driftline.tasks.search.query_language import ExactTerms
 from tests.support.effort import examples
 
 RG = Path(sys.executable).with_name("rg")

@@ -17,11 +17,11 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import check_glob
 from driftline.storage.lance import lance_table
-from driftline.storage.lines import line_queries
+from driftline.storage.lines import table_searcher
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_queries import LineQuery, Strategy
 from driftline.storage.lines.line_table import LineTable
+from driftline.storage.lines.table_searcher import Strategy, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.line_store import LineEmbedding, LineStore
 
@@ -88,8 +88,8 @@ def rows(table: LineTable) -> list[Row]:
 @pytest.fixture
 def through_the_index() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_queries, "EXACT_SEARCH_ROWS", -1)
-        patch.setattr(line_queries, "EXACT_SEARCH_SHARE", -1)
+        patch.setattr(table_searcher, "EXACT_SEARCH_ROWS", -1)
+        patch.setattr(table_searcher, "EXACT_SEARCH_SHARE", -1)
         patch.setattr(
             lance_table, "REFINED_ROWS", 10_000
         )  # refine all of them, because the index stores quantized vectors
@@ -260,11 +260,11 @@ def test_every_strategy_finds_the_nearest_lines_and_enough_of_them(
     expected = nearest_ids(rows, vector, where)
     wanted = min(top_k, len(expected))
     columns = ("id", "path", "line_number")
-    exact = LineQuery(table, where, exact=True)
+    exact = TableSearcher(table, where, exact=True)
     truth = exact.nearest(vector, top_k, columns=columns)
     assert exact.matches == len(expected)
     for strategy in STRATEGIES:
-        query = LineQuery(table, where, strategy, threshold)
+        query = TableSearcher(table, where, strategy, threshold)
         assert query.index is not None
         assert (query.lines, query.matches) == (len(rows), len(expected))
         afterwards = strategy == "postfilter" or (strategy == "hybrid" and len(expected) >= threshold * len(rows))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.lance import lance_table
-from driftline.storage.lines import line_queries
+from driftline.storage.lines import table_searcher
 from driftline.storage.lines.indexes import maintain
-from driftline.storage.lines.line_queries import LineFilter, nearest_lines
 from driftline.storage.lines.line_table import LineTable
+from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.line_store import LineEmbedding, LineStore
 
@@ -65,8 +65,8 @@ def indexed(table: LineTable, rows: list[Row]) -> Iterator[LineTable]:
     """The same table with all indexes; they are used even if few lines match."""
     assert "vector_idx" in maintain(table)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_queries, "EXACT_SEARCH_ROWS", 0)
-        patch.setattr(line_queries, "EXACT_SEARCH_SHARE", 0)
+        patch.setattr(table_searcher, "EXACT_SEARCH_ROWS", 0)
+        patch.setattr(table_searcher, "EXACT_SEARCH_SHARE", 0)
         patch.setattr(
             lance_table, "REFINED_ROWS", 10_000
         )  # refine all of them, because the index stores quantized vectors

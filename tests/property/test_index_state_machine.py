@@ -20,10 +20,10 @@ from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.search import search
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.effort import examples
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, rows_of_file, save_tiny_model
+from tests.support.searches import search
 
 ENTITY = Entity.parse("source:tree")
 FIRST_NS = 1_500_000_000_000_000_000

@@ -15,9 +15,9 @@ import driftline as dl
 from driftline.storage.defaults import CUT
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.checks import verify
-from driftline.tasks.search.search import search
+from driftline.tasks.maintenance.verification import verify
 from driftline.tasks.text import MAX_ROW_CHARACTERS, MAX_ROWS_OF_LINE
+from tests.support.searches import search
 
 SCRIPTS = (
     "[bcdfg]{5}[xyz]{3}",

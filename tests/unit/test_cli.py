@@ -36,7 +36,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def failing(*_: Any) -> str:
         raise error
 
-    monkeypatch.setattr(status, "workspace_for_reading", failing)
+    monkeypatch.setattr(status, "open_for_reading", failing)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_output_options_may_precede_or_follow_the_command(
         seen.append(plain_text.appearance())
         raise UsageError("enough")
 
-    monkeypatch.setattr(status, "workspace_for_reading", stop)
+    monkeypatch.setattr(status, "open_for_reading", stop)
     assert cli.main(arguments) == 2
     assert seen == [plain_text.Appearance(quiet, verbose, color)]
     assert plain_text.appearance() == plain_text.Appearance()
@@ -317,7 +317,7 @@ def test_a_verbose_command_says_what_has_caused_a_failure(
         except OSError as error:
             raise StorageError("The store does not answer", "s3://x") from error
 
-    monkeypatch.setattr(status, "workspace_for_reading", failing)
+    monkeypatch.setattr(status, "open_for_reading", failing)
     for option, count in (("-v", 1), ("-q", 0)):
         assert cli.main(["status", option]) == 3
         assert capsys.readouterr().err.count("caused by OSError: no route to the host") == count

@@ -15,7 +15,7 @@ from driftline.flows.config.driftline_toml import (
     Configuration,
     Schedule,
     load_config,
-    named_workspace_filter,
+    view_filter,
 )
 from driftline.flows.config.index_request import OPTIONS, SETTINGS, options_in
 from driftline.flows.config.toml_schema import File
@@ -153,7 +153,7 @@ def test_the_default_workspace_is_next_to_the_file(write: Write) -> None:
         ("[prices]\nput = -1", r"'put' cannot be used.*\[prices\]"),
         ("[access]\nuser = {}", r"'user'.*\[access\].*'users'"),
         ('[access]\nusers = {ann = "org:acme"}', r"'users' cannot be used.*\[access\]"),
-        ('[access]\ngroups = {a = ["org:acme"]}', r"Groups need a header.*\[access\]"),
+        ('[access]\ngroups = {a = ["org:acme"]}', r"groups requires groups_header.*\[access\]"),
         ("[storage_options]\nx = [1]", r"'x' cannot be used.*\[storage_options\]"),
         ('[memory]\ncatalog = "sqlite://"', r"catalog is not a table.*\[memory\].*in \[memory.catalog\]"),
         ("[memory]\nindex = [1]", "index is not a table"),
@@ -269,7 +269,7 @@ def test_references_are_resolved_only_when_they_are_used(team: Configuration, mo
 
 
 def test_a_named_workspace_is_the_union_of_its_sources_and_directories(team: Configuration) -> None:
-    found = named_workspace_filter(team, "backend")
+    found = view_filter(team, "backend")
     assert found.any_of is not None
     assert set(found.any_of) == {
         LineFilter(entities=(SHARED,)),
@@ -280,15 +280,15 @@ def test_a_named_workspace_is_the_union_of_its_sources_and_directories(team: Con
 
 
 def test_an_entity_names_all_sources_below_it(team: Configuration) -> None:
-    assert named_workspace_filter(team, "everything") == LineFilter(entities=tuple(sorted((WEB, SHARED, HANDBOOK))))
+    assert view_filter(team, "everything") == LineFilter(entities=tuple(sorted((WEB, SHARED, HANDBOOK))))
 
 
 def test_a_directory_inside_an_included_source_adds_nothing(team: Configuration) -> None:
-    assert named_workspace_filter(team, "overlapping") == LineFilter(entities=(WEB,))
+    assert view_filter(team, "overlapping") == LineFilter(entities=(WEB,))
 
 
 def test_an_empty_workspace_allows_nothing(team: Configuration) -> None:
-    found = named_workspace_filter(team, "empty")
+    found = view_filter(team, "empty")
     assert found == LineFilter(entities=())
     assert found.to_sql() is not None
 
@@ -297,13 +297,13 @@ def test_a_directory_above_several_sources_selects_all_of_them(write: Write) -> 
     config = load_config(
         write('[[sources]]\nuri = "web"\n[[sources]]\nuri = "../shared"\n[workspaces.a]\ndirs = [".."]')
     )
-    assert named_workspace_filter(config, "a") == LineFilter(entities=tuple(sorted((WEB, SHARED))))
+    assert view_filter(config, "a") == LineFilter(entities=tuple(sorted((WEB, SHARED))))
 
 
 def test_a_directory_in_two_sources_selects_both(write: Write) -> None:
     all_and_web = '[[sources]]\nuri = "."\nentity = "source:all"\n[[sources]]\nuri = "web"\n'
     config = load_config(write(all_and_web + '[workspaces.a]\ndirs = ["web/api"]'))
-    found = named_workspace_filter(config, "a")
+    found = view_filter(config, "a")
     assert set(found.any_of or ()) == {
         LineFilter(entities=(Entity.parse("source:all"),), dirs=("web/api",)),
         LineFilter(entities=(WEB,), dirs=("api",)),
@@ -314,17 +314,17 @@ def test_a_directory_in_two_sources_selects_both(write: Write) -> None:
 def test_a_missing_directory_is_an_error(write: Write, name: str, complaint: str) -> None:
     config = load_config(write(f'[[sources]]\nuri = "web"\n[workspaces.a]\ndirs = ["{name}"]'))
     with pytest.raises(UsageError, match=rf"{name.rpartition('/')[2]}.*{complaint}.*\[workspaces.a\]"):
-        named_workspace_filter(config, "a")
+        view_filter(config, "a")
 
 
 def test_a_directory_of_a_missing_source_is_not_checked(write: Write) -> None:
     config = load_config(write('[[sources]]\nuri = "elsewhere"\n[workspaces.a]\ndirs = ["elsewhere/x"]'))
-    assert named_workspace_filter(config, "a") == LineFilter(entities=(Entity.parse("source:elsewhere"),), dirs=("x",))
+    assert view_filter(config, "a") == LineFilter(entities=(Entity.parse("source:elsewhere"),), dirs=("x",))
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(team: Configuration) -> None:
     with pytest.raises(UsageError, match=r"'backen'.*Known names: backend, everything, overlapping, empty"):
-        named_workspace_filter(team, "backen")
+        view_filter(team, "backen")
 
 
 def test_thousands_of_sources_are_read_in_linear_time(tmp_path: Path) -> None:

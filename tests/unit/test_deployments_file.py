@@ -14,7 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from driftline.flows.config.driftline_toml import Configuration, fleets_of, load_config
 from driftline.flows.config.toml_schema import FleetTable
 from driftline.flows.config.workspace_names import CONFIG_VARIABLE
-from driftline.flows.prefect_flows import configuration_of
+from driftline.flows.prefect_flows import _source_names, configuration_of
 from driftline.flows.runs.fleet import FleetRequest
 from driftline.flows.scheduling.deployments import Deployments, _pause_others, deployment_name, deployments_of
 from driftline.storage.entities import Entity
@@ -43,7 +43,7 @@ def test_a_deployment_beyond_the_first_page_of_the_server_is_paused() -> None:
         pause_deployment=paused.append,
     )
     known = Deployments(({"parameters": parameters},), ())
-    assert len(_pause_others(cast(SyncPrefectClient, client), known, {"flow-450/web"})) == 499
+    assert len(_pause_others(cast("SyncPrefectClient", client), known, {"flow-450/web"})) == 499
     assert sorted({*range(500)} - {*paused}) == [450]
 
 
@@ -161,3 +161,34 @@ def test_a_flow_without_fleets_syncs_those_of_the_file_with_its_settings(
     assert (request.redact, request.max_file_bytes) == ("strict", 10)
     given = configuration_of("/srv/index", [FleetTable(provider="folder", url="others")])
     assert FleetRequest.of(given, given.workspace, {}).run.redact is None
+
+
+def test_deployments_say_what_they_do_and_are_found_by_flow_and_source(tmp_path: Path) -> None:
+    text = """
+        [[sources]]
+        uri = "web"
+        [[sources]]
+        uri = "s3://bucket/api"
+        entity = "org:acme/project:alpha/source:api"
+    """
+    specs = by_name(tmp_path, text)
+    assert {name: spec["tags"] for name, spec in specs.items() if name in ("web", "acme:alpha:api", "verify")} == {
+        "web": ["driftline", "index", "source:web"],
+        "acme:alpha:api": ["driftline", "index", "org:acme", "project:alpha", "source:api"],
+        "verify": ["driftline", "verify"],
+    }
+    assert all(spec["description"].endswith(".") or "`" in spec["description"] for spec in specs.values())
+    assert "`s3://bucket/api`" in specs["acme:alpha:api"]["description"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [
+        ({"sources": ["/srv/repositories/web/"]}, "web"),
+        ({"sources": ["https://github.com/acme/web.git", "s3://bucket/api"]}, "web, api"),
+        ({"sources": ["/srv/x"], "entity": "org:acme/project:alpha/source:api"}, "api"),
+        ({"sources": ["/"]}, "/"),
+    ],
+)
+def test_a_run_is_called_by_its_sources(parameters: dict[str, Any], name: str) -> None:
+    assert _source_names(parameters) == name

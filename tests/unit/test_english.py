@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 CODE = sorted(path for package in ("flows", "storage", "tasks") for path in (ROOT / package).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
-DATA = {ROOT / "storage/lines/tokenizer.py", ROOT / "tasks/search/query_form.py"}
+DATA = {ROOT / "storage/lines/tokenizer.py", ROOT / "tasks/search/query_language.py"}
 """Modules that contain words and lines of text as data."""
 
 BANNED = {

@@ -15,9 +15,16 @@ import pytest
 from driftline.storage.documents import SkipReason
 from driftline.storage.lines.outline import Anchor
 from driftline.tasks.definitions.outlines import definitions
-from driftline.tasks.extraction import extractor
-from driftline.tasks.extraction.extractor import Draft, Part, Reading, definitions_by_part, read_document
-from driftline.tasks.extraction.extractor_versions import ReadSettings, outdated
+from driftline.tasks.extraction import compression, extractor
+from driftline.tasks.extraction.extractor import (
+    Draft,
+    Part,
+    Reading,
+    ReadSettings,
+    definitions_by_part,
+    outdated,
+    read_document,
+)
 from driftline.tasks.extraction.process import Refused
 
 RUSSIAN = "Съешь ещё этих мягких французских булок, да выпей чаю\n" * 3
@@ -129,7 +136,7 @@ def test_doubly_compressed_files_and_other_binary_content_are_binary(suffix: str
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_decompression_is_bounded(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extractor, "MAX_UNPACKED_BYTES", 1_000)
+    monkeypatch.setattr(compression, "MAX_UNPACKED_BYTES", 1_000)
     assert read_document("a", COMPRESS[suffix](b" " * 1_001)).reason is SkipReason.BOMB
     assert read_document("a", COMPRESS[suffix](b"a" * 1_000)).reason is None
     two = COMPRESS[suffix](b"a" * 600) * 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from driftline.storage import errors
+from driftline.storage import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements.lock", "requirements-extras.lock", "requirements-dev.lock")
@@ -101,20 +101,20 @@ def test_each_lock_holds_the_versions_of_the_next_larger_one_and_hashes_for_all(
 def test_a_fix_installs_the_way_driftline_was_installed(
     origin: dict[str, Any], command: str, upgrade: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(errors, "_origin", lambda: origin)
-    monkeypatch.setattr(errors, "_installer", lambda: "pip install")
-    assert errors.install_command("s3") == command
-    assert errors.upgrade_command() == upgrade
+    monkeypatch.setattr(environment, "_origin", lambda: origin)
+    monkeypatch.setattr(environment, "_installer", lambda: "pip install")
+    assert environment.install_command("s3") == command
+    assert environment.upgrade_command() == upgrade
 
 
 def test_a_clone_with_an_environment_of_its_own_is_installed_by_its_makefile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "Makefile").touch()
-    monkeypatch.setattr(errors, "_origin", lambda: {"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
-    assert "pip install" in errors.install_command("mcp")
+    monkeypatch.setattr(environment, "_origin", lambda: {"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
+    assert "pip install" in environment.install_command("mcp")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    assert errors.install_command("mcp") == f"make -C {tmp_path} install"
+    assert environment.install_command("mcp") == f"make -C {tmp_path} install"
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,5 @@ def test_a_fix_uses_the_tool_that_made_the_environment(
 ) -> None:
     (tmp_path / mark).touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(errors, "_origin", dict)
-    assert errors.install_command("s3") == f"{installer} 'driftline[s3]'"
+    monkeypatch.setattr(environment, "_origin", dict)
+    assert environment.install_command("s3") == f"{installer} 'driftline[s3]'"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.tasks.search.query_form import is_constant, names_in, places_in
+from driftline.tasks.search.query_language import is_constant, names_in, places_in
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.tokenizer import terms
 from driftline.tasks.search import ranking
-from driftline.tasks.search.query_form import QueryForm, query_form
+from driftline.tasks.search.query_language import QueryForm, query_form
 from driftline.tasks.search.ranking import (
     WEIGHTS,
     CandidateLines,

@@ -10,10 +10,10 @@ from driftline.flows.config.driftline_toml import config_of
 from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
 from driftline.flows.config.workspace_names import local_path
 from driftline.flows.runs import cached_copies
+from driftline.storage.environment import user_folder
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 from driftline.storage.objects import block_cache
 from driftline.storage.sources import mirror
-from driftline.storage.user_folders import user_folder
 
 
 @pytest.fixture

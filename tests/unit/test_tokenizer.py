@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from driftline.storage.lines.line_table import TEXT, TEXT_COLUMN
 from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, index_terms, keywords, terms
-from driftline.tasks.search.query_form import MAX_PLACES, places_in
+from driftline.tasks.search.query_language import MAX_PLACES, places_in
 
 TEXTS = (
     "getHTTPResponse",

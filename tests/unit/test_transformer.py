@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from driftline.storage.errors import MissingExtra, ModelNotFound, install_command
+from driftline.storage.environment import install_command
+from driftline.storage.errors import MissingExtra, ModelNotFound
 from driftline.tasks.embedding import transformer as module
 from driftline.tasks.embedding.transformer import (
     DEEP_MODEL_VARIABLE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from driftline.tasks.maintenance.checks import FindingKind, compare
+from driftline.tasks.maintenance.verification import FindingKind, compare
 
 OURS, OTHER = "f1", "f2"
 MANIFEST = pa.schema(

@@ -23,6 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
+from driftline.storage.environment import install_command, upgrade_command
 from driftline.storage.errors import (
     AccessDenied,
     CatalogConnectionError,
@@ -31,8 +32,6 @@ from driftline.storage.errors import (
     MissingExtra,
     StoreClosed,
     UsageError,
-    install_command,
-    upgrade_command,
 )
 from driftline.storage.layout import CATALOG, new_ulid
 from driftline.storage.memory.catalog import tables

@@ -10,8 +10,7 @@ from driftline.flows.runs.branches import BranchReport
 from driftline.storage.workspace.records import WorkspaceStats
 from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.facets import Facets
-from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.search import ExactCounts, SearchReport
+from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
 
 
 class ExactMatches(BaseModel):
@@ -35,7 +34,7 @@ class FileCounts(BaseModel):
     files: dict[str, dict[str, int]]
 
 
-class SearchAnswer(BaseModel):
+class SearchResponse(BaseModel):
     """Windows of lines, best first; if there are none, the reasons, and the nearest line that passes the filters.
 
     ``exact`` counts all matches of an exact search, including those not in ``results``; ``facets`` counts files.
@@ -110,14 +109,14 @@ class EntryAnswer(BaseModel):
     distance: float
 
 
-class MemoryAnswer(BaseModel):
+class MemoryResponse(BaseModel):
     """Memory entries, best first."""
 
     query: str
     results: list[EntryAnswer]
 
 
-class ProblemAnswer(BaseModel):
+class ProblemDetails(BaseModel):
     """An error (RFC 9457); ``error``, ``where`` and ``fix`` are the same as with ``--json``."""
 
     type: str
@@ -130,12 +129,12 @@ class ProblemAnswer(BaseModel):
 
 
 ANSWERS: dict[str, type] = {
-    "search": SearchAnswer,
+    "search": SearchResponse,
     "excerpt": Excerpt,
     "documents": DocumentsAnswer,
     "status": WorkspaceStats,
     "sources": SourcesAnswer,
     "branches": BranchesAnswer,
-    "memory/search": MemoryAnswer,
+    "memory/search": MemoryResponse,
 }
 """The response model of each route."""

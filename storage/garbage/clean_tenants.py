@@ -58,7 +58,7 @@ class CleanupRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Traces:
+class CleanTenants:
     """What leases reveal about garbage: ``candidates`` are the directories of the tenants that must be listed.
 
     ``leases`` contains the state of each tenant's leases, or None for a tenant that is in use or was abandoned.
@@ -72,7 +72,7 @@ class Traces:
     version: str | None
 
 
-def read_traces(workspace: Workspace, *, now: datetime, full: bool = False) -> Traces:
+def read_clean_tenants(workspace: Workspace, *, now: datetime, full: bool = False) -> CleanTenants:
     """Read the leases that changed since the last cleanup.
 
     Everything must be listed if ``full`` is set, if this workspace has no record, or after FULL_EVERY. Raises
@@ -93,7 +93,7 @@ def read_traces(workspace: Workspace, *, now: datetime, full: bool = False) -> T
         if tenant not in known or leases[tenant] is None or _tells_of_garbage(whole, known[tenant]):
             candidates.add(tenant)
     listed = None if full or expired or record is None else record.listed
-    return Traces(frozenset(candidates), leases, listed, version)
+    return CleanTenants(frozenset(candidates), leases, listed, version)
 
 
 def _states(
@@ -134,25 +134,25 @@ def _tells_of_garbage(leases: Mapping[str, LeaseState], known: Mapping[str, Leas
     )
 
 
-def write_traces(workspace: Workspace, traces: Traces, *, now: datetime, garbage: Iterable[str]) -> None:
-    """Record each tenant that is not in ``garbage`` as clean, with its leases in ``traces``.
+def write_clean_tenants(workspace: Workspace, known: CleanTenants, *, now: datetime, garbage: Iterable[str]) -> None:
+    """Record each tenant that is not in ``garbage`` as clean, with its leases in ``known``.
 
     If another cleanup has written a record meanwhile, that record is kept. Raises StorageError.
     """
     left = {*garbage}
-    clean = {tenant: leases for tenant, leases in traces.leases.items() if leases is not None and tenant not in left}
+    clean = {tenant: leases for tenant, leases in known.leases.items() if leases is not None and tenant not in left}
     record = CleanupRecord(
         workspace_id=workspace.config.workspace_id,
         models=_models(workspace),
-        listed=now if traces.listed is None else traces.listed,
+        listed=now if known.listed is None else known.listed,
         clean=clean,
     )
     objects, data = workspace.objects, to_json(record, compact=True)
     with suppress(AlreadyExists, PreconditionFailed):
-        if traces.version is None:
+        if known.version is None:
             objects.create(CLEANUP, data)
         else:
-            objects.replace(CLEANUP, data, traces.version)
+            objects.replace(CLEANUP, data, known.version)
 
 
 def _models(workspace: Workspace) -> tuple[str | None, ...]:

@@ -32,7 +32,7 @@ from driftline.storage.errors import (
 from driftline.storage.json_records import to_json
 from driftline.storage.lance.failures import reading
 from driftline.storage.lance.lance_table import quote
-from driftline.storage.lance.reader_process import ProcessDied, survived
+from driftline.storage.lance.reader_process import ProcessDied, run_in_worker
 from driftline.storage.layout import (
     CONFIG,
     SOURCE,
@@ -89,7 +89,7 @@ def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFindi
         if record.fingerprint != workspace.config.fingerprint:
             continue  # the next run takes a new snapshot
         try:
-            detail = survived(_difference, workspace.on([branch_at(entity, record)]), entity, record)
+            detail = run_in_worker(_difference, workspace.on([branch_at(entity, record)]), entity, record)
         except (CorruptFile, StorageError) as error:
             detail = str(error)
         if detail and is_idle(entity, record):  # no run has started meanwhile
@@ -319,7 +319,7 @@ class _TenantCheck:
         for table in self._tables():
             exists = table.exists()
             try:
-                inventory = survived(take_inventory, table) if exists else EMPTY
+                inventory = run_in_worker(take_inventory, table) if exists else EMPTY
                 damaged = table.damaged_fragments() if exists else []
             except CorruptFile as error:
                 self._add(FindingKind.UNREADABLE, self._tenant, table.path, str(error), table.fingerprint)
@@ -329,7 +329,7 @@ class _TenantCheck:
                 self._add(FindingKind.UNREADABLE, self._tenant, table.path, detail, table.fingerprint)
                 continue
             self._compare(table, inventory)
-            for index, detail in survived_check(table, self._run_id) if exists else ():
+            for index, detail in damaged_indexes(table, self._run_id) if exists else ():
                 self._add(FindingKind.INDEX, self._tenant, index, detail, table.fingerprint)
         for found in check_branches(self._workspace, self._tenant):
             self._add(FindingKind.BRANCH, found.entity, found.name, found.detail)
@@ -413,14 +413,13 @@ class _TenantCheck:
         self._findings.append(Finding(kind, str(entity), path, detail, fingerprint))
 
 
-def survived_check(table: LineTable, seed: str) -> list[tuple[str, str]]:
+def damaged_indexes(table: LineTable, seed: str) -> list[tuple[str, str]]:
     """Run ``check_indexes`` in another process; if an index crashes it, report all indexes as damaged."""
     try:
-        return survived(_checked_indexes, table, seed)
+        return run_in_worker(_checked_indexes, table, seed)
     except ProcessDied:
-        return [
-            (name, "it or another index crashes the process that reads it") for name in survived(index_names, table)
-        ]
+        why = "it or another index crashes the process that reads it"
+        return [(name, why) for name in run_in_worker(index_names, table)]
 
 
 def _checked_indexes(table: LineTable, seed: str) -> list[tuple[str, str]]:
@@ -582,7 +581,7 @@ def _vectors(workspace: Workspace, tenant: Entity, entries: pa.Table, waiting: f
     for table in tables:
         kind, name = FindingKind.MEMORY_VECTORS, table.fingerprint
         try:
-            revs = survived(type(table).revs, table) if table.exists() else []
+            revs = run_in_worker(type(table).revs, table) if table.exists() else []
         except CorruptFile as error:
             yield Finding(kind, tenant.directory, table.path, str(error), name)
             continue

@@ -1,19 +1,18 @@
 """Search one version of a lines table, with filter pushdown (DESIGN, "Search").
 
-``LineQuery`` finds nearest lines, lexical and semantic block matches, definitions by name, and passages. On a bucket,
-``read_ahead`` prefetches index data with a few large parallel reads instead of many small sequential ones. If an index
-is unusable, the table is scanned.
+``TableSearcher`` finds nearest lines, lexical and semantic block matches, and passages, among the lines that pass a
+filter. On a bucket, ``read_ahead`` prefetches index data with a few large parallel reads instead of many small
+sequential ones. If an index is unusable, the table is scanned.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +30,6 @@ from driftline.storage.lance.lance_table import (
     data_file,
     is_one_of,
     nearest_options,
-    quote,
     with_cosine_distance,
 )
 from driftline.storage.lines.block_codes import BlockCodes, codes_of, join
@@ -46,14 +44,14 @@ from driftline.storage.lines.line_table import (
     schema,
     searched_parts,
 )
-from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
+from driftline.storage.lines.outline import OUTLINE_COLUMN
 from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.shared_cache import SharedCache
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
 
-__all__ = ["NOTHING", "LineFilter", "LineQuery", "Passage", "Scored", "Strategy", "nearest_lines"]
+__all__ = ["NOTHING", "LineFilter", "Passage", "Scored", "Strategy", "TableSearcher", "nearest_lines"]
 
 MAX_TEXT_BYTES = 64 * 2**20
 """If the text index is larger, only the postings of the query's words are read."""
@@ -71,20 +69,9 @@ EXACT_SEARCH_SHARE = 1 / 32
 RESULT_COLUMNS = ("entity", "path", "line_number", "column_number", "text", "hash")
 PASSAGE_COLUMNS = ("entity", "path", "line_number", "column_number", "text")
 BLOCK_COLUMNS = ("entity", "path", "line_number", "column_number", "hash", TEXT_COLUMN, OUTLINE_COLUMN)
-MAX_FOLDERS = 32
-"""Maximum number of trailing path components in a query that are compared with indexed paths."""
-MAX_FILES = 20
-"""Maximum number of files to look up per name."""
 _SOURCES: dict[tuple[str | int, ...], tuple[str, ...]] = {}
 """The sources in each table version that this process searched; versions are immutable."""
 _MAX_VERSIONS = 1_000
-_TAIL_BYTES = 8
-"""Bytes at the end of a name that are compared for all definitions in one pass."""
-_OF_WORDS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_")
-_OUTLINES: SharedCache[tuple[str | int, ...], _Outlines] = SharedCache(
-    LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
-)
-"""The outlines of each version in which this process looked up a name, about 6 bytes per line."""
 MAX_KEPT_LINES = 1_500_000
 """Blocks of tables with up to this many lines may stay in memory, at some 70 bytes per line."""
 FASTER_TOGETHER = 6
@@ -151,48 +138,6 @@ def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Outlines:
-    """The outlines of all blocks in a version: ``rows`` has ``outline``, ``line_number`` and ``_rowid``.
-
-    ``lower`` is their lowercase concatenation, with a newline after each; row ``i`` ends before ``ends[i]``. Entry
-    ``e`` is one definition: it ends before the newline at ``entries[e]``, with the bytes ``tails[e]``.
-    """
-
-    rows: pa.Table
-    lower: bytes
-    ends: NDArray[np.int64]
-    entries: NDArray[np.int64]
-    tails: NDArray[np.uint64]
-
-    @classmethod
-    def of(cls, rows: pa.Table) -> Self:
-        """Prepare the outlines in ``rows`` for searching."""
-        outlines = pc.binary_join_element_wise(pc.utf8_lower(rows[OUTLINE_COLUMN]), "", "\n").combine_chunks()
-        ends = pc.binary_length(outlines).to_numpy().cumsum(dtype=np.int64)
-        lower = outlines.buffers()[2].to_pybytes()[: ends[-1]] if len(ends) else b""
-        entries = np.flatnonzero(np.frombuffer(lower, np.uint8) == ord("\n"))
-        padded = np.frombuffer(bytes(_TAIL_BYTES) + lower, np.uint8)
-        tails = np.lib.stride_tricks.sliding_window_view(padded, _TAIL_BYTES)[entries].view(">u8")[:, 0]
-        return cls(rows, lower, ends, entries, tails.astype(np.uint64))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(each.nbytes for each in (self.rows, self.ends, self.entries, self.tails)) + len(self.lower)
-
-    def with_name_ending_in(self, part: str) -> pa.Table:
-        """Return the rows with a definition whose name ends in the whole word ``part``, case-insensitively."""
-        ending = part.lower().encode()
-        tail = ending[-_TAIL_BYTES:]
-        alike = self.entries[self.tails & np.uint64(256 ** len(tail) - 1) == int.from_bytes(tail, "big")].tolist()
-        found = [
-            at
-            for at in alike
-            if self.lower.endswith(ending, 0, at) and self.lower[at - len(ending) - 1] not in _OF_WORDS
-        ]
-        return self.rows.take(pa.array(sorted({*np.searchsorted(self.ends, found, side="right").tolist()}), pa.int64()))
-
-
-@dataclass(frozen=True, slots=True)
 class Scored:
     """Blocks, best first. ``rows`` (``(n,) uint64``) are ids of their first rows; ``scores`` is ``(n,) float32``."""
 
@@ -216,7 +161,7 @@ class Passage:
     last: int
 
 
-class once(Generic[_Value]):
+class locked_property(Generic[_Value]):
     """Like ``functools.cached_property``, but with one lock per instance, so tables open in parallel."""
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:
@@ -235,10 +180,10 @@ class once(Generic[_Value]):
 
 
 @dataclass(frozen=True)
-class LineQuery:
-    """A filter on one version of a table (default: the newest), and the strategy for its searches.
+class TableSearcher:
+    """Searches one version of a table (default: the newest) for lines that pass a filter, with a filter strategy.
 
-    Raises UsageError, StorageError, CorruptFile.
+    Its methods raise UsageError, StorageError, CorruptFile.
     """
 
     table: LineTable
@@ -254,7 +199,7 @@ class LineQuery:
         if not 0 <= self.fallback_threshold <= 1:
             raise UsageError("fallback_threshold must be between 0 and 1", str(self.fallback_threshold))
 
-    @once
+    @locked_property
     def dataset(self) -> LanceDataset:
         return self.table.open(self.version, cached=True)
 
@@ -281,61 +226,61 @@ class LineQuery:
         if self.index is not None:
             read_ahead(self.table, self.dataset, (VECTOR,))
 
-    @once
+    @locked_property
     def sql(self) -> str | None:
         return self.where.to_sql() if self.where else None
 
     # Commit markers are counted separately: an index finds them, but cannot find all other lines.
 
-    @once
+    @locked_property
     def lines(self) -> int:
         """The number of lines in the table."""
         return int(self.dataset.count_rows()) - len(self.sources)
 
-    @once
+    @locked_property
     def matches(self) -> int:
         """The number of lines that match the filter."""
         if self.sql is None:
             return self.lines
         return self._matching_rows - self._count(no_lines(self.sql))
 
-    @once
+    @locked_property
     def _matching_rows(self) -> int:
         """Like ``matches``, but including commit markers, which are few and slow to exclude."""
         return self._count(self.sql)
 
-    @once
+    @locked_property
     def sources(self) -> tuple[str, ...]:
         """The entities that wrote to the table, according to their commit markers."""
         version = self.exact_version
         sources = _SOURCES.get(version)
         if sources is None:
             # In a bucket, every search reads the paths in any case; the path index would be read only for this.
-            rows = self._scanned(["entity"], filter=no_lines(None), use_scalar_index=self.table.is_local)
+            rows = self.scan(["entity"], filter=no_lines(None), use_scalar_index=self.table.is_local)
             sources = tuple(rows["entity"].to_pylist())
             if len(_SOURCES) >= _MAX_VERSIONS:
                 _SOURCES.clear()
             _SOURCES[version] = sources
         return sources
 
-    @once
+    @locked_property
     def exact_version(self) -> tuple[str | int, ...]:
         """An id for this version, derived from its files: a deleted and recreated table may reuse URI and version."""
         files = map(data_file, self.dataset.get_fragments()[:1])
         return (self.dataset.uri, self.dataset.version, *files)
 
-    @once
+    @locked_property
     def filters_afterwards(self) -> bool:
         if self.sql is None or self.strategy in ("auto", "prefilter"):
             return False
         return self.strategy == "postfilter" or self.matches >= self.fallback_threshold * self.lines
 
-    @once
+    @locked_property
     def examined_blocks(self) -> list[int]:
         """How many blocks each search found before the post-filter."""
         return []
 
-    @once
+    @locked_property
     def index(self) -> str | None:
         """The type of vector index that searches use, or None for exact search."""
         few = max(EXACT_SEARCH_ROWS, EXACT_SEARCH_SHARE * self.dataset.count_rows())
@@ -380,9 +325,9 @@ class LineQuery:
     def _nearest(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
         """Return the nearest lines for Lance's ``nearest`` options, unordered, with their ``distance``."""
         options = {"prefilter": not self.filters_afterwards, "limit": nearest["k"]}
-        return with_cosine_distance(self._read([*columns, "_distance"], where=self.sql, nearest=nearest, **options))
+        return with_cosine_distance(self.read([*columns, "_distance"], where=self.sql, nearest=nearest, **options))
 
-    def _read(self, columns: Sequence[str], *, where: str | None, **search: Any) -> pa.Table:
+    def read(self, columns: Sequence[str], *, where: str | None, **search: Any) -> pa.Table:
         """Return a search's rows. If there is only one source, its entity is known, which avoids reading the slowest
         column.
 
@@ -390,7 +335,7 @@ class LineQuery:
         """
         known = "entity" in columns and self.table.is_local and len(self.sources) == 1
         read = [name for name in columns if not (known and name == "entity") and name != "_rowid"]
-        rows = self._scanned(read, filter=where, **search)
+        rows = self.scan(read, filter=where, **search)
         if known:
             rows = rows.append_column("entity", pa.repeat(self.sources[0], len(rows)))
         return rows.select(columns)
@@ -405,7 +350,7 @@ class LineQuery:
 
         return with_indexes(self.dataset, self.table.TITLE, count)
 
-    def _scanned(self, columns: Sequence[str], **search: Any) -> pa.Table:
+    def scan(self, columns: Sequence[str], **search: Any) -> pa.Table:
         """Run a Lance search, retrying without indexes if one is unusable."""
 
         def scan(indexed: bool) -> pa.Table:
@@ -413,14 +358,14 @@ class LineQuery:
                 return self.dataset.scanner(columns=list(columns), **search).to_table()
             if "full_text_query" in search:
                 words = {name: search[name] for name in ("full_text_query", "limit", "filter")}
-                return self._scanned_words(**words)
+                return self._scan_copy_for_words(**words)
             nearest = {"nearest": {**search["nearest"], "use_index": False}} if "nearest" in search else {}
             options = {**search, **nearest, "use_scalar_index": False}
             return self.dataset.scanner(columns=list(columns), **options).to_table()
 
         return with_indexes(self.dataset, self.table.TITLE, scan)
 
-    def _scanned_words(self, *, full_text_query: Any, limit: int, filter: str | None = None) -> pa.Table:
+    def _scan_copy_for_words(self, *, full_text_query: Any, limit: int, filter: str | None = None) -> pa.Table:
         """Run the full-text search on an in-memory copy, because Lance always uses a table's index."""
         import lance
 
@@ -457,69 +402,28 @@ class LineQuery:
         return self._matching(search, limit, where=self.sql, prefilter=True)
 
     def _matching(self, search: Any, limit: int, where: str | None, **options: Any) -> Scored:
-        found = self._scanned(
-            ["_score"], filter=where, full_text_query=search, limit=limit, with_row_id=True, **options
-        )
+        found = self.scan(["_score"], filter=where, full_text_query=search, limit=limit, with_row_id=True, **options)
         return Scored(found["_rowid"].to_numpy(), found["_score"].to_numpy())
 
-    def defining(self, names: Sequence[str], limit: int) -> NDArray[np.uint64]:
-        """Return the rows of the blocks that contain definitions of ``names``, case-insensitively, at most ``limit``
-        per name.
-
-        Outer definitions precede inner ones.
-        """
-        found = sorted({row for name in names for row in self._definition_rows(name, limit)})
-        rows = np.array(found, np.uint64)
-        return rows[self._held(rows)] if self.sql else rows
-
-    def holding(self, places: Sequence[tuple[str, int | None]]) -> NDArray[np.uint64]:
-        """Return the rows of the blocks that contain ``places``, pairs of a path and a 1-based line; with no line, the
-        first block.
-
-        A path may have more leading folders than the indexed path, as in a stack trace. If it is the only place, it may
-        also have fewer: it then matches up to MAX_FILES files with that name, nearest to the root first,
-        case-insensitively.
-        """
-        if not places:
-            return np.empty(0, np.uint64)
-        blocks = []
-        for path, line in places:
-            parts = path.lstrip("/").split("/")[-MAX_FOLDERS:]
-            known = ["/".join(parts[at:]) for at in range(len(parts))]
-            first = max(0, (line or 1) - 1) // LINES_PER_BLOCK * LINES_PER_BLOCK
-            within = f"line_number BETWEEN {first} AND {first + LINES_PER_BLOCK - 1}"
-            known += self._files_named(path, within) if len(places) == 1 else []
-            blocks.append(f"({is_one_of('path', known)} AND {within})")
-        where = f"({' OR '.join(blocks)}) AND {TEXT_COLUMN} IS NOT NULL"
-        rows = np.sort(self._scanned([], filter=where, with_row_id=True)["_rowid"].to_numpy())
-        return rows[self._held(rows)] if self.sql else rows
-
-    def _files_named(self, name: str, within: str) -> list[str]:
-        """Return the paths ending in ``name`` among documents that have lines ``within`` a condition."""
-        where = f"ends_with(lower(path), {quote('/' + name.lower().lstrip('/'))}) AND {within}"
-        where += f" AND ({self.sql})" if self.sql else ""
-        found = pc.unique(self._scanned(["path"], filter=where)["path"]).to_pylist()
-        return sorted(found, key=lambda path: (path.count("/"), path))[:MAX_FILES]
-
-    def _held(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def passing(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return which ``rows`` exist and pass the filter, as ``(n,)``."""
         if self.sql is not None:
             return _is_in(rows, self._allowed)
         if not len(rows):
             return np.zeros(0, np.bool_)
-        return np.isin(rows, self._scanned([], filter=_is_among(rows), with_row_id=True)["_rowid"].to_numpy())
+        return np.isin(rows, self.scan([], filter=is_among(rows), with_row_id=True)["_rowid"].to_numpy())
 
-    @once
+    @locked_property
     def _filtered(self) -> _Filtered:
         return (*self.exact_version, self.sql)
 
-    @once
+    @locked_property
     def _allowed(self) -> NDArray[np.uint64]:
         """The row ids that pass the filter, sorted."""
         return _ALLOWED.get_or_compute(self._filtered, self._read_allowed)
 
     def _read_allowed(self) -> NDArray[np.uint64]:
-        return np.sort(self._scanned([], filter=self.sql, with_row_id=True)["_rowid"].to_numpy())
+        return np.sort(self.scan([], filter=self.sql, with_row_id=True)["_rowid"].to_numpy())
 
     def blocks_at(self, rows: Sequence[int]) -> pa.Table:
         """Return BLOCK_COLUMNS and ``_rowid`` of the blocks that start at ``rows``, in this order."""
@@ -528,14 +432,14 @@ class LineQuery:
             return pa.schema([schema(1).field(name) for name in BLOCK_COLUMNS]).append(_ROW).empty_table()
         found = self._kept_blocks
         if found is None:
-            found = self._read(columns, where=_is_among(rows), with_row_id=True).sort_by("_rowid")
+            found = self.read(columns, where=is_among(rows), with_row_id=True).sort_by("_rowid")
             _BLOCKS_READ.put(self._filtered, (_BLOCKS_READ.get(self._filtered) or 0) + len(rows))
         at = np.searchsorted(found["_rowid"].to_numpy(), np.array(rows, np.uint64))
         return found.take(
             pa.array(at.tolist(), pa.int64())
         )  # a list: for an array, Arrow would import numpy.ma, which is slow
 
-    @once
+    @locked_property
     def _kept_blocks(self) -> pa.Table | None:
         """All blocks that pass the filter, keyed by row, if they are few and reading them pays off; otherwise None."""
         if not self.table.is_local:
@@ -547,17 +451,10 @@ class LineQuery:
         if lines > MAX_KEPT_LINES or lines > max(FEW_LINES, FASTER_TOGETHER * LINES_PER_BLOCK * read):
             return None
         where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({self.sql})" if self.sql else "")
-        rows = self._read([*BLOCK_COLUMNS, "_rowid"], where=where, with_row_id=True)
+        rows = self.read([*BLOCK_COLUMNS, "_rowid"], where=where, with_row_id=True)
         known = rows.sort_by("_rowid").combine_chunks()
         _BLOCKS.put(self._filtered, known)
         return known
-
-    def near_blocks(self, vector: NDArray[np.float32], limit: int) -> pa.Table:
-        """Return the blocks found by ``near``, like ``blocks``, but with ``cosine`` (float32) instead of ``bm25``."""
-        found = self.near(vector, limit)
-        return (
-            self.blocks_at(found.rows.tolist()).append_column("cosine", pa.array(found.scores)).drop_columns(["_rowid"])
-        )
 
     def near(self, vector: NDArray[np.float32], limit: int) -> Scored:
         """Return the ``limit`` blocks nearest to ``vector`` that pass the filter, and their cosines."""
@@ -568,83 +465,30 @@ class LineQuery:
         fetch = limit
         while True:
             rows, cosines = codes.nearest(vector, fetch)
-            held = self._held(rows) if codes.may_hold_deleted else np.ones(len(rows), np.bool_)
+            held = self.passing(rows) if codes.may_hold_deleted else np.ones(len(rows), np.bool_)
             if np.count_nonzero(held) >= limit or fetch >= len(codes):
                 return Scored(rows[held][:limit], cosines[held][:limit])
             fetch *= 4
 
-    @once
+    @locked_property
     def _allowed_codes(self) -> BlockCodes:
         def read() -> BlockCodes:
             return self._codes.among(_is_in(self._codes.rows, self._allowed))
 
         return _ALLOWED_CODES.get_or_compute(self._filtered, read)
 
-    @once
+    @locked_property
     def _codes(self) -> BlockCodes:
         def read(fragments: Sequence[LanceFragment] | None) -> pa.Table:
             where = f"{CODE_COLUMN} IS NOT NULL"
             some: dict[str, Any] = {"fragments": fragments, "with_row_id": True, "with_row_address": True}
-            return self._scanned([CODE_COLUMN], filter=where, use_scalar_index=False, **some)
+            return self.scan([CODE_COLUMN], filter=where, use_scalar_index=False, **some)
 
         def announce(fragments: Sequence[LanceFragment]) -> None:
             if not self.table.is_local:
                 self.table.read_ahead(searched_parts(fragments))
 
         return codes_of(self.dataset, read, announce)
-
-    def _definition_rows(self, name: str, limit: int) -> list[int]:
-        """Return the row ids of the blocks with the best definitions of one name."""
-        parts = parts_of_name(name)
-        found: list[tuple[bool, int, int]] = []
-        for row, definition in self._named(name):
-            own = parts_of_name(definition.name)
-            found.append((own[-len(parts) :] != parts, len(own), row))
-        return [row for *_, row in sorted(found)[:limit]]
-
-    def _named(self, name: str) -> Iterator[tuple[int, Definition]]:
-        """Yield each definition of ``name``, case-insensitively, with the row id of the block with its name."""
-        parts = parts_of_name(name)
-        if not parts:
-            return
-        named = re.compile(rf"^(?!key\t)\w+\t(\d+)\t.*?(?<!\w){re.escape(parts[-1])}$", re.IGNORECASE | re.MULTILINE)
-        rows = self._outlines.with_name_ending_in(parts[-1])
-        columns = (rows[each].to_pylist() for each in (OUTLINE_COLUMN, "_rowid", "line_number"))
-        for outline, row, first in zip(*columns, strict=True):
-            for match in named.finditer(outline):
-                definition = decode(match[0])[0]
-                if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.matches_name(name):
-                    yield row, definition
-
-    def definitions(self, name: str) -> list[tuple[str, str, str, Definition]]:
-        """Return the definitions of ``name`` that pass the filter, each with its entity, path and hash.
-
-        Matching is case-sensitive if ``name`` has a capital letter.
-        """
-        parts = parts_of_name(name)
-        exactly = name.lower() != name
-        found = [
-            (row, each)
-            for row, each in self._named(name)
-            if not exactly or parts_of_name(each.name)[-len(parts) :] == parts
-        ]
-        if not found:
-            return []
-        where = _is_among(row for row, _ in found) + (f" AND ({self.sql})" if self.sql else "")
-        rows = self._read(["entity", "path", "hash", "_rowid"], where=where, with_row_id=True)
-        columns = (rows[each].to_pylist() for each in ("_rowid", "entity", "path", "hash"))
-        of_row = {row: document for row, *document in zip(*columns, strict=True)}
-        return [(*of_row[row], each) for row, each in found if row in of_row]
-
-    @property
-    def _outlines(self) -> _Outlines:
-        """The outlines of all blocks that have one, read once per version."""
-        return _OUTLINES.get_or_compute(self.exact_version, self._read_outlines)
-
-    def _read_outlines(self) -> _Outlines:
-        where = f"{OUTLINE_COLUMN} != ''"
-        rows = self._scanned([OUTLINE_COLUMN, "line_number"], filter=where, with_row_id=True)
-        return _Outlines.of(rows.combine_chunks())
 
     def passages(self, requested: Sequence[Passage]) -> pa.Table:
         """Return the lines of ``requested`` passages that pass the filter: ``PASSAGE_COLUMNS``, unordered.
@@ -655,7 +499,7 @@ class LineQuery:
         lines = " OR ".join(sorted({f"line_number BETWEEN {each.first} AND {each.last}" for each in requested}))
         paths = is_one_of("path", sorted({each.path for each in requested}))
         where = f"{paths} AND ({lines})" + (f" AND ({self.sql})" if self.sql else "")
-        rows = self._read(PASSAGE_COLUMNS, where=where)
+        rows = self.read(PASSAGE_COLUMNS, where=where)
         of_document: dict[tuple[str, str], list[Passage]] = {}
         for each in requested:
             of_document.setdefault((each.entity, each.path), []).append(each)
@@ -677,7 +521,7 @@ class LineQuery:
         numbers = ", ".join(sorted({str(number) for _, _, number in requested}))
         columns = ["entity", "path", "line_number", "text", "hash"]
         where = f"{paths} AND line_number IN ({numbers})" + (f" AND ({self.sql})" if self.sql else "")
-        rows = self._read([*columns, "column_number"], where=where)
+        rows = self.read([*columns, "column_number"], where=where)
         rows = rows.filter(pc.equal(rows["column_number"], 0))
         found = zip(*(rows[name].to_pylist() for name in columns), strict=True)
         keys = set(requested)
@@ -686,24 +530,6 @@ class LineQuery:
             for entity, path, number, text, content in found
             if (entity, path, number) in keys
         }
-
-    def outlines(self, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
-        """Return the known outlines of the blocks that contain the lines ``(entity, path, number)``."""
-        if not requested:
-            return {}
-        # The index covers paths; comparing entities and lines in Lance as well would take three times as long.
-        paths = sorted({path for _, path, _ in requested})
-        columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
-        where = f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL"
-        # In a bucket, every search reads the paths in any case; their index would be read only for this.
-        rows = self._read(columns, where=where, use_scalar_index=self.table.is_local)
-        known: dict[tuple[str, str, int], str] = {}
-        for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
-            block = entity, path, number // LINES_PER_BLOCK
-            # a block that starts in the middle of a line has fewer definitions
-            known[block] = max(known.get(block, ""), outline, key=len)
-        blocks = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in requested)
-        return {line: known[block] for line, block in blocks if block in known}
 
     def _matching_afterwards(self, search: Any, limit: int, fetch: int) -> Scored:
         """Like ``_matching``, but search all blocks, then filter the best ``fetch`` or more until enough remain."""
@@ -717,9 +543,9 @@ class LineQuery:
             fetch *= 4
 
 
-def nearest_blocks(tables: Sequence[LineQuery], vector: NDArray[np.float32], limit: int) -> list[Scored]:
-    """Run ``LineQuery.near`` on each table. Blocks of many small tables, such as branches, are compared together, which
-    takes a fraction of the time; then only the overall nearest ``limit`` blocks are returned.
+def nearest_blocks(tables: Sequence[TableSearcher], vector: NDArray[np.float32], limit: int) -> list[Scored]:
+    """Run ``TableSearcher.near`` on each table. The blocks of many small tables, such as branches, are compared
+    together, which takes a fraction of the time; then only the overall nearest ``limit`` blocks are returned.
     """
     if len(tables) == 1 or limit == 0 or not vector.any() or any(table.sql is None for table in tables):
         return [table.near(vector, limit) for table in tables]
@@ -740,7 +566,7 @@ def _is_in(rows: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bo
     return np.asarray(known[np.searchsorted(known, rows).clip(max=len(known) - 1)] == rows, np.bool_)
 
 
-def _is_among(rows: Iterable[int]) -> str:
+def is_among(rows: Iterable[int]) -> str:
     return f"_rowid IN ({', '.join(map(str, rows))})"
 
 
@@ -760,4 +586,4 @@ def nearest_lines(
     path, line and column. The search is exact if the filter leaves few lines, if there is no index, or if ``exact`` is
     set; otherwise it probes all partitions of the index. Raises UsageError, StorageError, CorruptFile.
     """
-    return LineQuery(table, where, exact=exact).nearest(query, limit, max_distance, columns)
+    return TableSearcher(table, where, exact=exact).nearest(query, limit, max_distance, columns)

@@ -9,12 +9,12 @@ DELTAS_EVENT = "driftline.deltas.threshold"
 SERVER_VARIABLE = "PREFECT_API_URL"
 
 
-def ask_for_source(workspace: str, entity: str, deltas: int) -> None:
+def request_source_compaction(workspace: str, entity: str, deltas: int) -> None:
     """Request a compaction of one source."""
     _emit(workspace, f"driftline.source.{entity}", entity, {"entity": entity, "deltas": deltas})
 
 
-def ask_for_memory(workspace: str, tenant: str, deltas: int) -> None:
+def request_memory_compaction(workspace: str, tenant: str, deltas: int) -> None:
     """Request a compaction because the memory of ``tenant`` exceeds its threshold.
 
     Does nothing if $PREFECT_API_URL is not set: importing Prefect takes a second, and would start a server.

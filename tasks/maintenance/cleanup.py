@@ -36,6 +36,7 @@ DELETE_BATCH = 1_000
 DELETE_ATTEMPTS = 5
 
 _audit = logging.getLogger("driftline.audit")
+"""Records each deletion; its name is part of the interface (docs/operate/monitor.md)."""
 
 
 @dataclass(slots=True)

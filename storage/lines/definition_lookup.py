@@ -1,0 +1,197 @@
+"""Find definitions, files and outlines by name in one version of a lines table (DESIGN, "Search").
+
+``blocks_defining`` and ``definitions_of`` find what a query names; ``blocks_at_places`` finds the places in a stack
+trace. The names of a version's definitions are read once, then looked up in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from cachetools import LRUCache
+from numpy.typing import NDArray
+
+from driftline.storage.lance.lance_table import is_one_of, quote
+from driftline.storage.lines.line_table import LINES_PER_BLOCK, TEXT_COLUMN
+from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
+from driftline.storage.lines.table_searcher import TableSearcher, is_among
+from driftline.storage.shared_cache import SharedCache
+
+MAX_FOLDERS = 32
+"""Maximum number of trailing path components in a query that are compared with indexed paths."""
+MAX_FILES = 20
+"""Maximum number of files to look up per name."""
+_TAIL_BYTES = 8
+"""Bytes at the end of a name that are compared for all definitions in one pass."""
+_OF_WORDS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_")
+_OUTLINES: SharedCache[tuple[str | int, ...], _Outlines] = SharedCache(
+    LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
+)
+"""The outlines of each version in which this process looked up a name, about 6 bytes per line."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlines:
+    """The outlines of all blocks in a version: ``rows`` has ``outline``, ``line_number`` and ``_rowid``.
+
+    ``lower`` is their lowercase concatenation, with a newline after each; row ``i`` ends before ``ends[i]``. Entry
+    ``e`` is one definition: it ends before the newline at ``entries[e]``, with the bytes ``tails[e]``.
+    """
+
+    rows: pa.Table
+    lower: bytes
+    ends: NDArray[np.int64]
+    entries: NDArray[np.int64]
+    tails: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> Self:
+        """Prepare the outlines in ``rows`` for searching."""
+        outlines = pc.binary_join_element_wise(pc.utf8_lower(rows[OUTLINE_COLUMN]), "", "\n").combine_chunks()
+        ends = pc.binary_length(outlines).to_numpy().cumsum(dtype=np.int64)
+        lower = outlines.buffers()[2].to_pybytes()[: ends[-1]] if len(ends) else b""
+        entries = np.flatnonzero(np.frombuffer(lower, np.uint8) == ord("\n"))
+        padded = np.frombuffer(bytes(_TAIL_BYTES) + lower, np.uint8)
+        tails = np.lib.stride_tricks.sliding_window_view(padded, _TAIL_BYTES)[entries].view(">u8")[:, 0]
+        return cls(rows, lower, ends, entries, tails.astype(np.uint64))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (self.rows, self.ends, self.entries, self.tails)) + len(self.lower)
+
+    def with_name_ending_in(self, part: str) -> pa.Table:
+        """Return the rows with a definition whose name ends in the whole word ``part``, case-insensitively."""
+        ending = part.lower().encode()
+        tail = ending[-_TAIL_BYTES:]
+        alike = self.entries[self.tails & np.uint64(256 ** len(tail) - 1) == int.from_bytes(tail, "big")].tolist()
+        found = [
+            at
+            for at in alike
+            if self.lower.endswith(ending, 0, at) and self.lower[at - len(ending) - 1] not in _OF_WORDS
+        ]
+        return self.rows.take(pa.array(sorted({*np.searchsorted(self.ends, found, side="right").tolist()}), pa.int64()))
+
+
+def blocks_defining(table: TableSearcher, names: Sequence[str], limit: int) -> NDArray[np.uint64]:
+    """Return the rows of the blocks that contain definitions of ``names``, case-insensitively, at most ``limit`` per
+    name.
+
+    Outer definitions precede inner ones.
+    """
+    found = sorted({row for name in names for row in _definition_rows(table, name, limit)})
+    rows = np.array(found, np.uint64)
+    return rows[table.passing(rows)] if table.sql else rows
+
+
+def _definition_rows(table: TableSearcher, name: str, limit: int) -> list[int]:
+    """Return the row ids of the blocks with the best definitions of one name."""
+    parts = parts_of_name(name)
+    found: list[tuple[bool, int, int]] = []
+    for row, definition in _named(table, name):
+        own = parts_of_name(definition.name)
+        found.append((own[-len(parts) :] != parts, len(own), row))
+    return [row for *_, row in sorted(found)[:limit]]
+
+
+def definitions_of(table: TableSearcher, name: str) -> list[tuple[str, str, str, Definition]]:
+    """Return the definitions of ``name`` that pass the filter, each with its entity, path and hash.
+
+    Matching is case-sensitive if ``name`` has a capital letter.
+    """
+    parts = parts_of_name(name)
+    exactly = name.lower() != name
+    found = [
+        (row, each)
+        for row, each in _named(table, name)
+        if not exactly or parts_of_name(each.name)[-len(parts) :] == parts
+    ]
+    if not found:
+        return []
+    where = is_among(row for row, _ in found) + (f" AND ({table.sql})" if table.sql else "")
+    rows = table.read(["entity", "path", "hash", "_rowid"], where=where, with_row_id=True)
+    columns = (rows[each].to_pylist() for each in ("_rowid", "entity", "path", "hash"))
+    of_row = {row: document for row, *document in zip(*columns, strict=True)}
+    return [(*of_row[row], each) for row, each in found if row in of_row]
+
+
+def _named(table: TableSearcher, name: str) -> Iterator[tuple[int, Definition]]:
+    """Yield each definition of ``name``, case-insensitively, with the row id of the block with its name."""
+    parts = parts_of_name(name)
+    if not parts:
+        return
+    named = re.compile(rf"^(?!key\t)\w+\t(\d+)\t.*?(?<!\w){re.escape(parts[-1])}$", re.IGNORECASE | re.MULTILINE)
+    rows = _outlines(table).with_name_ending_in(parts[-1])
+    columns = (rows[each].to_pylist() for each in (OUTLINE_COLUMN, "_rowid", "line_number"))
+    for outline, row, first in zip(*columns, strict=True):
+        for match in named.finditer(outline):
+            definition = decode(match[0])[0]
+            if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.matches_name(name):
+                yield row, definition
+
+
+def _outlines(table: TableSearcher) -> _Outlines:
+    """Return the outlines of all blocks that have one, read once per version."""
+    return _OUTLINES.get_or_compute(table.exact_version, partial(_read_outlines, table))
+
+
+def _read_outlines(table: TableSearcher) -> _Outlines:
+    where = f"{OUTLINE_COLUMN} != ''"
+    rows = table.scan([OUTLINE_COLUMN, "line_number"], filter=where, with_row_id=True)
+    return _Outlines.of(rows.combine_chunks())
+
+
+def outlines_of(table: TableSearcher, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
+    """Return the known outlines of the blocks that contain the lines ``(entity, path, number)``."""
+    if not requested:
+        return {}
+    # The index covers paths; comparing entities and lines in Lance as well would take three times as long.
+    paths = sorted({path for _, path, _ in requested})
+    columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
+    where = f"{is_one_of('path', paths)} AND {OUTLINE_COLUMN} IS NOT NULL"
+    # In a bucket, every search reads the paths in any case; their index would be read only for this.
+    rows = table.read(columns, where=where, use_scalar_index=table.table.is_local)
+    known: dict[tuple[str, str, int], str] = {}
+    for entity, path, number, outline in zip(*(rows[name].to_pylist() for name in columns), strict=True):
+        block = entity, path, number // LINES_PER_BLOCK
+        # a block that starts in the middle of a line has fewer definitions
+        known[block] = max(known.get(block, ""), outline, key=len)
+    blocks = ((line, (line[0], line[1], line[2] // LINES_PER_BLOCK)) for line in requested)
+    return {line: known[block] for line, block in blocks if block in known}
+
+
+def blocks_at_places(table: TableSearcher, places: Sequence[tuple[str, int | None]]) -> NDArray[np.uint64]:
+    """Return the rows of the blocks that contain ``places``, pairs of a path and a 1-based line; with no line, the
+    first block.
+
+    A path may have more leading folders than the indexed path, as in a stack trace. If it is the only place, it may
+    also have fewer: it then matches up to MAX_FILES files with that name, nearest to the root first,
+    case-insensitively.
+    """
+    if not places:
+        return np.empty(0, np.uint64)
+    blocks = []
+    for path, line in places:
+        parts = path.lstrip("/").split("/")[-MAX_FOLDERS:]
+        known = ["/".join(parts[at:]) for at in range(len(parts))]
+        first = max(0, (line or 1) - 1) // LINES_PER_BLOCK * LINES_PER_BLOCK
+        within = f"line_number BETWEEN {first} AND {first + LINES_PER_BLOCK - 1}"
+        known += _files_named(table, path, within) if len(places) == 1 else []
+        blocks.append(f"({is_one_of('path', known)} AND {within})")
+    where = f"({' OR '.join(blocks)}) AND {TEXT_COLUMN} IS NOT NULL"
+    rows = np.sort(table.scan([], filter=where, with_row_id=True)["_rowid"].to_numpy())
+    return rows[table.passing(rows)] if table.sql else rows
+
+
+def _files_named(table: TableSearcher, name: str, within: str) -> list[str]:
+    """Return the paths ending in ``name`` among documents that have lines ``within`` a condition."""
+    where = f"ends_with(lower(path), {quote('/' + name.lower().lstrip('/'))}) AND {within}"
+    where += f" AND ({table.sql})" if table.sql else ""
+    found = pc.unique(table.scan(["path"], filter=where)["path"]).to_pylist()
+    return sorted(found, key=lambda path: (path.count("/"), path))[:MAX_FILES]
