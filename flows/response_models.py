@@ -14,12 +14,17 @@ from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
 
 
 class ExactMatches(BaseModel):
-    """How many lines and documents match exactly; ``reason`` explains why the counts are incomplete."""
+    """How many lines and documents match the exact ``terms``; ``reason`` explains why the counts are incomplete.
+
+    Of ``partial`` documents, only the first and last lines are indexed.
+    """
 
     lines: int
     documents: int
     complete: bool
-    reason: Literal["limit", "time"] | None = None
+    reason: Literal["limit", "time", "partial"] | None = None
+    partial: int = 0
+    terms: tuple[str, ...] = ()
 
 
 class FileCounts(BaseModel):
@@ -46,7 +51,7 @@ class SearchResponse(BaseModel):
     def report(self) -> SearchReport:
         """Convert the response to the library's report."""
         counts = self.exact
-        exact = ExactCounts(counts.lines, counts.documents, counts.reason) if counts is not None else None
+        exact = ExactCounts(**counts.model_dump(exclude={"complete"})) if counts is not None else None
         facets = Facets.of(self.facets.files, complete=self.facets.complete) if self.facets is not None else None
         found = (self.notes, self.nearest, self.unmatched, exact, facets)
         return SearchReport(self.query, tuple(self.results), None, *found)

@@ -74,6 +74,13 @@ def container_of(path: str) -> str:
     return path.partition(INSIDE)[0]
 
 
+GAP_LINE = "<[{(|~^...^~|)}]>"
+"""The line that replaces the first of the lines that are not indexed of a large file; empty lines replace the others.
+
+It has no letter or digit, so that it has no row, but enough punctuation for the grams of a pack to find it.
+"""
+
+
 def holds_records(path: str) -> bool:
     """Return whether a file is named like a log, CSV or JSON lines file. Such files stay useful at any size: their
     first and last lines show what they contain.

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.documents import SkipReason
+from driftline.storage.documents import GAP_LINE, SkipReason
 
 MAX_ROW_CHARACTERS = 1_024
 """Longer lines are split into rows, each short enough for one vector: a static model reads 512 tokens."""
@@ -53,6 +53,8 @@ _BYTE_ORDER_MARKS = (
 )
 _UNMARKED = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 _MIN_PLAIN_FRACTION = 0.02
+_MIN_PLAIN_OF_FEW, _FEW_CHARACTERS = 0.5, 8
+"""Any small binary file of even length can be read as a few rare characters."""
 _MAX_ODD_FRACTION = 0.01
 _MAX_ASCII_PAIRS = 0.85
 """Maximum fraction of other characters that consist of two printable ASCII bytes.
@@ -193,7 +195,8 @@ def _unmarked(data: bytes) -> str | None:
         if "\0" in judged or len(judged.translate(_ODD_CHARACTERS)) < (1 - _MAX_CONTROL_FRACTION) * len(judged):
             continue
         plain = len(_PLAIN.findall(judged)) / max(1, len(judged))
-        if plain <= max(plainest, _MIN_PLAIN_FRACTION):
+        few = _MIN_PLAIN_OF_FEW if len(judged) < _FEW_CHARACTERS else _MIN_PLAIN_FRACTION
+        if plain <= max(plainest, few):
             continue
         others = [ord(character) for character in judged if not _PLAIN.match(character)]
         ascii_pairs = sum(0x20 <= code >> 8 <= 0x7E and 0x20 <= code & 0xFF <= 0x7E for code in others)
@@ -251,7 +254,7 @@ def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """A large file's first and last lines; each line between them is replaced by an empty line.
+    """A large file's first and last lines; those between them are replaced by GAP_LINE and empty lines.
 
     ``content_hash``, ``md5`` and ``size_bytes`` describe the whole file.
     """
@@ -269,7 +272,7 @@ def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
     chunk, plus one byte per omitted line.
 
     >>> read_ends([b"one\ntwo\nthree\nfour\n"], 12).data
-    b'one\n\n\nfour\n'
+    b'one\n<[{(|~^...^~|)}]>\n\nfour\n'
     """
     digest, md5, size = hashlib.blake2b(digest_size=16), hashlib.md5(usedforsecurity=False), 0
     head, tail, held, lines = bytearray(), deque[bytes](), 0, 0
@@ -296,7 +299,8 @@ def read_ends(chunks: Iterable[bytes], most: int) -> Ends | None:
     if size <= most:
         first, last = len(head), 0
     lines += head.count(b"\n", first) + kept.count(b"\n", 0, last)
-    data = b"".join((head[:first], b"\n" * lines, kept[last:]))
+    gap = GAP_LINE.encode() if size > most else b""
+    data = b"".join((head[:first], gap, b"\n" * lines, kept[last:]))
     return Ends(data, size, digest.hexdigest(), md5.hexdigest())
 
 

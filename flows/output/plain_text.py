@@ -140,8 +140,8 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     exact = result.get("exact")
     if exact is not None and not any(hit["label"] for hit in results):
         lines = [_exact_line(hit, (folders or {}).get(hit["source"]), with_source, styled) for hit in results]
-        of_lines = f"{exact['lines']:,} lines in " if exact["lines"] or not exact["documents"] else ""
-        lines += [] if results else [f"{of_lines}{exact['documents']:,} files\n"]
+        counts = [_count(exact["lines"], "line")] if exact["lines"] or not exact["documents"] else []
+        lines += [] if results else [" in ".join([*counts, _count(exact["documents"], "file")]) + "\n"]
         emit("".join(lines) + _facets(result))
         return
     none_good = bool(results) and exact is None and all_weak(results)
@@ -151,6 +151,10 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
         shown_lines = _window({**hit, "context": ()} if none_good else hit, styled)
         shown.append("".join([_header(hit, folder, with_source, styled), *shown_lines]))
     emit("\n".join(shown) + _facets(result))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 _SHOWN_WEAK = 3

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from driftline.storage.entities import INDEX_LEVELS, Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.globs import check_glob, fixed_prefix, glob_pattern, normal_glob, spellings
+from driftline.storage.globs import check_glob, fixed_prefix, glob_pattern, literal_glob, normal_glob, spellings
 from driftline.storage.lance.lance_table import is_one_of, quote
 
 
@@ -19,8 +19,10 @@ class LineFilter:
     Paths, directories and globs are relative to their source, or absolute on this machine; accents may be composed or
     decomposed. Directories and entities include everything under them. In a glob, ``*`` and ``?`` do not match a slash,
     but ``**`` does, and ``{a,b}`` matches ``a`` or ``b``. A glob with no slash matches file names in any directory; one
-    with a trailing slash matches the content of such directories. ``not_of`` excludes lines of these sources. A line
-    must satisfy at least one filter in ``any_of``, every filter in ``all_of``, and none in ``none_of``.
+    with a trailing slash matches the content of such directories. ``not_of`` excludes lines of these sources.
+    ``parts`` are parts of paths, which begin with a slash at the top of a source, and ignore case unless they have a
+    capital letter. A line must satisfy at least one filter in ``any_of``, every filter in ``all_of``, and none in
+    ``none_of``.
     """
 
     entities: tuple[Entity, ...] | None = None
@@ -28,6 +30,7 @@ class LineFilter:
     dirs: tuple[str, ...] | None = None
     globs: tuple[str, ...] | None = None
     exts: tuple[str, ...] | None = None
+    parts: tuple[str, ...] | None = None
     not_of: tuple[Entity, ...] | None = None
     any_of: tuple[LineFilter, ...] | None = None
     all_of: tuple[LineFilter, ...] | None = None
@@ -64,6 +67,8 @@ class LineFilter:
                 yield f"array_has_any(parent_dirs, [{quoted}])" if names else "false"
         if self.globs is not None:
             yield _any([_glob(each) for glob in self.globs for each in check_glob(glob)])
+        if self.parts is not None:
+            yield _any([_part(each) for each in self.parts])
         if self.exts is not None:
             yield is_one_of("ext", [ext.removeprefix(".").lower() for ext in self.exts])
         if self.any_of is not None:
@@ -86,6 +91,12 @@ def _glob(glob: str) -> str:
     fixed = fixed_prefix(normal_glob(glob))
     matches = f"regexp_like(path, {quote(glob_pattern(glob))})"
     return f"starts_with(path, {quote(fixed)}) AND {matches}" if "/" in fixed else matches
+
+
+def _part(part: str) -> str:
+    start = literal_glob(part.lstrip("/")) if part.startswith("/") else f"**/*{literal_glob(part)}"
+    flags = "(?i)" if part == part.lower() else ""
+    return _any([f"regexp_like(path, {quote(flags + glob_pattern(glob))})" for glob in (f"{start}*", f"{start}*/**")])
 
 
 def _any(conditions: list[str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
+from driftline.storage.documents import GAP_LINE
 from driftline.storage.lance.failures import with_indexes
 from driftline.storage.lance.lance_table import is_one_of
 from driftline.storage.lines.line_table import (
@@ -263,6 +264,66 @@ def texts(packs: Sequence[tuple[TableSearcher, int]]) -> pa.StringArray:
     return pa.concat_arrays([known[key] for key in keys])
 
 
+NOT_INDEXED = "… not indexed …"
+"""Shown in place of each line that was not read of a large document."""
+
+
+def lines_in(pack: str) -> list[str]:
+    """Return the lines of a pack, with NOT_INDEXED in place of those in a gap."""
+    lines = pack.removesuffix("\n").split("\n")
+    first, end = _gap_in(lines)
+    lines[first:end] = [NOT_INDEXED] * (end - first)
+    return lines
+
+
+def _gap_in(lines: Sequence[str]) -> tuple[int, int]:
+    """Return the range of a pack's lines that were not read: GAP_LINE and the empty lines below it."""
+    if GAP_LINE not in lines:
+        return 0, 0
+    first = lines.index(GAP_LINE)
+    return first, next((at for at in range(first + 1, len(lines)) if lines[at]), len(lines))
+
+
+class Gap(NamedTuple):
+    """Lines ``first`` to ``end`` (exclusive) of a document's pack that were not read, relative to its first line."""
+
+    entity: str
+    path: str
+    first: int
+    end: int
+
+
+_GAPS: SharedCache[tuple[str | int, ...], dict[int, Gap]] = SharedCache(LRUCache(1_024))
+
+
+def gaps_of(searcher: TableSearcher) -> dict[int, Gap]:
+    """Return the gaps of all large documents of which only the ends are indexed, keyed by their packs' row ids."""
+    return _GAPS.get_or_compute(searcher.exact_version, partial(_read_gaps, searcher))
+
+
+def _read_gaps(searcher: TableSearcher) -> dict[int, Gap]:
+    found = packs_of(searcher)
+    likely = found.rows.take(
+        pa.array(np.flatnonzero(found.may_hold([frozenset([GAP_LINE.encode()])])).tolist(), pa.int64())
+    )
+    columns = (likely[name].to_pylist() for name in ("_rowid", "entity", "path"))
+    gaps: dict[int, Gap] = {}
+    for row, entity, path in zip(*columns, strict=True):
+        first, end = _gap_in(texts([(searcher, row)])[0].as_py().split("\n"))
+        if first < end:
+            gaps[row] = Gap(entity, path, first, end)
+    return gaps
+
+
+def passing_gaps(searcher: TableSearcher) -> list[Gap]:
+    """Return the gaps in documents that pass the filter of ``searcher``."""
+    gaps = gaps_of(searcher)
+    if not gaps or searcher.sql is None:
+        return [*gaps.values()]
+    passing = _scan(searcher, [], f"_rowid IN ({', '.join(map(str, gaps))}) AND ({searcher.sql})")
+    return [gaps[row] for row in passing["_rowid"].to_pylist()]
+
+
 LINES_BEFORE = 2_048
 """How many lines before a passage to search for the row of its pack: few packs have more."""
 
@@ -310,10 +371,13 @@ def _lines_among(searcher: TableSearcher, rows: Mapping[Passage, str]) -> dict[P
             continue
         begin, lines = of_document[at][0], list[str]()
         end = bisect_right(of_document, each.last, key=itemgetter(0))
-        for _, text in of_document[at:end]:
-            lines += text.removesuffix("\n").split("\n")
-        if kept := lines[each.first - begin : each.last + 1 - begin]:
-            found[each] = kept
+        for start, text in of_document[at:end]:
+            if start != begin + len(lines):  # an earlier pack, read for another passage
+                break
+            lines += lines_in(text)
+        else:
+            if kept := lines[each.first - begin : each.last + 1 - begin]:
+                found[each] = kept
     return found
 
 

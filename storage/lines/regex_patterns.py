@@ -34,6 +34,7 @@ _MARKS = ("\ufdd0\ufdd1", "\ufdd2\ufdd3", "\ufdd4\ufdd5", "\ufdd6\ufdd7")
 _REPEAT = re.compile(r"\{(\d+)(,?)(\d*)\}")
 _FLAGS = re.compile(r"\?(?P<flags>[a-zA-Z]*-?[a-zA-Z]*)(?P<end>[:)])")
 _HEXADECIMAL = re.compile(r"x(?:\{([0-9A-Fa-f]+)\}|([0-9A-Fa-f]{2}))")
+_ESCAPE_OF_OTHERS = re.compile(r"\\u\{?([0-9A-Fa-f]{4,6})\}?")
 _CONTROLS = {"t": "\t", "f": "\f", "r": "\r", "v": "\v", "a": "\a", "n": "\n"}
 _RE2_ERROR = re.compile(r"Invalid regular expression: (?P<why>.*?)(?:: (?P<part>.*))?\Z", re.DOTALL)
 
@@ -61,6 +62,7 @@ class Pattern:
     """
     multiline: bool = False
     """Whether a match may contain line breaks; ``.`` still matches none."""
+    is_literal: bool = field(default=False, compare=False)
 
     @classmethod
     def of(
@@ -106,7 +108,7 @@ class Pattern:
             ignore_case = not read.has_capital
         if ignore_case and not read.ignores_case:
             read = _LiteralReader(expression, text, ignores_case=True, multiline=multiline).read()
-        return cls(text, expression, ignore_case, words, tuple(read.clauses), read.in_lines_only, multiline)
+        return cls(text, expression, ignore_case, words, tuple(read.clauses), read.in_lines_only, multiline, literal)
 
     @cached_property
     def _of_line(self) -> str:
@@ -234,6 +236,8 @@ def wrong(why: str, text: str, at: int) -> UsageError:
     """Return the error for the character at index ``at`` of a pattern."""
     shown = text if len(text) <= 80 else f"…{text[max(0, at - 30) : at + 30]}…"
     fix = "The syntax is RE2's; `fixed` searches for literal text."
+    if escape := _ESCAPE_OF_OTHERS.match(text, at):
+        fix = rf"Write \x{{{escape[1]}}}."
     return UsageError(f"Invalid pattern at character {at + 1} ({why})", shown, fix)
 
 

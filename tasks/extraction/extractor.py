@@ -527,7 +527,7 @@ def definitions_by_part(
 
 def ends_mark(most: int) -> str:
     """Return the mark of a file that was read only up to ``most`` bytes of its first and last lines."""
-    return f"ends/{most}"
+    return f"ends/{most}/gap"  # before, empty lines replaced all lines between them
 
 
 @dataclass(frozen=True, slots=True)

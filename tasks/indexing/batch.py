@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from driftline.storage.defaults import DEFAULT_REDACTION
 from driftline.storage.deltas import manifest
 from driftline.storage.deltas.manifest import ManifestRow
-from driftline.storage.documents import DocumentState, SkipReason, container_of, content_hash, holds_records
+from driftline.storage.documents import GAP_LINE, DocumentState, SkipReason, container_of, content_hash, holds_records
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
@@ -430,15 +430,22 @@ def pieces(texts: Sequence[str], most: int | None = None) -> Iterator[Piece]:
 
 
 def _parts(text: str, most: int) -> Iterator[tuple[int, str]]:
-    """Yield the parts of a text, in whole blocks, each with its first line number."""
+    """Yield the parts of a text, in whole blocks, each with its first line number.
+
+    GAP_LINE is repeated at the start of a part that begins among the lines it stands for.
+    """
     start = first = 0
+    in_gap = False
     while start < len(text):
         end, lines = start, 0
         while end < len(text) and (end - start < most or lines % LINES_PER_BLOCK):
             found = text.find("\n", end)
             end = len(text) if found < 0 else found + 1
             lines += 1
-        yield first, text[start:end]
+        part = text[start:end]
+        part = GAP_LINE + part if in_gap and part.startswith("\n") else part
+        yield first, part
+        in_gap = part.rstrip("\n").endswith(GAP_LINE)
         start, first = end, first + lines
 
 

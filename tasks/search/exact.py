@@ -27,7 +27,17 @@ from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.definition_lookup import definitions_of
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.storage.lines.packs import Packs, allowed, documents_of, lines_of, packs_of, texts
+from driftline.storage.lines.packs import (
+    Packs,
+    allowed,
+    documents_of,
+    gaps_of,
+    lines_in,
+    lines_of,
+    packs_of,
+    passing_gaps,
+    texts,
+)
 from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
@@ -177,11 +187,15 @@ class ExactFinder:
                 if self.late():
                     self.cut = True
                     return
-                firsts = [first for *_, first in packs]
+                batch_of_document = [*packs]
+                firsts = [first for *_, first in batch_of_document]
                 *parts, last = islice(read, len(firsts))
                 text = "\n".join([*(each.removesuffix("\n") for each in parts), last])
                 lines = text.removesuffix("\n").split("\n")
                 matched = np.stack([_matches(pattern, text, lines) for pattern in self.patterns])
+                for _, row, first in batch_of_document:
+                    if (gap := gaps_of(self.tables[document.table]).get(row)) is not None:
+                        matched[:, first - firsts[0] + gap.first : first - firsts[0] + gap.end] = False
                 numbers = np.flatnonzero(matched.any(axis=0))
                 if matched.any(axis=1).all():
                     yield document, np.asarray(firsts[0] + numbers, np.int64), np.asarray(matched[:, numbers])
@@ -229,11 +243,14 @@ class ExactFinder:
         # The empty string after a pack's last newline is not a line.
         matched[:, bounds[1:][pc.ends_with(read, "\n").to_numpy(zero_copy_only=False)] - 1] = False
         limits = zip(rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+        gaps = [gaps_of(table) for table in self.tables]
         for row, start, stop in limits:
             inside = matched[:, start:stop]
+            document, row_id, first = batch[row]
+            if (gap := gaps[document.table].get(row_id)) is not None:
+                inside[:, gap.first : gap.end] = False
             numbers = np.flatnonzero(inside.any(axis=0))
             if len(numbers):
-                document, _, first = batch[row]
                 yield document, np.asarray(first + numbers, np.int64), np.asarray(inside[:, numbers])
 
 
@@ -304,6 +321,41 @@ def search_exactly(
     return replace(report, explanation=found.explained(request)) if request.explain else report
 
 
+@without_panic()
+def search_inside(workspace: Workspace, terms: ExactTerms, request: SearchRequest) -> SearchReport:
+    """Rank the lines inside the definitions named by ``terms.inside`` by the request's query, like ``search_ranked``.
+
+    Raises NotIndexed, StorageError, CorruptFile and the errors of ``search_ranked``.
+    """
+    tables = open_exact_tables(workspace, line_filter(request, workspace), texts=False)
+    documents = ExactSearch(workspace, tables, terms, lambda: False).documents_with_definitions
+    if tables and not documents:
+        return SearchReport("", (), notes=("No definition has this name.",))
+    also = (*request.also, *([_these(workspace, documents)] if len(documents) <= MAX_PATHS_IN_FILTER else ()))
+    inside = tuple(name.lower() if terms.any_case else name for name in terms.inside)
+    return search_ranked(workspace, replace(request, also=also, inside=inside))
+
+
+def without_matches(workspace: Workspace, patterns: Sequence[Pattern], request: SearchRequest) -> LineFilter:
+    """Return a filter that drops the documents with a match for any of ``patterns``.
+
+    Raises UsageError if these are too many for a filter, StorageError, CorruptFile.
+    """
+    tables = open_exact_tables(workspace, line_filter(request, workspace))
+    deadline = time.monotonic() + MAX_SECONDS
+    found: dict[DocumentKey, None] = {}
+    for pattern in patterns:
+        finder = ExactFinder(tables, [pattern], lambda: time.monotonic() > deadline, _by_importance, iter)
+        for document, *_ in finder.lines():
+            found[document.key] = None
+            if len(found) > MAX_PATHS_IN_FILTER:
+                break
+        if finder.cut or len(found) > MAX_PATHS_IN_FILTER:
+            what = f"More than {MAX_PATHS_IN_FILTER:,} files have the excluded text, or it takes too long to find"
+            raise UsageError(what, pattern.text[:100], "Exclude rarer text, or folders with -file:.")
+    return LineFilter(none_of=(_these(workspace, found),))
+
+
 def _more(
     counts: ExactCounts | None, matching: Sequence[tuple[IndexedDocument, int]], *, is_cut: bool
 ) -> ExactCounts | None:
@@ -312,16 +364,23 @@ def _more(
         return counts
     lines = max(counts.lines, sum(count for _, count in matching))
     documents = max(counts.documents, len(matching))
-    return ExactCounts(lines, documents, counts.reason if is_cut else None)
+    reason = counts.reason if is_cut else "partial" if counts.partial else None
+    return replace(counts, lines=lines, documents=documents, reason=reason)
 
 
-def what_is_missing(counts: ExactCounts, shown: int) -> str:
-    """Return a note if not all matching lines are shown, otherwise "". It has option names in backticks."""
+def notes_on_counts(counts: ExactCounts, shown: int) -> tuple[str, ...]:
+    """Return notes on the matching lines that are not shown or not indexed, with option names in backticks."""
+    notes = []
     if counts.reason == "time":
-        return "The search timed out, so there may be more lines: narrow it to some files."
-    if counts.reason == "limit":
-        return f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them."
-    return ""
+        notes.append("The search timed out, so there may be more lines: narrow it to some files.")
+    elif counts.reason == "limit":
+        notes.append(f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them.")
+    elif not counts.lines:
+        notes.append("No line matches the exact terms.")
+    if counts.partial:
+        of = "1 large document" if counts.partial == 1 else f"{counts.partial:,} large documents"
+        notes.append(f"Only the first and last lines of {of} are indexed: `max_document_bytes` of a run takes all.")
+    return tuple(notes)
 
 
 def open_exact_tables(workspace: Workspace, where: LineFilter | None, *, texts: bool = True) -> list[TableSearcher]:
@@ -361,7 +420,15 @@ class ExactSearch:
 
     def __post_init__(self) -> None:
         self.records = SourceRecords(self.workspace)
-        self.patterns = [*self.terms.patterns, *map(use_of, self.terms.uses)]
+        self.patterns = [
+            *self.terms.patterns,
+            *(use_of(each, any_case=self.terms.any_case) for each in self.terms.uses),
+        ]
+
+    @property
+    def documents_with_definitions(self) -> frozenset[DocumentKey]:
+        """The documents with a definition of each name in ``inside``."""
+        return frozenset.intersection(*(frozenset(self._defined(name)) for name in self.terms.inside))
 
     def lines(self) -> Iterator[tuple[IndexedDocument, list[int]]]:
         """Yield the documents that contain all terms, in order, with their matching line numbers."""
@@ -371,7 +438,7 @@ class ExactSearch:
         )
         required = [frozenset(found) for found in (*defined, *inside)]
         documents = frozenset[DocumentKey].intersection(*required) if required else None
-        homes = {document for found in used for document in found}
+        homes = {key for found in used for key, each in found.items() if any(one.is_code for _, one in each)}
         order = _nearness(homes, self._importing()) if used else _by_importance
         for document, of_patterns in self._matching(order, documents, defined or inside):
             key = document.key
@@ -395,7 +462,7 @@ class ExactSearch:
         if self.max_packs is not None:
             return set()
         names = [quoted(use_of(name).text) for name in self.terms.uses]
-        patterns = [Pattern.of(rf"{_IMPORTS}\b{name}\b", ignore_case=False) for name in names]
+        patterns = [Pattern.of(rf"{_IMPORTS}\b{name}\b", ignore_case=self.terms.any_case) for name in names]
         late, packs = self.sort_deadline_passed or self.late, max(1, MAX_IMPORT_PACKS // len(names))
         finders = (
             ExactFinder(self.tables, [each], late, _by_importance, self._chosen, max_packs=packs) for each in patterns
@@ -408,7 +475,10 @@ class ExactSearch:
         documents: frozenset[DocumentKey] | None,
         defined: Sequence[Mapping[DocumentKey, Sequence[tuple[IndexedDocument, Definition]]]],
     ) -> Iterator[tuple[IndexedDocument, list[set[int]]]]:
-        """Yield documents with the lines that match each pattern; without patterns, the lines of the definitions."""
+        """Yield documents with the lines that match each pattern; without patterns, the lines of the definitions.
+
+        Files with a definition in code come before those with a section or key.
+        """
         if self.patterns:
             finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents, self.max_packs)
             for document, numbers, matched in finder.lines():
@@ -416,9 +486,19 @@ class ExactSearch:
             self.cut = finder.cut
             return
         of_document = {document: each[0] for found in defined for document, (each, *_) in found.items()}
+        in_code = {key for found in defined for key, each in found.items() if any(one.is_code for _, one in each)}
         indexed = [of_document[document] for document in documents or ()]
-        for document in self._chosen(sorted(indexed, key=lambda each: (order(*each.key), each))):
-            yield document, [{each.line for _, each in found[document.key]} for found in defined]
+        for document in self._chosen(
+            sorted(indexed, key=lambda each: (each.key not in in_code, order(*each.key), each))
+        ):
+            of_names = ([each for _, each in found[document.key]] for found in defined)
+            if self.terms.only_inside:
+                yield (
+                    document,
+                    [{n for each in of_name for n in range(each.first, each.last + 1)} for of_name in of_names],
+                )
+            else:
+                yield document, [{each.line for each in of_name} for of_name in of_names]
 
     def files(self, *, in_order: bool) -> list[IndexedDocument]:
         """Return the documents that pass the filters; if the time is up, the ones found so far."""
@@ -437,12 +517,15 @@ class ExactSearch:
             return [*self._chosen([document for *_, document in found])]
 
     def _defined(self, name: str) -> dict[DocumentKey, list[tuple[IndexedDocument, Definition]]]:
-        """Return the code definitions of a name, keyed by document. Case-sensitive, like uses."""
+        """Return the definitions of a name, keyed by document. Case-sensitive, like uses, unless ``any_case``."""
+        any_case = self.terms.any_case
+        name = name.lower() if any_case else name
         parts = parts_of_name(name)
         found: dict[DocumentKey, list[tuple[IndexedDocument, Definition]]] = {}
         for table, searcher in enumerate(self.tables):
             for entity, path, digest, definition in definitions_of(searcher, name):
-                if definition.is_code and parts_of_name(definition.name)[-len(parts) :] == parts:
+                own = definition.name.lower() if any_case else definition.name
+                if parts_of_name(own)[-len(parts) :] == parts:
                     found.setdefault((entity, path), []).append(
                         (IndexedDocument(path, entity, digest, table), definition)
                     )
@@ -465,7 +548,7 @@ class ExactSearch:
         """Return the first ``limit`` lines and the known counts; with ``files``, only one line per document."""
         kept: list[Line] = []
         lines = documents = 0
-        reason: Literal["limit", "time"] | None = None
+        reason: Literal["limit", "time", "partial"] | None = None
         for document, numbers in self.lines():
             documents += 1
             if limit is None:
@@ -478,16 +561,21 @@ class ExactSearch:
             if len(taken) > remaining:
                 reason, documents = "limit", documents - (not remaining)
                 break
-        return kept, ExactCounts(lines, documents, reason or ("time" if self.cut else None))
+        partial = self._partial()
+        reason = reason or ("time" if self.cut else "partial" if partial else None)
+        return kept, ExactCounts(lines, documents, reason, partial)
+
+    def _partial(self) -> int:
+        """Count the documents that pass the filters, and of which only the ends are indexed."""
+        passing = {(gap.entity, gap.path) for table in self.tables if self.patterns for gap in passing_gaps(table)}
+        return sum(not any(leaves_out(path) for leaves_out in self.left_out) for _, path in passing)
 
     def in_order(self, request: SearchRequest) -> SearchReport:
         """Return the first matching lines or, with ``count``, only their number."""
         with self.timers.timed("exact"):
             lines, counts = self.first(None if request.count else request.top_k, files=request.files)
         found = () if request.count else self._hits(lines, request.n_lines)
-        notes = () if counts.lines else ("No line matches the exact terms.",)
-        notes = (note,) if (note := what_is_missing(counts, len(found))) else notes
-        return SearchReport("", found, notes=notes, exact=counts)
+        return SearchReport("", found, notes=notes_on_counts(counts, len(found)), exact=counts)
 
     def listed(self, request: SearchRequest, files: Sequence[IndexedDocument]) -> SearchReport:
         """Return the first lines of the first ``files`` or, with ``count``, only the number of files."""
@@ -519,7 +607,7 @@ class ExactSearch:
         for document, number in lines:
             of_document.setdefault(document.key, []).append((document, number))
         if not lines:
-            return SearchReport("", (), notes=("No line matches the exact terms.",), exact=counts)
+            return SearchReport("", (), notes=notes_on_counts(counts, 0), exact=counts)
         wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1))
         wider = replace(wider, files=False, explain=False, facets=False)
         if len(of_document) <= MAX_PATHS_IN_FILTER:
@@ -543,10 +631,9 @@ class ExactSearch:
         shown = ranked[: request.top_k]
         hits = zip(shown, self._hits(shown, request.n_lines), strict=True)
         found = tuple(_scored(hit, scores.get(line)) for line, hit in hits)
-        if counts.complete and len(shown) < len(ranked):
+        if counts.reason != "time" and len(shown) < len(ranked):
             counts = replace(counts, reason="limit")
-        note = what_is_missing(counts, len(shown))
-        return SearchReport("", found, notes=(note,) if note else (), exact=counts)
+        return SearchReport("", found, notes=notes_on_counts(counts, len(shown)), exact=counts)
 
     def _hits(self, lines: Sequence[Line], n_lines: int) -> tuple[Hit, ...]:
         with self.timers.timed("context"):
@@ -624,7 +711,7 @@ def _nearness(homes: Set[DocumentKey], importing: Set[DocumentKey]) -> Callable[
 def _scored(hit: Hit, by_words: Hit | None) -> Hit:
     """Return ``hit`` with the scores of ``by_words``, the window around it found by the query's words."""
     if by_words is None:
-        return replace(hit, score=0.0, label="weak")
+        return replace(hit, score=0.0, label="weak", distance=1.0, relevance=0.0)
     values = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}
     return replace(hit, **values)
 
@@ -670,7 +757,7 @@ def _contexts(
     for start in range(0, len(keys), _MOST_PACKS):
         part = keys[start : start + _MOST_PACKS]
         read = texts([(tables[table], row) for table, row in part]).to_pylist()
-        lines_of |= {key: text.removesuffix("\n").split("\n") for key, text in zip(part, read, strict=True)}
+        lines_of |= {key: lines_in(text) for key, text in zip(part, read, strict=True)}
     for document, number in lines:
         first_lines, rows = packs[document]
         known = [*chain.from_iterable(lines_of[document.table, rows[at]] for at in needed[document, number])]

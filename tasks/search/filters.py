@@ -16,7 +16,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import shortened
 from driftline.storage.globs import advice_on, check_glob, literal_glob, remainders
 from driftline.storage.lines.line_filter import LineFilter, normalise
-from driftline.storage.lines.outline import Definition
+from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.request import FILTERS, WILDCARD, SearchFilter, extensions_of
@@ -174,24 +174,26 @@ class LineKinds:
     """Conditions on individual lines.
 
     If ``symbols`` is set, a line must start a definition; if there are ``kinds``, its innermost definition must be of
-    one of these kinds. Paths for which any predicate in ``left_out`` returns true, such as tests, are excluded.
+    one of these kinds, and it or one around it must have each name in ``inside``; names without a capital ignore case.
+    Paths for which any predicate in ``left_out`` returns true, such as tests, are excluded.
     """
 
     symbols: bool = False
     kinds: tuple[str, ...] = ()
     left_out: tuple[Callable[[str], bool], ...] = ()
+    inside: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, search_filter: SearchFilter) -> Self:
         """Return a filter's conditions on individual lines."""
         switches = ((row.leaves_out, getattr(search_filter, name)) for name, row in FILTERS.items())
         left_out = tuple(leaves_out for leaves_out, is_on in switches if leaves_out is not None and not is_on)
-        return cls(search_filter.symbols, tuple(search_filter.kinds or ()), left_out)
+        return cls(search_filter.symbols, tuple(search_filter.kinds or ()), left_out, tuple(search_filter.inside))
 
     @property
     def needs_definitions(self) -> bool:
         """Return whether the filter needs definitions, not only paths."""
-        return self.symbols or bool(self.kinds)
+        return self.symbols or bool(self.kinds or self.inside)
 
     def allow(self, definition: Definition | None, line: int, path: str) -> bool:
         """Return whether a line (0-based) of ``path`` passes; ``definition`` is its innermost enclosing definition."""
@@ -199,13 +201,21 @@ class LineKinds:
             return False
         if self.symbols and (definition is None or definition.line != line):
             return False
-        return not self.kinds or (definition is not None and definition.kind in self.kinds)
+        if self.kinds and (definition is None or definition.kind not in self.kinds):
+            return False
+        return all(definition is not None and _is_around(name, definition) for name in self.inside)
 
 
 ALL_LINES = LineKinds()
 
 
-"""A wildcard after a backslash, which is a path separator on Windows and an escape character in shells."""
+def _is_around(name: str, definition: Definition) -> bool:
+    """Return whether ``name`` is the name of a definition or of one around it."""
+    parts = parts_of_name(name)
+    own = parts_of_name(definition.name if name != name.lower() else definition.name.lower())
+    return any(own[at : at + len(parts)] == parts for at in range(len(own)))
+
+
 MAX_REPORTED = 20
 """Maximum number of values per filter to report individually."""
 _LABELS = {
@@ -288,7 +298,7 @@ def _values(where: LineFilter) -> Iterator[tuple[str, str, LineFilter]]:
     if rest == LineFilter():
         return
     shown = [f".{ext}" for ext in rest.exts or ()]
-    shown += [glob for each in rest.any_of or () for glob in each.globs or ()]
+    shown += [name for each in rest.any_of or () for name in (*(each.globs or ()), *(each.parts or ()))]
     note = f"No indexed document matches {' or '.join(shown)}." if 0 < len(shown) <= MAX_REPORTED else ""
     yield "", note or "The given files and folders contain no indexed documents.", rest
 

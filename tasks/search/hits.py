@@ -12,7 +12,7 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from typing import Any, Literal
 
@@ -281,13 +281,16 @@ HIT_TYPES: Mapping[str, pa.DataType] = {
 class ExactCounts:
     """How many ``lines`` and ``documents`` an exact search found: all matches if ``complete`` is set.
 
-    Otherwise ``reason`` explains why not: the ``limit`` on results, or the ``time``. Filter-only queries count no
-    lines.
+    Otherwise ``reason`` explains why not: the ``limit`` on results, the ``time``, or ``partial`` documents that pass
+    the filters, of which only the first and last lines are indexed. Filter-only queries count no lines. ``terms`` are
+    the query's exact terms.
     """
 
     lines: int
     documents: int
-    reason: Literal["limit", "time"] | None = None
+    reason: Literal["limit", "time", "partial"] | None = None
+    partial: int = 0
+    terms: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def complete(self) -> bool:
@@ -296,7 +299,8 @@ class ExactCounts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object for ``search --json``."""
-        return {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
+        counts = {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
+        return {**counts, "partial": self.partial, "terms": list(self.terms)}
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.globs import check_glob, is_unicode, literal_glob
+from driftline.storage.globs import check_glob, is_unicode
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.regex_patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
@@ -37,16 +37,38 @@ FIELDS = {
 }
 """The fields of the query language."""
 _NEGATED = frozenset(("lang", "file", "repo"))
-_ALIASES = {"path": "file", "language": "lang", "repository": "repo", "symbol": "def"}
-"""Names of these fields in GitHub's and Sourcegraph's code search."""
+_ALIASES = {"path": "file", "filename": "file", "f": "file", "language": "lang", "l": "lang"}
+_ALIASES |= {"repository": "repo", "r": "repo", "b": "branch", "symbol": "def"}
+"""Names of these fields in the code search of GitHub, Sourcegraph and Zoekt."""
 _EXTENSIONS = ("ext", "extension")
 """``ext:py`` is ``file:*.py``."""
-_UNSUPPORTED = {"type": "Use the option `kinds`.", "content": "Put exact text in quotes."}
+_NO_FILTER = "There is no such filter here."
+_UNSUPPORTED = {
+    "type": "Use the option `kinds`.",
+    "select": "Use the option `kinds`.",
+    "content": "Put exact text in quotes.",
+    "rev": "Use branch:name.",
+    "revision": "Use branch:name.",
+    "org": "Use repo:name.",
+    "user": "Use repo:name.",
+    "context": "Use repo:name.",
+    "count": "Use the option `top_k`.",
+    "patterntype": "Put a regular expression in slashes.",
+    **dict.fromkeys(("is", "fork", "archived", "visibility", "author", "committer"), _NO_FILTER),
+}
 """Fields of other code searches, and what replaces them here."""
+_OPERATORS = {
+    "AND": "A file must contain all exact terms: leave it out.",
+    "OR": "Write alternatives as /one|two/, or as words, which rank.",
+}
+"""Operators of other code searches, in capitals, and what replaces them here."""
 CASES = {"yes": False, "no": True, "auto": None}
-_FIELD = re.compile(r"(?P<not>-?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)")
-_PHRASE = re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
-_REGEX = re.compile(r"/(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)/(?=\s|\Z)")
+_NOT = r"(?:-|NOT\s+)"
+_FIELD = re.compile(rf"(?P<not>{_NOT}?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)")
+_PHRASE = re.compile(rf'(?P<not>{_NOT}?)"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
+_REGEX = re.compile(rf"(?P<not>{_NOT}?)/(?!\s)(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)(?<!\s)/(?=\s|\Z)")
+"""A regular expression neither begins nor ends with a blank: ``read / write / execute`` is three words."""
+_NOT_WORD = re.compile(r"NOT\s+(?P<text>[^\s\"/(-]\S*)")
 _WORD = re.compile(r"\S+")
 _QUOTED = re.compile(r"[\"\\]")
 _ESCAPED = re.compile(r"\\([\"\\])")
@@ -86,42 +108,57 @@ class ExactTerms:
     """What a document must contain: a match for each pattern, a definition of each name, a use of each name.
 
     A line matches if it matches one of the patterns, defines one of the names in ``definitions``, or uses one of
-    ``uses`` without defining it. With ``inside``, only lines inside definitions of these names match.
+    ``uses`` without defining it. With ``inside``, only lines inside definitions of these names match, or all of these
+    lines if there is nothing else to match. ``any_case`` ignores the case of names.
     """
 
     patterns: tuple[Pattern, ...] = ()
     definitions: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
+    any_case: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.patterns or self.definitions or self.uses or self.inside)
 
+    def __iter__(self) -> Iterator[str]:
+        """Yield the terms as written in a query."""
+        for each in self.patterns:
+            yield f'"{each.text}"' if each.is_literal else f"/{each.text}/"
+        for name, values in (("def", self.definitions), ("uses", self.uses), ("sym", self.inside)):
+            yield from (f"{name}:{value}" for value in values)
+
+    @property
+    def only_inside(self) -> bool:
+        """Whether they only restrict the lines to definitions."""
+        return bool(self.inside) and not (self.patterns or self.definitions or self.uses)
+
     def spans(self, lines: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Return the matches of all patterns and names in each line: start and end in characters, in order."""
-        patterns = [*self.patterns, *map(use_of, (*self.uses, *self.definitions))]
+        patterns = [*self.patterns, *(use_of(each, any_case=self.any_case) for each in (*self.uses, *self.definitions))]
         array = pa.array(lines, pa.string())
         of_patterns = [pattern.spans(array) for pattern in patterns] if len(lines) else []
         by_line = zip(*of_patterns, strict=True) if of_patterns else ([] for _ in lines)
         return [sorted({span for found in of_line for span in found}) for of_line in by_line]
 
 
-def use_of(name: str) -> Pattern:
+def use_of(name: str, *, any_case: bool = False) -> Pattern:
     """Return the whole-word pattern for a name, or for the last part of a qualified name."""
     parts = [part for part in name.replace("::", ".").replace("->", ".").replace("#", ".").split(".") if part]
-    return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=False, words=True)
+    return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=any_case, words=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedQuery:
     """A parsed query: ``terms`` filter, ``words`` rank, and the other fields restrict what is searched.
 
-    ``files`` and ``languages`` include documents, ``not_files`` and ``not_languages`` exclude them.
+    ``files`` and ``languages`` include documents, ``not_files``, ``not_languages`` and ``excluded`` exclude them.
     """
 
     text: str
     words: str = ""
     terms: ExactTerms = field(default_factory=ExactTerms)
+    excluded: tuple[Pattern, ...] = ()
     files: tuple[str, ...] = ()
     not_files: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
@@ -138,7 +175,8 @@ class ParsedQuery:
     @property
     def is_exact(self) -> bool:
         """Return whether it finds all lines that contain its terms or, with only filters, all files."""
-        return bool(self.terms) or not (self.words or self.is_plain)
+        is_ranked = bool(self.words) and (self.terms.only_inside or not self.terms)
+        return not (is_ranked or self.is_plain)
 
     def conditions(self, workspace: Workspace, within: Boundary | None = None) -> Iterator[LineFilter]:
         """Yield the filters for a search of ``workspace``. Raises UsageError for a repository that is not visible."""
@@ -217,6 +255,7 @@ class _Parser:
         self.at = 0
         self.words: list[str] = []
         self.patterns: list[tuple[str, bool]] = []
+        self.excluded: list[tuple[str, bool]] = []
         self.values: dict[str, list[str]] = {}
 
     def parse(self) -> ParsedQuery:
@@ -229,16 +268,21 @@ class _Parser:
         cases = [CASES[value] for value in self.values.get("case", [])]
         self.ignore_case = cases[-1] if cases else self.ignore_case
         options: dict[str, Any] = {**self.options, "ignore_case": self.ignore_case}
-        patterns = tuple(Pattern.of(text, literal=literal, **options) for text, literal in self.patterns)
+        patterns, excluded = (
+            tuple(Pattern.of(text, literal=literal, **options) for text, literal in given)
+            for given in (self.patterns, self.excluded)
+        )
 
         def of(name: str) -> tuple[str, ...]:
             return tuple(self.values.get(name, ()))
 
         branches = of("branch")
+        names_any_case = cases[-1:] == [True] and any(map(of, ("def", "uses", "sym")))
         return ParsedQuery(
             self.text,
             " ".join(self.words),
-            ExactTerms(patterns, of("def"), of("uses"), of("sym")),
+            ExactTerms(patterns, of("def"), of("uses"), of("sym"), any_case=names_any_case),
+            excluded,
             files=of("file"),
             not_files=of("-file"),
             languages=of("lang"),
@@ -251,20 +295,34 @@ class _Parser:
     def _term(self) -> None:
         start = self.at
         if phrase := self._take(_PHRASE):
-            self.patterns.append((_ESCAPED.sub(r"\1", phrase["text"]), True))
+            kept = self.excluded if phrase["not"] else self.patterns
+            kept.append((_ESCAPED.sub(r"\1", phrase["text"]), True))
         elif expression := self._take(_REGEX):
-            self.patterns.append((expression["text"].replace("\\/", "/"), False))
+            kept = self.excluded if expression["not"] else self.patterns
+            kept.append((expression["text"].replace("\\/", "/"), False))
         elif self.text[start] == '"' and '"' not in self.text[start + 1 :]:
             self._fail(start, "The quotation mark is not closed", 'Close it with ", or omit it.')
-        elif self.text[start] == "-" and any(each.match(self.text, start + 1) for each in (_PHRASE, _REGEX)):
-            self._fail(start, "Exact text cannot be excluded", "Only -file:, -lang: and -repo: exclude.")
         elif (found := _FIELD.match(self.text, start)) and self._is_field(start, found):
             self.at = found.end()
             self._field(start, found)
+        elif self.text != self.text.upper() and (unwanted := self._take(_NOT_WORD)):
+            self.excluded.append((unwanted["text"], True))
         else:
             word = self._take(_WORD)
             assert word is not None
+            if (operator := word[0].strip("()")) in _OPERATORS and self._joins(start):
+                fix = f'{_OPERATORS[operator]} For the word itself, write {operator.lower()} or "{operator}".'
+                self._fail(start, f"There is no operator {operator}", fix)
             self.words.append(word[0])
+
+    def _joins(self, start: int) -> bool:
+        """Return whether the operator at ``start`` has terms to apply to, unlike in a query in capitals."""
+        others = _WORD.findall(self.text[:start] + self.text[self.at :])
+        return (
+            bool(self.text[:start].strip())
+            and bool(self.text[self.at :].strip())
+            and any(each != each.upper() for each in others)
+        )
 
     def _take(self, token: re.Pattern[str]) -> re.Match[str] | None:
         found = token.match(self.text, self.at)
@@ -274,7 +332,7 @@ class _Parser:
 
     def _is_field(self, start: int, found: re.Match[str]) -> bool:
         name = found["name"]
-        if name in FIELDS or name in _ALIASES or name in _EXTENSIONS:
+        if name in FIELDS or name in _EXTENSIONS or (name in _ALIASES and (len(name) > 1 or found["value"])):
             return True
         if name in _UNSUPPORTED and found["value"]:
             fix = f'{_UNSUPPORTED[name]} For the text itself, write "{found[0]}".'
@@ -304,7 +362,7 @@ class _Parser:
                 check_glob(value)
         except UsageError as error:
             self._fail(start, error.what, error.fix)
-        self.values.setdefault(found["not"] + name, []).append(value)
+        self.values.setdefault(f"-{name}" if found["not"] else name, []).append(value)
 
     def _fail(self, at: int, what: str, fix: str) -> NoReturn:
         raise UsageError(f"{what} (character {at + 1} of the query)", self.text[:200], fix)
@@ -315,10 +373,7 @@ _WILDCARD = re.compile(r"[*?\[{]")
 
 def _files(name: str) -> LineFilter:
     """Return a filter for files whose paths match a glob or contain a string."""
-    if _WILDCARD.search(name):
-        return LineFilter(globs=(name,))
-    start = literal_glob(name.lstrip("/")) if name.startswith("/") else f"**/*{literal_glob(name)}"
-    return LineFilter(globs=(f"{start}*", f"{start}*/**"))
+    return LineFilter(globs=(name,)) if _WILDCARD.search(name) else LineFilter(parts=(name,))
 
 
 def _sources(entities: Iterable[Entity], names: Iterable[str]) -> tuple[Entity, ...]:

@@ -59,34 +59,43 @@ _HERE = INTERFACES - {"http"}
 """The interfaces for options that are too expensive to offer to every server client."""
 _ACTION_AND_COMMAND = frozenset({"action", "command"})
 
+_PACKED = r"(?:\.(?:gz|bz2|xz|zst|lz4))?"
+_TEXT = r"(?:md|mdx|markdown|rst|txt|adoc|asciidoc|org|textile|wiki)"
+_LIST_OF_CHANGES = r"(?i:change[-_]?log|changes|history|news|releases?|release[-_]?notes)(?:[-.]\d[\w.]*)?"
 _PROSE = re.compile(
-    r"\.(?:md|markdown|rst|txt|adoc|org|tex|x?html?|pdf|doc[xm]|ppt[xm]|od[tp]|epub|rtf|eml|mbox|srt|vtt|[1-8])"
-    r"(?:\.(?:gz|bz2|xz|zst|lz4))?$",
-    re.IGNORECASE,
+    rf"(?i:\.(?:{_TEXT}|tex|texi|texinfo|pod|x?html?|pdf|doc[xm]|ppt[xm]|od[tp]|epub|rtf|eml|mbox|srt|vtt"
+    rf"|[1-9](?:pm|p|ssl|x|posix|perl|tcl|ncurses|const|type)?){_PACKED})$"
+    r"|(?:^|/)README(?:[._-][^/]*)?$"
+    r"|(?:^|/)(?:[A-Z]{2,}[-_])?(?:INSTALL|LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|AUTHORS|CONTRIBUTORS|CONTRIBUTING|CREDITS"
+    r"|MAINTAINERS|HACKING|UPGRADING|THANKS|PATENTS|TODO|FAQ)(?:[-_.][A-Z0-9-]+)?$"
+    rf"|(?:^|/){_LIST_OF_CHANGES}$"
 )
-"""Extensions of prose; the numbers are man page sections."""
+"""Names of prose: by extension, of which the numbers are sections of man pages, and by what packages call it."""
 _TEST = re.compile(
-    r"(?:^|/)(?:(?:[^/]*[-_])?tests?|testing|testdata|specs?|__tests__|e2e|testsuite)/"
+    r"(?:^|/)(?:(?:[^/]*[-_.])?[Tt]ests?|[^/]*[a-z](?:Tests?|Specs)|testing|testdata|[Ss]pecs?|__tests__|e2e|testsuite)/"
+    r"|(?:^|/)t/(?:[^/]+/)*[^/]+\.(?:t|pl|pm|sh)$|\.t$"
     r"|(?:^|/)(?:test_[^/]*|conftest|[^/]*_tests?|[^/]*_spec|[^/]*[.-](?:test|spec))\.\w+$"
-    r"|(?:^|/)[^/]*[a-z0-9](?:Test|Tests|TestCase|IT|Spec)\.(?:java|kt|scala|cs|swift|php)$"
+    rf"|(?:^|/)tests?\.(?!{_TEXT}$|x?html?$|json$|ya?ml$|toml$)\w+$"
+    r"|(?:^|/)[^/]*[a-z0-9](?:Test|Tests|TestCase|IT|Spec)\.(?:java|kt|scala|cs|fs|swift|php|hs|groovy)$"
 )
 _AUXILIARY = re.compile(
     r"(?:^|/)(?:vendor|_?vendored|_vendor|third[_-]?party|node_modules|dist|_esm|_cjs|locales?|i18n|_?examples?|samples?|demos?|stubs"
     r"|docs?_src|compat|_compat|legacy|fixtures?)/"
-    r"|(?:^|/)(?:changelog|changes|history|news|releases?)(?:\.\w+)?$"
+    rf"|(?:^|/){_LIST_OF_CHANGES}(?:\.{_TEXT}|\.html?)?{_PACKED}$"
     r"|(?:^|/)(?:(?:index|genindex|toc|contents)\.x?html?|summary\.md|_sidebar\.md)$"
-    r"|(?:\.lock|-lock\.json|-lock\.yaml|\.lockb|/go\.sum|\.pot?|_pb2(?:_grpc)?\.pyi?|\.pb\.(?:go|cc|h)|\.g\.dart|\.min\.\w+|\.map"
-    r"|\.d\.ts|[._-]generated\.\w+|\.snap|\.csv|\.svg)$",
+    r"|(?:^|/)(?:go\.sum|npm-shrinkwrap\.json|cdn\.js)$"
+    r"|(?:\.lock|-lock\.json|-lock\.yaml|\.lockb|\.pot?|_pb2(?:_grpc)?\.pyi?|\.pb\.(?:go|cc|h)|\.g\.dart|\.min\.\w+|\.map"
+    r"|\.d\.[cm]?ts|\.cjs|[._-]generated\.\w+|\.snap|\.csv|\.svg)$",
     re.IGNORECASE,
 )
 
 
 @lru_cache(65_536)
 def is_prose(path: str) -> bool:
-    """Return whether a document is prose, judging by its extension.
+    """Return whether a document is prose, judging by its name.
 
-    >>> [is_prose(path) for path in ("guide.md", "report.PDF", "man1/ls.1.gz", "main.py", "sheet.xlsx", "notes.ipynb")]
-    [True, True, True, False, False, False]
+    >>> [is_prose(path) for path in ("guide.md", "report.PDF", "man1/ls.1.gz", "INSTALL", "main.py", "notes.ipynb")]
+    [True, True, True, True, False, False]
     """
     return _PROSE.search(path) is not None
 
@@ -101,11 +110,10 @@ def is_test(path: str) -> bool:
 def is_auxiliary(path: str) -> bool:
     """Return whether a document only repeats, lists or illustrates others.
 
-    These are lock files, changelogs,
-    tables of contents, examples, data, and vendored, generated or translated files.
+    These are lock files, changelogs, tables of contents, examples, data, and vendored, generated or translated files.
 
-    >>> [is_auxiliary(path) for path in ("vendor/a.c", "html/index.html", "src/index.ts", "summary.md", "guide.md")]
-    [True, True, False, True, False]
+    >>> [is_auxiliary(path) for path in ("vendor/a.c", "html/index.html", "NEWS", "src/index.ts", "src/news.go")]
+    [True, True, True, False, False]
     """
     return _AUXILIARY.search(path) is not None
 
@@ -150,7 +158,8 @@ class SearchFilter:
     """Conditions that a line must all satisfy; of a condition's values, any may match.
 
     None adds no condition; an empty list matches nothing. Extensions may contain braces. ``where`` and ``also`` are
-    additional conditions. Nothing outside ``within`` is matched, or mentioned in errors. If ``on_this_machine`` is set,
+    additional conditions, and ``inside`` names definitions that must enclose a line.
+    Nothing outside ``within`` is matched, or mentioned in errors. If ``on_this_machine`` is set,
     ``paths``, ``dirs`` and globs that start with ``~`` or ``..`` refer to local files and folders, or their paths in a
     source.
 
@@ -226,6 +235,7 @@ class SearchFilter:
     )
     where: "LineFilter | None" = None
     also: "Sequence[LineFilter]" = ()
+    inside: Sequence[str] = ()
     within: "Boundary | Entity | None" = None
     on_this_machine: bool = False
 
@@ -416,7 +426,9 @@ def options_in(interface: str, *names: str) -> dict[str, Option]:
 
 _NAMED = re.compile(r"`(\w+)`")
 _FLAGS = {name: row.flag.partition("/")[0] for name, row in OPTIONS.items()}
-_FLAGS |= {"include": "--include", "exclude": "--exclude"}  # index command options
+_FLAGS |= {
+    name: f"--{name.replace('_', '-')}" for name in ("include", "exclude", "max_document_bytes")
+}  # index command options
 
 
 def in_flags(note: str) -> str:

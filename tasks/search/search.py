@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from driftline.storage.errors import UsageError
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.exact import search_exactly
+from driftline.tasks.search.exact import search_exactly, search_inside, without_matches
 from driftline.tasks.search.facets import chosen, with_alternatives, without_chosen
 from driftline.tasks.search.hits import SearchReport
-from driftline.tasks.search.query_language import parse_request
+from driftline.tasks.search.query_language import ParsedQuery, parse_request
 from driftline.tasks.search.ranked import model_of, search_ranked
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.task_context import load_embedder
@@ -48,9 +48,23 @@ def _searched(workspace: Workspace, request: SearchRequest) -> SearchReport:
         return search_ranked(workspace, request)
     also = (*request.also, *query.conditions(workspace, request.boundary))
     narrowed = replace(request, query=query.words, also=also, fixed=None, regex=None)
+    if query.excluded:
+        narrowed = replace(narrowed, also=(*also, without_matches(workspace, query.excluded, narrowed)))
     if query.is_exact:
-        return replace(search_exactly(workspace, query.terms, narrowed), query=query.text)
-    return replace(search_ranked(workspace, narrowed), query=query.text)
+        return _explained(search_exactly(workspace, query.terms, narrowed), query)
+    inside = query.terms.only_inside
+    report = search_inside(workspace, query.terms, narrowed) if inside else search_ranked(workspace, narrowed)
+    return replace(report, query=query.text)
+
+
+def _explained(report: SearchReport, query: ParsedQuery) -> SearchReport:
+    """Add the exact terms to a report and, if they may have been meant as words, a note."""
+    terms, notes = tuple(query.terms), report.notes
+    expressions = [term for term in terms if term.startswith("/") and term in query.text]
+    if query.words and expressions:
+        notes = (f"Exact: {', '.join(expressions)}. The other words rank the lines that match.", *notes)
+    exact = replace(report.exact, terms=terms) if report.exact else None
+    return replace(report, query=query.text, notes=notes, exact=exact)
 
 
 def warm(workspace: Workspace) -> None:

@@ -254,6 +254,35 @@ def test_a_larger_log_is_indexed_at_its_beginning_and_end(
     assert again(size) == {"bytes_read": size, "changed": 1, "lines_total": 3_000}
 
 
+@pytest.mark.parametrize("piece", [500, 2**20], ids=["pieces", "whole"])
+def test_an_exact_search_says_that_it_lacks_the_middle_of_a_large_file(
+    large: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(batch, "MAX_PIECE_CHARACTERS", piece)
+    write(large / "whole.md", b"the run number 1 went well\n\n")
+    at = str(tmp_path / "ws")
+    dl.index(str(large), workspace=at, model=str(tiny_model), max_file_bytes=1_000, max_document_bytes=2_000)
+    workspace = dl.open(str(tmp_path / "ws"))
+
+    def counts(**asked: Any) -> tuple[int, bool, str | None, int]:
+        exact = workspace.search("", count=True, **asked).exact
+        assert exact is not None
+        return exact.lines, exact.complete, exact.reason, exact.partial
+
+    assert counts(fixed=["number 1500 "]) == (0, False, "partial", 1)
+    assert counts(fixed=["the run number"]) == (70, False, "partial", 1)
+    assert counts(regex=["^$"]) == (1, False, "partial", 1)
+    assert counts(regex=["^$"], globs=["*.md"]) == (1, True, None, 0)
+    assert counts(regex=[r"not indexed|\^\.\.\."]) == (0, False, "partial", 1)
+    assert counts(regex=[r"\n\n\n"], multiline=True)[0] == 0
+    found = workspace.search("", fixed=["number 35 "], n_lines=2)
+    assert found.results[0].context[-2:] == ("… not indexed …",) * 2
+    (note,) = found.notes
+    assert "first and last lines of 1 large document are" in note
+    assert workspace.search("", fixed=["number 2967 "], n_lines=1).results[0].context[0] == "… not indexed …"
+    assert workspace.search("", fixed=["nowhere"]).notes[0] == "No line matches the exact terms."
+
+
 def test_a_large_file_of_records_must_be_plain_text(large: Path, tmp_path: Path, tiny_model: Path) -> None:
     for path in large.iterdir():
         path.unlink()

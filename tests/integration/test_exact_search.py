@@ -126,6 +126,27 @@ def test_passages_have_every_line_of_their_documents(
     assert lines_of(table, passages) == {each: texts[each.path][each.first : each.last + 1] for each in passages}
 
 
+def test_passages_of_short_lines_are_never_joined_across_packs_that_were_not_read(tmp_path: Path) -> None:
+    """A pack of lines this short has more lines than are searched for its row."""
+    chance = random.Random(29)
+    texts = {
+        f"{width}.txt": [chance.choice("ab}")[:1] * chance.randint(1, width) for _ in range(20_000)] for width in (1, 8)
+    }
+    for name, lines in texts.items():
+        (tmp_path / "tree").mkdir(exist_ok=True)
+        (tmp_path / "tree" / name).write_text("\n".join(lines) + "\n")
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    workspace = Workspace.open(str(tmp_path / "ws"))
+    (table,) = open_exact_tables(workspace, None)
+    (source,) = (str(entity) for entity, _ in workspace.readable_sources())
+    for _ in range(60):
+        starts = [
+            (name, chance.randrange(len(texts[name]))) for name in chance.choices([*texts], k=chance.randint(1, 6))
+        ]
+        passages = [Passage(source, name, first, first + chance.randrange(1_000)) for name, first in starts]
+        assert lines_of(table, passages) == {each: texts[each.path][each.first : each.last + 1] for each in passages}
+
+
 @pytest.mark.parametrize("ignore_case", [False, True], ids=["with case", "without case"])
 def test_every_line_that_matches_is_found(workspace: Workspace, tree: Path, ignore_case: bool) -> None:
     flags = re.ASCII if not ignore_case else re.IGNORECASE
@@ -178,7 +199,8 @@ def test_source_code_comes_before_tests_and_vendored_files(workspace: Workspace)
     ]
     assert locations(report) == in_order
     assert report.exact is not None
-    assert report.exact.to_dict() == {"lines": 5, "documents": 4, "complete": True, "reason": None}
+    counts = {"lines": 5, "documents": 4, "complete": True, "reason": None, "partial": 0}
+    assert report.exact.to_dict() == {**counts, "terms": ['"csrf_token"']}
     assert locations(find(workspace, '"csrf_token" -file:vendor', tests=False)) == in_order[:2]
     assert locations(find(workspace, '"csrf_token" -file:vendor', prose=False)) == [in_order[0], *in_order[2:4]]
 
@@ -261,11 +283,13 @@ def test_fields_of_other_code_searches_are_understood(workspace: Workspace) -> N
         "language:python": "lang:python",
         "ext:py -ext:.js csrf": "file:*.py -file:*.js csrf",
         "symbol:csrf_token": "def:csrf_token",
+        "f:src l:python": "file:src lang:python",
     }
     for theirs, ours in pairs.items():
         found_paths = [hit.path for hit in find(workspace, theirs).results]
         assert found_paths == [hit.path for hit in find(workspace, ours).results] != [], theirs
-    assert parse("type: x std::type type::x").is_plain
+    assert parse("type: x std::type type::x is: f: a").is_plain
+    assert parse("SELECT A FROM B WHERE NOT C OR D").is_plain
 
 
 def test_a_file_has_all_exact_terms_and_a_line_any(tmp_path: Path) -> None:
@@ -320,6 +344,81 @@ def test_definitions_and_uses_are_told_apart(workspace: Workspace) -> None:
     assert locations(find(workspace, '"csrf_" sym:csrf_token')) == [("src/app.py", 1), ("src/app.py", 2)]
 
 
+def test_words_are_ranked_inside_the_definitions_of_a_name(tmp_path: Path) -> None:
+    classes = (f"class {name}:\n    def connect(self):\n        timeout = {name}\n\n\n" for name in ("Pool", "Other"))
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/a.py").write_text("".join(classes))
+    (tmp_path / "tree/b.py").write_text("timeout = 1\n" * 20)
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    for name in ("Pool", "pool case:no", "Pool.connect", "connect sym:Pool"):
+        report = find(str(tmp_path / "ws"), f"sym:{name} timeout")
+        assert {hit.path for hit in report} == {"a.py"}, name
+        assert all(hit.line <= 4 for hit in report)
+        assert report.exact is None
+    assert locations(find(str(tmp_path / "ws"), "sym:Pool")) == [("a.py", line) for line in (1, 2, 3)]
+    (note,) = find(str(tmp_path / "ws"), "sym:pool timeout").notes
+    assert note == "No definition has this name."
+
+
+def test_sections_are_definitions_after_code(tmp_path: Path) -> None:
+    files = {
+        "a.md": "# Guide\n\n## Server\n\ntext\n",
+        "a.toml": "[Server]\nport = 1\n",
+        "z.py": "class Server:\n    pass\n",
+    }
+    (tmp_path / "tree").mkdir()
+    for name, text in files.items():
+        (tmp_path / "tree" / name).write_text(text)
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    assert locations(find(str(tmp_path / "ws"), "def:Server")) == [("z.py", 1), ("a.md", 3)]
+
+
+def test_files_with_excluded_text_are_left_out(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = {hit.path for hit in find(workspace, "csrf_token")}
+    assert {"src/app.py", "vendor/lib.py"} <= every
+    for query in ('csrf_token -"request"', "csrf_token -/REQ.EST/ case:no", "csrf_token NOT request"):
+        left = {hit.path for hit in find(workspace, query)}
+        assert every - {"src/app.py"} <= left, query
+        assert "src/app.py" not in left, query
+    assert "src/app.py" not in {hit.path for hit in find(workspace, '"csrf_token" -"request"')}
+    assert find(workspace, '"csrf_token" -"request"', count=True).exact == ExactCounts(4, 3)
+    listed = {hit.path for hit in find(workspace, 'lang:python -"csrf_token"')}
+    assert listed == {"src/naive.py"}
+    assert {hit.path for hit in find(workspace, "lang:python NOT file:src")} == {"tests/test_app.py", "vendor/lib.py"}
+    assert parse("SELECT A WHERE NOT B").is_plain
+    monkeypatch.setattr("driftline.tasks.search.exact.MAX_PATHS_IN_FILTER", 1)
+    with pytest.raises(UsageError, match="Exclude rarer text"):
+        find(workspace, 'csrf_token -"csrf"')
+
+
+def test_slashes_beside_blanks_are_no_regular_expression(workspace: Workspace) -> None:
+    assert parse("read / write / execute").is_plain
+    assert parse("client /server / proxy").is_plain
+    report = find(workspace, "/csrf_[a-z]+/ request")
+    assert report.exact is not None
+    assert report.exact.terms == ("/csrf_[a-z]+/",)
+    assert report.notes[0] == "Exact: /csrf_[a-z]+/. The other words rank the lines that match."
+    assert not find(workspace, "/csrf_[a-z]+/").notes
+
+
+def test_parts_of_paths_ignore_case_unless_they_have_a_capital(tmp_path: Path) -> None:
+    (tmp_path / "tree/Docs").mkdir(parents=True)
+    for name in ("README.md", "Docs/readme.txt", "a.py"):
+        (tmp_path / "tree" / name).write_text("text\n")
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    expected = {
+        "file:readme": {"README.md", "Docs/readme.txt"},
+        "file:README": {"README.md"},
+        "file:/docs": {"Docs/readme.txt"},
+        "file:docs/READ": set(),
+        "-file:readme": {"a.py"},
+        "file:*readme*": {"Docs/readme.txt"},
+    }
+    for query, paths in expected.items():
+        assert {hit.path for hit in find(str(tmp_path / "ws"), query)} == paths, query
+    assert find(str(tmp_path / "ws"), "file:nowhere").notes == ("No indexed document matches nowhere.",)
+
+
 def test_the_case_of_names_counts(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/a.py").write_text("class Token:\n    pass\n\n\ndef token():\n    return Token()\n")
@@ -330,6 +429,7 @@ def test_the_case_of_names_counts(tmp_path: Path) -> None:
         assert locations(report) == expected
         assert all(hit.matches and hit.column == hit.matches[0][0] > 1 for hit in report.results)
     assert locations(find(str(tmp_path / "ws"), "uses:Token")) == [("a.py", 6)]
+    assert locations(find(str(tmp_path / "ws"), "def:TOKEN case:no")) == [("a.py", 1), ("a.py", 5), ("b.py", 1)]
 
 
 def test_a_document_must_hold_a_use_of_each_name(tmp_path: Path) -> None:
@@ -493,14 +593,21 @@ def test_facets_say_when_not_all_files_are_counted(workspace: Workspace, monkeyp
         ('x "open', "character 3"),
         ("/a(b/", "character 2"),
         (r"/a\x{D800}/", "character 2"),
+        (r"/[\u2028]/", r"Write \x{2028}."),
         ("langs:go x", "lang:"),
         ("lang:", "character 1"),
         ("case:maybe x", "character 1"),
-        ('x -"y"', "character 3"),
         ("-def:x", "character 1"),
         ("-symbol:x", "character 1"),
         ("lease type:function", "kinds"),
         ("ext: x", "character 1"),
+        ("lease OR renew", "character 7"),
+        ("lease AND (renew OR take)", "all exact terms"),
+        ("NOT def:lease", "-file:"),
+        ("x rev:main", "branch:name"),
+        ("x is:fork", "no such filter"),
+        ("x count:all", "`top_k`"),
+        ("x org:acme", "repo:name"),
     ],
 )
 def test_unreadable_values_are_reported_with_their_location(workspace: Workspace, query: str, location: str) -> None:

@@ -56,7 +56,7 @@ def test_the_model_is_light_to_import() -> None:
 
 
 def test_every_field_but_the_query_and_the_conditions_of_interfaces_is_in_the_table() -> None:
-    internal = {"query", "where", "also", "within", "on_this_machine"}
+    internal = {"query", "where", "also", "inside", "within", "on_this_machine"}
     assert {each.name for each in fields(SearchRequest)} - internal == set(OPTIONS)
     assert all(row.help.endswith(".") for row in OPTIONS.values())
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from driftline.storage.documents import SkipReason, content_hash
+from driftline.storage.documents import GAP_LINE, SkipReason, content_hash
 from driftline.tasks.text import (
     MAX_ROW_CHARACTERS,
     MAX_ROWS_OF_LINE,
@@ -145,6 +145,11 @@ def test_replaced_bytes_are_distinguished_from_replacement_characters_of_the_fil
 
 def test_a_nul_byte_means_binary() -> None:
     assert decode(b"text\0text") == ("", SkipReason.BINARY)
+
+
+@pytest.mark.parametrize("data", [b"abc\0def\n", b"PK\0\0"])
+def test_a_few_bytes_with_nul_are_not_read_as_rare_characters(data: bytes) -> None:
+    assert decode(data) == ("", SkipReason.BINARY)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
@@ -319,8 +324,9 @@ def test_the_ends_of_a_file_are_its_first_and_last_lines_at_their_numbers(text: 
         assert b"\n" not in data[: most // 2]
         return
     assert (ends.size_bytes, ends.content_hash) == (len(data), content_hash(data))
-    whole, found = data.split(b"\n"), ends.data.split(b"\n")
+    whole, found = data.split(b"\n"), ends.data.replace(GAP_LINE.encode(), b"").split(b"\n")
     assert len(found) == len(whole)
+    assert ends.data.count(GAP_LINE.encode()) == (len(data) > most)
     assert all(line in (b"", expected) for line, expected in zip(found, whole, strict=True))
     if len(data) <= most:
         assert ends.data == data
