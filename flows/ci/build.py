@@ -273,7 +273,7 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
 
 
 def _signs(environ: Variables) -> list[str]:
-    """Return the variables that indicate a pull request on any system, those that name its number first."""
+    """Return the variables that indicate a pull request on any system, numbers first."""
     found = [name for name in environ if _SIGN.search(name) and _is_set(environ, name)]
     if re.fullmatch(r"pr/\d+", environ.get("CODEBUILD_SOURCE_VERSION", "")):
         found.append("CODEBUILD_SOURCE_VERSION")

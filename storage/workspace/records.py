@@ -176,7 +176,7 @@ class SourceRecord:
 def _moved(uri: str, before: str, now: str) -> str:
     """Return where the folder ``uri`` is if the workspace moved from ``before`` to ``now``.
 
-    A folder farther away than the workspace's own parent moved with it only if nothing is left at ``uri``.
+    A folder outside the workspace's own parent moved with it only if nothing is left at ``uri``.
     """
     root = uri.rstrip("/") + "/"
     if before.startswith(root):
