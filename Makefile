@@ -13,8 +13,8 @@ DEVELOPMENT := $(VENV)/.development-stamp
 PYTHON ?= $(shell for p in python3.11 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 ARGS ?=
-# Parallel test processes: most tests wait for a disk, a server or another process.
-JOBS ?= 2
+# Parallel test processes, two for each of two cores: most tests wait for a disk, a server or another process.
+JOBS ?= 4
 # How long `make soak` takes, apart from its beginning and end; with seed 0 it draws one, and prints it.
 SOAK_SECONDS ?= 600
 SOAK_SEED ?= 0

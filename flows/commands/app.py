@@ -9,7 +9,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -119,8 +119,50 @@ _NEGATED_FIELD = re.compile(r"-[a-z]{2,}:")
 """The start of an excluding query term, such as -file:test, which the parser would take as options."""
 
 
+GROUPS = {
+    "Index": ("index", "watch", "ci", "fleet", "branches", "remove"),
+    "Search": ("search", "grep", "sql", "diff", "pull"),
+    "Inspect": ("status", "sources", "runs", "report"),
+    "Serve": ("web", "mcp", "agents", "token", "trust"),
+    "Remember": ("memory",),
+    "Schedule": ("serve", "deploy"),
+    "Maintain": ("compact", "cleanup", "verify"),
+}
+"""The sections of ``driftline --help``."""
+EXAMPLES = {
+    "index": {
+        "driftline index .": "The current folder, into .driftline.",
+        "driftline index s3://bucket/docs --workspace s3://bucket/index": "A bucket, into a bucket.",
+        "driftline index https://github.com/acme/web.git": "A repository, without a clone.",
+    },
+    "search": {
+        "driftline search how is a lease renewed": "By meaning and words.",
+        "driftline search def:Lease lang:python": "Where a name is defined; uses:Lease finds its uses.",
+        "driftline search '\"connect(\" -file:test timeout'": "Exact text ranked by words, without tests.",
+        "driftline search -E 'csrf_[a-z]+'": "Every line that matches a regular expression.",
+    },
+    "grep": {"driftline grep 'API authentication' docs 'notes/*.md'": "Folders and globs, without an index."},
+    "sql": {"driftline sql 'SELECT ext, sum(lines) FROM documents GROUP BY ext'": "Lines by file extension."},
+    "diff": {"driftline diff main feature/login password": "What a branch adds."},
+    "watch": {"driftline watch src": "Index src, then each file as it is saved."},
+    "agents install": {"driftline agents install claude-code cursor --project": "For everyone in this repository."},
+    "fleet sync": {"driftline fleet sync --dry-run": "Show what would be indexed."},
+    "memory put": {"driftline memory put plan '{\"step\": 1}' --entity org:acme/user:ann": "A JSON value of a user."},
+}
+"""Examples in ``--help``, by command."""
+
+
 class _Command(TyperCommand):
     context_class = _Context
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the command's EXAMPLES."""
+        super().format_epilog(ctx, formatter)
+        examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], {})
+        with formatter.section("Examples") if examples else nullcontext():
+            for command, meaning in examples.items():
+                formatter.write_text(meaning)
+                formatter.write(f"    {command}\n")
 
     def __init__(self, *args: Any, params: list[Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, params=_with_output_options(params), **kwargs)
@@ -180,11 +222,15 @@ class _Group(TyperGroup):
         super().__init__(*args, params=_with_output_options(params), **kwargs)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write each command's complete first sentence."""
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        first = [(name, inspect.cleandoc(each.help or "").partition("\n\n")[0]) for name, each in commands if each]
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text.partition(". ")[0].removesuffix(".")) for name, text in first])
+        """Write each command's complete first sentence, by GROUPS."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        first = {
+            name: inspect.cleandoc(each.help or "").partition("\n\n")[0] for name, each in commands.items() if each
+        }
+        for title, names in (GROUPS if ctx.parent is None else {"Commands": tuple(first)}).items():
+            rows = [(name, first[name].partition(". ")[0].removesuffix(".")) for name in names if name in first]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 class Commands(typer.Typer):
@@ -204,6 +250,7 @@ app = Commands(
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 

@@ -98,7 +98,7 @@ COMMANDS = {
 """The commands, and the modules in this folder that add them to ``app``."""
 _READERS = frozenset(("search", "grep", "sql", "status", "sources", "diff", "runs"))
 """Commands that only read, so there is nothing to continue after Ctrl-C."""
-_MEANT = {"help": "--help", "version": "--version", "-h": "--help", "-V": "--version"}
+_MEANT = {"help": "--help", "version": "--version", "-V": "--version"}
 """Maps commands of other programs to the options that replace them here."""
 _HINTS = {("grep", "FILE"): "Specify files or folders, such as '.', or - for standard input. "}
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,11 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import typer
 from typer.models import CommandInfo
 
 from driftline.flows.commands import main as cli
 from driftline.flows.commands import status
-from driftline.flows.commands.app import app
+from driftline.flows.commands.app import EXAMPLES, GROUPS, app
 from driftline.flows.output import plain_text
 from driftline.storage.errors import DeletionRefused, StorageError, UnknownScheme, UsageError
 from driftline.tasks.search.request import SearchRequest
@@ -137,7 +139,6 @@ def test_no_command_says_what_to_do_where_nothing_is_indexed(nowhere: Path, caps
         (["status", "two", "words"], '"two words"'),
         (["help"], "Did you mean '--help'?"),
         (["version"], "Did you mean '--version'?"),
-        (["search", "-h"], "Did you mean --help?"),
         (["memory"], "Add one of put, get, list,"),
         (["grep", "x"], "The argument FILE is missing. Specify files or folders, such as '.'"),
         (["search", "x", "--top-k", "many"], "'many' is not an integer."),
@@ -264,6 +265,27 @@ def test_help_before_a_command_shows_all_commands() -> None:
     assert {name for name in cli.COMMANDS if f"\n  {name} " not in shown} == set()
 
 
+def test_help_lists_each_command_in_one_group() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_help_shows_examples_that_the_command_accepts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*name.split(), "-h"]) == 0
+    shown = capsys.readouterr().out
+    for example in EXAMPLES[name]:
+        assert example in shown
+        program, *arguments = shlex.split(example)
+        assert program == "driftline"
+        context = None
+        command: Any = typer.main.get_command(app)
+        for part in name.split():
+            context = command.make_context(part, [], parent=context, resilient_parsing=True)
+            command = command.get_command(context, part)
+        with command.make_context(name, arguments[len(name.split()) :], parent=context):
+            pass
+
+
 def test_the_shell_completes_commands() -> None:
     words = {"_DRIFTLINE_COMPLETE": "complete_bash", "COMP_WORDS": "driftline sea", "COMP_CWORD": "1"}
     program = [str(Path(sys.executable).parent / "driftline")]
@@ -275,7 +297,11 @@ def test_the_shell_completes_commands() -> None:
 def test_every_command_takes_the_options_of_output(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(option in shown for option in ("--quiet", "--verbose", "--color")) or "Commands:" in shown
+    assert (
+        all(option in shown for option in ("--quiet", "--verbose", "--color"))
+        or "Index:" in shown
+        or "Commands:" in shown
+    )
 
 
 @pytest.mark.parametrize(
@@ -334,8 +360,8 @@ def test_help_fits_into_a_narrow_terminal_and_breaks_no_name(
 
     narrow, wide = shown(40), shown(80)
     assert max(map(len, wide)) <= 80
-    # A name that is wider than the terminal is on a separate line.
-    assert all(len(line) <= 40 or len(line.split()) <= 3 for line in narrow)
+    # A name that is wider than the terminal is on a separate line, and an example is one line, to copy.
+    assert all(len(line) <= 40 or len(line.split()) <= 3 or "  driftline " in line for line in narrow)
     assert set(" ".join(wide).split()) == set(" ".join(narrow).split())
     assert not [word for word in ("range>", "(yes)", "(no)", "x>=0") if word in " ".join(wide)]
 
