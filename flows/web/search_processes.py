@@ -3,7 +3,7 @@
 Because of the GIL, concurrent searches in one process would slow each other down, and a damaged table file can crash
 its reader (storage/lance/reader_process.py).
 
-What they run is imported only then: an MCP client waits for the server, but not for its first search.
+The functions to run are imported with the first read: an MCP client waits for the server to start, but not for them.
 """
 
 from __future__ import annotations
