@@ -207,8 +207,10 @@ function followLines(code) {
     own.textContent = last > first ? `Lines ${first}-${last}` : `Line ${first}`;
   };
   const mark = (last) => {
-    for (const line of document.querySelectorAll(".code .best")) line.classList.remove("best");
-    for (let number = first; number <= last; number++) document.getElementById(`L${number}`)?.classList.add("best");
+    for (const line of document.querySelectorAll(".code [id^='L']")) {
+      const number = Number(line.id.slice(1));
+      line.classList.toggle("best", first <= number && number <= last);
+    }
     document.querySelector(".names .here")?.classList.remove("here");
     definitionAt(first)?.parentElement.classList.add("here");
   };

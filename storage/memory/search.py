@@ -11,6 +11,7 @@ import numpy as np
 
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
+from driftline.storage.errors import shortened
 from driftline.storage.lines.tokenizer import keywords
 from driftline.storage.memory.catalog.entry_queries import EntryRow
 from driftline.storage.memory.catalog.entry_writes import shown
@@ -211,7 +212,7 @@ class MemorySearch:
             return ["The query is blank."]
         table, everything = self.table(request.within), replace(request.where, fields=None)
         if not table.exists() or not table.count(everything):
-            return ["No entry is in the scope of the search."]
+            return [NOTHING_THERE]
         fields = request.where.fields or {}
         if fields and not table.count(request.where):
             known = table.sample_fields(everything)
@@ -231,11 +232,15 @@ class MemorySearch:
         )
 
 
+NOTHING_THERE = "No entry is in the scope of the search."
+
+
 def notes_on(hits: Sequence[MemoryHit[Any]], search: MemorySearch, requests: Sequence[MemoryQuery]) -> tuple[str, ...]:
     """Explain why the ``requests`` of a search, one per tenant, found nothing, or nothing good."""
     if not hits:
-        notes = (note for request in requests if request.top_k for note in search.why_empty(request))
-        return tuple(dict.fromkeys(notes))
+        found = (note for request in requests if request.top_k for note in search.why_empty(request))
+        notes = tuple(dict.fromkeys(found))
+        return tuple(note for note in notes if note != NOTHING_THERE) or notes  # another tenant has entries
     if requests[0].mode == "text" or hits[0].score >= WEAK_SCORE:
         return ()
     return (f"No entry is a good match: the best score is {round(hits[0].score, 2) + 0.0:.2f}.",)
@@ -243,10 +248,11 @@ def notes_on(hits: Sequence[MemoryHit[Any]], search: MemorySearch, requests: Seq
 
 def _unmatched(name: str, value: object, known: Mapping[str, Any]) -> str:
     if name in known:
-        others = json.dumps(known[name], ensure_ascii=False)
-        return f"No entry has {name} = {json.dumps(value, ensure_ascii=False)}; another value is {others}."
-    names = f"known fields are: {', '.join(sorted(known)[:SHOWN_FIELDS])}" if known else "entries have no metadata"
-    return f"No entry has the metadata field {name}; {names}."
+        asked, other = (shortened(json.dumps(each, ensure_ascii=False)) for each in (value, known[name]))
+        return f"No entry has {shortened(name)} = {asked}; another value is {other}."
+    fields = ", ".join(map(shortened, sorted(known)[:SHOWN_FIELDS]))
+    names = f"known fields are: {fields}" if known else "entries have no metadata"
+    return f"No entry has the metadata field {shortened(name)}; {names}."
 
 
 def text_of(value: Any, metadata: Mapping[str, Any]) -> str:
