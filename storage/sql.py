@@ -412,6 +412,10 @@ def _small(schema: pa.Schema, rows: Callable[[], Iterator[Mapping[str, Any]]]) -
     return read
 
 
+MAX_PATHS = 1_000
+"""Maximum number of documents whose text is read by path; for more, the text of all is."""
+
+
 def _filtered(table: pa.Table, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
     yield from pads.dataset(table).scanner(columns=list(names), filter=where, batch_size=BATCH_ROWS).to_batches()
 
@@ -444,7 +448,7 @@ class _Contents:
         """
         needed = set(names) | _names_in(where, _DOCUMENTS)
         columns = [name for name in MANIFEST.names if name in needed] or ["path"]
-        counts = self._lines_of_text() if "lines_of_text" in needed else None
+        counts = self._lines_of_text(self._paths(where)) if "lines_of_text" in needed else None
         for tenant in self._tenants():
             for entity in self._entities(tenant):
                 rows = self.workspace.manifest(entity).read(columns=[*dict.fromkeys(("path", *columns))])
@@ -456,13 +460,29 @@ class _Contents:
                     rows = rows.append_column("lines_of_text", pa.array(found, pa.int64()))
                 yield from _filtered(rows, names, where)
 
-    def _lines_of_text(self) -> dict[str, dict[str, int]]:
-        """Count the lines of each document's text, including those with no row; keyed by entity and path."""
+    def _paths(self, where: Any) -> list[str] | None:
+        """Return the paths of the documents that pass a filter, or None if these are many or depend on their lines."""
+        if where is None or "lines_of_text" in _names_in(where, _DOCUMENTS):
+            return None
+        found: set[str] = set()
+        for rows in self.documents(["path"], where):
+            found.update(rows["path"].to_pylist())
+            if len(found) > MAX_PATHS:
+                return None
+        return sorted(found)
+
+    def _lines_of_text(self, paths: list[str] | None) -> dict[str, dict[str, int]]:
+        """Count the lines of the text of each document, or of those at ``paths``; keyed by entity and path.
+
+        These include lines with no row.
+        """
         found: dict[str, dict[str, int]] = defaultdict(dict)
         for table, entities in self._tables():
             of_packs = pc.field(PACK_LINE_COLUMN).is_valid()
             if entities is not None:
                 of_packs &= pc.field("entity").isin([str(each) for each in entities])
+            if paths is not None:
+                of_packs &= pc.field("path").isin(paths)
             for packs in _scanned(table, ["entity", "path", PACK_LINE_COLUMN, PACK_COLUMN], of_packs):
                 texts = packs[PACK_COLUMN]
                 is_cut = pc.invert(pc.ends_with(texts, "\n"))  # the last line of a file may have no line break

@@ -516,7 +516,8 @@ class LineTools:
         counted = self.run(search_lines, opened, replace(complete, facets=True)).exact
         shown = len(report.results)
         how = "a larger `top_k` shows more" if shown < MAX_TOP_K else "narrow the search by `globs` or `languages`"
-        return replace(report, exact=counted, notes=(f"{shown:,} shown: {how}.",))
+        others = (note for note in report.notes if not note.startswith("More lines match"))
+        return replace(report, exact=counted, notes=(*others, f"{shown:,} shown: {how}."))
 
     def _text(self, report: SearchReport, request: SearchRequest, max_tokens: int) -> str:
         from driftline.tasks.search.query_language import parse_request

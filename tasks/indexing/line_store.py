@@ -388,7 +388,7 @@ def states_of_stored(store: LineStore, files: Sequence[str]) -> dict[str, Docume
 def _state(file: str, document: DocMeta) -> DocumentState:
     try:
         now = os.stat(file)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return DocumentState.DELETED
     is_same_time = abs(now.st_mtime - document.mtime) < _SAME_SECONDS
     expected = (document.size_bytes, document.version)

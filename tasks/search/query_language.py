@@ -60,15 +60,17 @@ _UNSUPPORTED = {
 _OPERATORS = {
     "AND": "A file must contain all exact terms: leave it out.",
     "OR": "Write alternatives as /one|two/, or as words, which rank.",
+    "NOT": 'Leave out the files that contain a text with -"text".',
 }
 """Operators of other code searches, in capitals, and what replaces them here."""
+MAX_NEIGHBOUR_CHARACTERS = 200
+"""Where to look for the words beside an operator."""
 CASES = {"yes": False, "no": True, "auto": None}
 _NOT = r"(?:-|NOT\s+)"
 _FIELD = re.compile(rf"(?P<not>{_NOT}?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)")
 _PHRASE = re.compile(rf'(?P<not>{_NOT}?)"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
 _REGEX = re.compile(rf"(?P<not>{_NOT}?)/(?!\s)(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)(?<!\s)/(?=\s|\Z)")
 """A regular expression neither begins nor ends with a blank: ``read / write / execute`` is three words."""
-_NOT_WORD = re.compile(r"NOT\s+(?P<text>[^\s\"/(-]\S*)")
 _WORD = re.compile(r"\S+")
 _QUOTED = re.compile(r"[\"\\]")
 _ESCAPED = re.compile(r"\\([\"\\])")
@@ -305,24 +307,20 @@ class _Parser:
         elif (found := _FIELD.match(self.text, start)) and self._is_field(start, found):
             self.at = found.end()
             self._field(start, found)
-        elif self.text != self.text.upper() and (unwanted := self._take(_NOT_WORD)):
-            self.excluded.append((unwanted["text"], True))
         else:
             word = self._take(_WORD)
             assert word is not None
-            if (operator := word[0].strip("()")) in _OPERATORS and self._joins(start):
+            if (operator := word[0].strip("()")) in _OPERATORS and self._joins(start, operator):
                 fix = f'{_OPERATORS[operator]} For the word itself, write {operator.lower()} or "{operator}".'
                 self._fail(start, f"There is no operator {operator}", fix)
             self.words.append(word[0])
 
-    def _joins(self, start: int) -> bool:
-        """Return whether the operator at ``start`` has terms to apply to, unlike in a query in capitals."""
-        others = _WORD.findall(self.text[:start] + self.text[self.at :])
-        return (
-            bool(self.text[:start].strip())
-            and bool(self.text[self.at :].strip())
-            and any(each != each.upper() for each in others)
-        )
+    def _joins(self, start: int, operator: str) -> bool:
+        """Return whether the operator at ``start`` stands between other words, unlike in MUST NOT and NOT NULL."""
+        near = MAX_NEIGHBOUR_CHARACTERS
+        before = self.text[max(start - near, 0) : start].split()[-1:]
+        after = self.text[self.at : self.at + near].split()[:1]
+        return bool(after and (before or operator == "NOT")) and not any(map(str.isupper, before + after))
 
     def _take(self, token: re.Pattern[str]) -> re.Match[str] | None:
         found = token.match(self.text, self.at)

@@ -616,6 +616,10 @@ _WORD = re.compile(r"[a-z0-9]+|[^\W_a-z0-9]")
 """Words, or single characters in other scripts, some of which separate no words."""
 
 
+MAX_HOLDING = 20
+"""Text in more windows than this, such as a licence, is not evidence of a copy."""
+
+
 def without_copies(windows: Sequence[Window], texts: Sequence[str]) -> list[Window]:
     """Drop windows that repeat an earlier window, which then lists their documents as copies.
 
@@ -642,7 +646,8 @@ def without_copies(windows: Sequence[Window], texts: Sequence[str]) -> list[Wind
         at = _copied_window(window, names, shingles, holding, kept, known)
         if at is None:
             for each in shingles:
-                holding[each].append(len(kept))
+                if len(holding[each]) < MAX_HOLDING:
+                    holding[each].append(len(kept))
             shown_in.setdefault(window.file, len(kept))
             kept.append(window)
             known.append((len(shingles), names))
@@ -697,8 +702,13 @@ def _shingles(text: str) -> set[tuple[bytes | str, ...]]:
 def extended(found: list[Window], windows: Sequence[Window]) -> list[Window]:
     """Append those ``windows`` that share no line with any of ``found``, so the beginning of a list never changes."""
 
+    in_files: dict[tuple[str, str], list[Window]] = defaultdict(list)
+    for each in found:
+        in_files[each.file].append(each)
+
     def is_new(window: Window) -> bool:
-        return not any(each.shares_lines(window.file, window.first, window.last) for each in found)
+        near = in_files.get(window.file, ())
+        return not any(each.shares_lines(window.file, window.first, window.last) for each in near)
 
     return found + [window for window in windows if is_new(window)]
 

@@ -61,7 +61,9 @@ _ACTION_AND_COMMAND = frozenset({"action", "command"})
 
 _PACKED = r"(?:\.(?:gz|bz2|xz|zst|lz4))?"
 _TEXT = r"(?:md|mdx|markdown|rst|txt|adoc|asciidoc|org|textile|wiki)"
-_LIST_OF_CHANGES = r"(?i:change[-_]?log|changes|history|news|releases?|release[-_]?notes)(?:[-.]\d[\w.]*)?"
+_LIST_OF_CHANGES = (
+    r"(?i:change[-_]?log|changes|history|news|releases?|release[-_]?notes)(?:[-.]\d+(?:\.\d+)*(?:[a-z]+\d+)?)?"
+)
 _PROSE = re.compile(
     rf"(?i:\.(?:{_TEXT}|tex|texi|texinfo|pod|x?html?|pdf|doc[xm]|ppt[xm]|od[tp]|epub|rtf|eml|mbox|srt|vtt"
     rf"|[1-9](?:pm|p|ssl|x|posix|perl|tcl|ncurses|const|type)?){_PACKED})$"

@@ -376,7 +376,7 @@ def test_sections_are_definitions_after_code(tmp_path: Path) -> None:
 def test_files_with_excluded_text_are_left_out(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     every = {hit.path for hit in find(workspace, "csrf_token")}
     assert {"src/app.py", "vendor/lib.py"} <= every
-    for query in ('csrf_token -"request"', "csrf_token -/REQ.EST/ case:no", "csrf_token NOT request"):
+    for query in ('csrf_token -"request"', "csrf_token -/REQ.EST/ case:no", 'csrf_token NOT "request"'):
         left = {hit.path for hit in find(workspace, query)}
         assert every - {"src/app.py"} <= left, query
         assert "src/app.py" not in left, query
@@ -385,7 +385,11 @@ def test_files_with_excluded_text_are_left_out(workspace: Workspace, monkeypatch
     listed = {hit.path for hit in find(workspace, 'lang:python -"csrf_token"')}
     assert listed == {"src/naive.py"}
     assert {hit.path for hit in find(workspace, "lang:python NOT file:src")} == {"tests/test_app.py", "vendor/lib.py"}
-    assert parse("SELECT A WHERE NOT B").is_plain
+    for words in ("SELECT A WHERE NOT B", "IntegrityError NOT NULL constraint failed", "server MUST NOT send a body"):
+        assert parse(words).is_plain, words
+    for operators in ("lease NOT renew", "NOT lease", "do NOT use this"):
+        with pytest.raises(UsageError, match='no operator NOT.*-"text"'):
+            parse(operators)
     monkeypatch.setattr("driftline.tasks.search.exact.MAX_PATHS_IN_FILTER", 1)
     with pytest.raises(UsageError, match="Exclude rarer text"):
         find(workspace, 'csrf_token -"csrf"')

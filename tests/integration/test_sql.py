@@ -241,6 +241,10 @@ def test_only_the_columns_and_rows_of_a_query_are_read(workspace: Workspace, mon
     assert requested, requested
     assert {len(columns) for columns, _ in requested} == {1}
     assert all('(ext == "go")' in where for _, where in requested)
+    requested.clear()
+    assert rows(workspace, "SELECT lines FROM documents WHERE path = 'a.py'") == [(5,)]
+    assert requested, requested
+    assert all("a.py" in where for _, where in requested)
 
 
 # -- what no query can do ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -443,3 +444,18 @@ def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], 
     order = ["weak", "likely", "strong"]
     locations = [order.index(label(each)) for each in likely]
     assert locations == sorted(locations)
+
+
+def test_windows_with_a_common_text_take_linear_time() -> None:
+    licence = " ".join(f"word{n}" for n in range(60))
+
+    def seconds(count: int) -> float:
+        windows = [window(f"docs{n}/a.md", 1, 1.0) for n in range(count)]
+        texts = [f"{licence} {' '.join(f'own{n}x{m}' for m in range(60))}" for n in range(count)]
+        started = time.process_time()
+        assert len(without_copies(windows, texts)) == count
+        assert len(extended(windows, windows)) == count
+        return time.process_time() - started
+
+    small = max(seconds(200), 0.01)
+    assert seconds(2_000) < 40 * small
