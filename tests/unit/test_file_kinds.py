@@ -28,7 +28,8 @@ test_a.py a_test.go a.test.ts a.spec.js a_spec.rb conftest.py FooTest.java FooTe
 spec/a.rb specs/a.js __tests__/a.js e2e/a.ts testdata/a.json testing/a.go my-tests/a.py unit_test/a.cc FooSpec.scala
 """
 AUXILIARY = """
-CHANGELOG CHANGES CHANGES-1.2rc1 NEWS ChangeLog HISTORY.md History.markdown news.rst Changes.txt releases.md changelog.html
+CHANGELOG CHANGES CHANGES-1.2rc1
+NEWS ChangeLog HISTORY.md History.markdown news.rst Changes.txt releases.md changelog.html
 ChangeLog-2019 NEWS.0 debian/changelog.gz release-notes.md go.sum mod/go.sum npm-shrinkwrap.json package-lock.json
 yarn.lock a.d.ts a.d.cts a.d.mts lib/a.cjs date-fns/cdn.js a.min.js a.js.map vendor/a.c node_modules/a/a.js dist/a.js
 third_party/a.cc examples/a.py a_pb2.py a.pb.go a.g.dart a.svg data.csv locale/de.po html/index.html SUMMARY.md
