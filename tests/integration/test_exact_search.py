@@ -388,7 +388,7 @@ def test_files_with_excluded_text_are_left_out(workspace: Workspace, monkeypatch
     for words in ("SELECT A WHERE NOT B", "IntegrityError NOT NULL constraint failed", "server MUST NOT send a body"):
         assert parse(words).is_plain, words
     for operators in ("lease NOT renew", "NOT lease", "do NOT use this"):
-        with pytest.raises(UsageError, match='no operator NOT.*-"text"'):
+        with pytest.raises(UsageError, match=r'no operator NOT.*-"text"'):
             parse(operators)
     monkeypatch.setattr("driftline.tasks.search.exact.MAX_PATHS_IN_FILTER", 1)
     with pytest.raises(UsageError, match="Exclude rarer text"):
