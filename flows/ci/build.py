@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote
 
 from driftline.storage.errors import UsageError
 from driftline.tasks.git.commits import default_branch, head, index_name, is_in_branch, is_on_remote_branch, remote_url
@@ -31,6 +32,10 @@ _SIGN = re.compile(
     re.IGNORECASE,
 )
 """Names of variables with which systems and plugins other than the known ones indicate a pull request."""
+_SIGN_WITHOUT_SYSTEM = re.compile(r"(?:pull|merge)_?request|^CODEBUILD_SOURCE_VERSION$", re.IGNORECASE)
+"""Signs of a pull request that count even if no CI system is found; on a developer's machine, other names of _SIGN may
+mean anything.
+"""
 _SIGN_OF_NUMBER = re.compile(r"(?:number|iid|no|(?<!i)id|key|change|request|pr)$", re.IGNORECASE)
 
 Variables = Mapping[str, str]
@@ -71,7 +76,7 @@ class Build:
     to belong to the repository itself, and ``head_commit`` is its last commit. ``other_commit`` is the commit of the
     branch whose workflow runs, if the build is about something else. ``is_inferred`` is set if the CI system does not
     say that the branch was pushed. ``repository`` is the URL or path of what is built. ``unclear`` says why the branch
-    is unknown, and ``nothing_to_index`` why there is none.
+    is unknown, ``fix`` what to do about it, and ``nothing_to_index`` why there is none.
     """
 
     system: str = ""
@@ -91,6 +96,7 @@ class Build:
     is_inferred: bool = False
     repository: str | None = None
     unclear: str = ""
+    fix: str = ""
     nothing_to_index: str = ""
 
     @classmethod
@@ -116,9 +122,8 @@ class Build:
     @classmethod
     def _of_variables(cls, environ: Variables) -> Build:
         system = next((each for each in _SYSTEMS if any(_is_set(environ, name) for name in each.markers)), None)
-        if system is None and not _signs(environ):
-            return cls()
-        system = system or _ANY
+        if system is None:
+            return cls._without_system(environ)
         commit = environ.get(system.commit, "")
         build = cls(
             system=system.name,
@@ -132,6 +137,16 @@ class Build:
         )
         return _github(build, environ) if system is _GITHUB else _other(build, system, environ)
 
+    @classmethod
+    def _without_system(cls, environ: Variables) -> Build:
+        """Return a build outside CI, or an unclear one if a variable indicates a pull request."""
+        for name in _signs(environ):
+            value = environ[name].lower()
+            if _SIGN_WITHOUT_SYSTEM.search(name) and (value == "true" or _NUMBER_AT_END.fullmatch(value)):
+                what = f"{name} indicates a pull request, but CI is not set"
+                return cls(system=_ANY.name, unclear=what, fix=f"Set CI=true in CI; elsewhere, unset {name}.")
+        return cls()
+
     def index_branch(self, default: str | None = None) -> str | None:
         """Return the branch to index; None means the main index (for pushes to the default branch).
 
@@ -143,7 +158,7 @@ class Build:
         if not self.system and self.checked_out is None:
             return None  # not a working tree
         if self.unclear or (self.nothing_to_index and not self.is_request):
-            raise _unknown(self.unclear or self.nothing_to_index)
+            raise _unknown(self.unclear or self.nothing_to_index, self.fix)
         is_main = self.branch == main or (main is None and self.branch in USUAL_DEFAULTS)
         if self.is_request:
             if self.is_own and self.branch is not None and self.branch != self.target and not is_main:
@@ -172,7 +187,7 @@ class Build:
         if self.branch is not None and self.branch != branch:
             return False
         if self.branch is None or self.unclear:
-            raise _unknown(self.unclear or "The branch of this build is unknown", "Leave out --branch.")
+            raise _unknown(self.unclear or "The branch of this build is unknown", self.fix or "Leave out --branch.")
         return True
 
     def required_commit(self) -> str:
@@ -332,12 +347,22 @@ def _is_same_repository(origin: str, built: str) -> bool:
     """Return whether a clone of ``origin`` is one of ``built``, a URL or a path.
 
     A host may have several names, and a folder may mirror any repository, so only different paths are told apart.
+    Azure's URLs name the project only once if the repository has the same name.
     """
     if origin.startswith("file:") or re.match(r"[^:/]*(?:/|$)", origin):
         return True
     paths = [_repository(url if ":" in url else f"any:{url}").partition("/")[2] for url in (origin, built)]
-    clone, other = (f"/{re.sub(r'(?:^v3|(?:^|/)_git)/', '/', path)}".replace("//", "/") for path in paths)
+    clone, other = (f"/{_without_azure_parts(unquote(path).lower())}".replace("//", "/") for path in paths)
     return clone.endswith(other) or other.endswith(clone)
+
+
+def _without_azure_parts(path: str) -> str:
+    """Return the path of a repository on Azure without its fixed parts, and with equal names of project and repository
+    only once.
+    """
+    path = re.sub(r"(?:^|(?<=/))([^/]+)/_git/\1$", r"_git/\1", path)
+    path = re.sub(r"^v3/([^/]+)/([^/]+)/\2$", r"v3/\1/\2", path)
+    return re.sub(r"(?:^v3|(?:^|/)_git)/", "/", path)
 
 
 def _without_password(url: str) -> str:

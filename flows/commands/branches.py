@@ -142,7 +142,7 @@ def _of_build() -> str:
     from driftline.flows.ci.build import Build
 
     build = Build.detect(os.environ, ".")
-    branch = build.index_branch() if build.is_request else None
+    branch = build.index_branch() if build.is_request or build.unclear else None
     if branch is None:
         raise UsageError("This build is not for a pull request", build.system, "Specify the branch.")
     return branch

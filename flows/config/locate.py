@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 if TYPE_CHECKING:
     from driftline.flows.config.driftline_toml import Configuration
+    from driftline.flows.config.memory_settings import MemoryConfiguration
     from driftline.storage.entities import Boundary
     from driftline.storage.sources.source import SourceAccess
     from driftline.storage.workspace.workspace import Workspace
@@ -170,22 +172,33 @@ def on_named_branch(workspace: Workspace, name: str | None, within: Boundary | N
 def boundary_in(workspace: Workspace, *names: str) -> Boundary:
     """Return the boundary that allows the entities called ``names``, and everything under them.
 
-    Each is a full path in the hierarchy of memory or of sources; a source may omit the levels that have defaults. The
-    catalog is not consulted, so a path names the same entity for lines and for memory. Raises BadEntity, UsageError.
+    Each is a full path in the hierarchy of sources or, if it does not fit there, of memory; a source may omit the
+    levels that have defaults. The settings of memory are read only if needed. The catalog is not consulted, so a path
+    names the same entity for lines and for memory. Raises BadEntity, UsageError.
     """
-    from driftline.flows.config.memory_settings import boundary_of, memory_of  # imports the memory libraries
-    from driftline.storage.entities import Boundary, Entity
+    from driftline.storage.entities import Boundary, Entity, Hierarchy
 
-    levels, tops = workspace.config.hierarchy, []
-    for name in names:
-        segments = name.strip("/").split("/")
-        memory = memory_of(workspace.objects.uri)
-        is_source = segments[-1].startswith(f"{levels[-1]}:")
-        if is_source or segments[0].partition(":")[0] not in memory.hierarchy.levels:
-            tops.append(Entity.parse(name, levels))
-        else:
-            tops.append(boundary_of(memory, name))
-    return Boundary.of(*tops)
+    levels = workspace.config.hierarchy
+
+    @cache
+    def memory() -> MemoryConfiguration:
+        from driftline.flows.config.memory_settings import memory_of  # imports the memory libraries
+
+        return memory_of(workspace.objects.uri)
+
+    def top(name: str) -> Entity:
+        named = tuple(segment.partition(":")[0] for segment in name.strip("/").split("/"))
+        if named[-1] == levels[-1]:
+            return Entity.parse(name, levels)
+        if named == levels[: len(named)]:
+            return Hierarchy(named).entity(name)  # decodes ids as memory does
+        if named[0] not in memory().hierarchy.levels:
+            return Entity.parse(name, levels)
+        from driftline.flows.config.memory_settings import boundary_of
+
+        return boundary_of(memory(), name)
+
+    return Boundary.of(*map(top, names))
 
 
 def source_access(workspace: str, given: str | None, config: str | None = None) -> SourceAccess:

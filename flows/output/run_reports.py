@@ -44,7 +44,7 @@ class SourceReport:
     other branches or from the main index. ``branch_cut`` explains why this run took a new snapshot for its ``branch``
     or kept the old one. ``phases`` are wall-clock seconds of the coordinator; ``worker_phases`` are task seconds during
     the ``batches`` phase, summed over workers.
-    ``unmatched_excludes`` are new patterns of ``--exclude`` that match no file.
+    ``unmatched_excludes`` are new patterns of ``--exclude`` that match no file outside excluded folders.
     ``documents_committed`` and ``lines_committed`` count what this run embedded and committed.
     """
 

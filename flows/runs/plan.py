@@ -73,7 +73,7 @@ class SourcePlan:
     files of a requested source. ``branch_cut`` is the reason why the run takes a new branch snapshot or keeps the old
     one; ``superseded`` is the branch's previous record, ``own_commit`` its unmerged commit in git.
     ``before`` is the record of the last run of a source that was given by its URI only. ``unmatched`` contains the new
-    patterns of ``--exclude`` that match no file.
+    patterns of ``--exclude`` that match no file; ``prunes`` is set if folders are excluded, whose content is unknown.
     """
 
     source: Source
@@ -87,6 +87,7 @@ class SourcePlan:
     own_commit: str | None = None
     before: SourceRecord | None = None
     unmatched: tuple[str, ...] = ()
+    prunes: bool = False
 
     @property
     def rules(self) -> Rules:
@@ -100,9 +101,8 @@ class SourcePlan:
 
     def about_filters(self) -> str:
         """Return sentences about filters that the run changes or takes from the record, or "" if there are none."""
-        notes = [
-            shortened(f"--exclude {each!r} matches no file. {advice_on(each)}".rstrip()) for each in self.unmatched
-        ]
+        nothing = "matches no file outside excluded folders" if self.prunes else "matches no file"
+        notes = [shortened(f"--exclude {each!r} {nothing}. {advice_on(each)}".rstrip()) for each in self.unmatched]
         return "\n".join(filter(None, [self._about_change(), *notes]))
 
     def _about_change(self) -> str:
@@ -149,7 +149,7 @@ def _flags(record: SourceRecord) -> str:
 
 
 def _with_tried_filters(plan: SourcePlan) -> SourcePlan:
-    """Return ``plan`` with the patterns of ``--exclude`` that match no file.
+    """Return ``plan`` with the patterns of ``--exclude`` that match no file outside excluded folders.
 
     Raises UsageError if the source has files, and its filters exclude all of them.
     """
@@ -158,7 +158,8 @@ def _with_tried_filters(plan: SourcePlan) -> SourcePlan:
         where = f"{_flags(plan.record)} in {plan.source.uri}"
         raise UsageError("The filters match no file", where, "Correct the globs; --include '*' matches all files.")
     left_out = found.skipped["path"]
-    return replace(plan, unmatched=tuple(each for each in plan.record.exclude if not matches_any(each, left_out)))
+    unmatched = tuple(each for each in plan.record.exclude if not matches_any(each, left_out))
+    return replace(plan, unmatched=unmatched, prunes=any(path.endswith("/") for path in left_out.to_pylist()))
 
 
 def make_plan(request: IndexRequest) -> IndexPlan:

@@ -164,6 +164,13 @@ def _branch_names(workspace: Workspace, *, within: Boundary | None) -> tuple[str
     return tuple(sorted({record.name for each in entities for record in branch_records(workspace, each)}))
 
 
+def _branches_of(workspace: Workspace, source: str, most: int, *, within: Boundary | None) -> tuple[str, ...]:
+    entity = Entity.parse(source, workspace.config.hierarchy)
+    if not is_allowed(entity, within):
+        return ()
+    return tuple(record.name for record in branch_records(workspace, entity, most))
+
+
 def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
     """Reduce index run records to the sources inside the boundary ``within``.
 
@@ -364,6 +371,11 @@ class Reader:
     def branch_names(self) -> tuple[str, ...]:
         """Return the sorted branch names of all sources; at most VIEW_SECONDS old."""
         names: tuple[str, ...] = self._view(_branch_names, run=call)
+        return names
+
+    def branches_of(self, source: str, most: int) -> tuple[str, ...]:
+        """Return the names of a source's first ``most`` branches; at most VIEW_SECONDS old."""
+        names: tuple[str, ...] = self._view(_branches_of, source, most, run=call)
         return names
 
     def folder_of(self, source: str) -> str:

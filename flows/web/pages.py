@@ -59,7 +59,7 @@ class DocumentView:
     """A document around ``line``: the requested or the first line.
 
     ``similar`` lists hits that resemble that line, and ``outline`` lists the definitions as (line, kind, name).
-    ``beside`` is the document's folder, and ``branches`` the branches of the index.
+    ``beside`` is the document's folder, and ``branches`` the first branches of its source.
     """
 
     excerpt: dict[str, Any]
@@ -345,7 +345,10 @@ def document_page(view: DocumentView) -> bytes:
         ],
         is_prose=is_prose(path),
         elsewhere=pages_of_host(excerpt["url"]) if excerpt["url"] else (),
-        branches=[(each, document_link(source, path, view.line, each)) for each in view.branches if each != branch],
+        branches=[
+            (each, document_link(source, path, view.line, each))
+            for each in islice((each for each in view.branches if each != branch), MAX_FACETS)
+        ],
         main=document_link(source, path, view.line) if branch else "",
         similar=[(document_link(hit.source, hit.path, hit.line, branch), hit) for hit in view.similar],
     )

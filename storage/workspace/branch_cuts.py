@@ -57,10 +57,13 @@ def read_branch(workspace: Workspace, entity: Entity, name: str) -> BranchRecord
     return read_record(workspace.objects, Branch(entity, name, "").record_path, BranchRecord)
 
 
-def branch_records(workspace: Workspace, entity: Entity) -> list[BranchRecord]:
-    """Return a source's branches, sorted by name. Raises CorruptFile, WorkspaceTooNew, StorageError."""
+def branch_records(workspace: Workspace, entity: Entity, most: int | None = None) -> list[BranchRecord]:
+    """Return a source's branches, or the ``most`` whose directories come first, sorted by name.
+
+    Raises CorruptFile, WorkspaceTooNew, StorageError.
+    """
     objects, directory = workspace.objects, branches_directory(entity)
-    paths = [f"{directory}/{name}/{BRANCH}" for name in objects.list_dirs(directory)]
+    paths = [f"{directory}/{name}/{BRANCH}" for name in objects.list_dirs(directory)[:most]]
     records = workspace.map_parallel(lambda path: read_record(objects, path, BranchRecord), paths)
     return sorted((record for record in records if record is not None), key=lambda record: record.name)
 

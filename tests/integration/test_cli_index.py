@@ -357,6 +357,20 @@ def test_an_exclude_pattern_that_matches_no_file_is_reported(
     assert driftline("index", tree, "--json").json["sources"][0]["unmatched_excludes"] == []
 
 
+def test_a_pattern_is_not_said_to_match_no_file_of_an_excluded_folder(tmp_path: Path, driftline: Driftline) -> None:
+    for name in ("a.py", "vendor/k.js", "vendor/deep/x.py"):
+        (tmp_path / "app" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "app" / name).write_text("x = 1\n")
+    filters = ("--exclude", "*.js", "--exclude", "deep/")
+    outcome = driftline("index", tmp_path / "app", *filters, "--exclude", "vendor/", "--dry-run")
+    for pattern in ("*.js", "deep/"):
+        assert f"--exclude {pattern!r} matches no file outside excluded folders." in outcome.err
+    outcome = driftline("index", tmp_path / "app", *filters, "--exclude", "*.ts", "--exclude", "k.js", "--dry-run")
+    assert "--exclude '*.ts' matches no file outside excluded folders." in outcome.err
+    outcome = driftline("index", tmp_path / "app", "--exclude", "*.js", "--exclude", "*.ts", "--dry-run")
+    assert "--exclude '*.ts' matches no file." in outcome.err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -522,12 +522,54 @@ OTHER_REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("ci", [{}, {"CI": "true"}])
 @pytest.mark.parametrize("name", OTHER_REQUESTS)
-def test_other_systems_requests_are_recognized_by_their_variables(name: str, ci: dict[str, str], fork: Path) -> None:
-    assert Build.detect(ci | OTHER_REQUESTS[name], str(fork)).index_branch("main") == "pr/7"
+def test_other_systems_requests_are_recognized_by_their_variables(name: str, fork: Path) -> None:
+    said = {"CI": "true"} | OTHER_REQUESTS[name]
+    assert Build.detect(said, str(fork)).index_branch("main") == "pr/7"
     absent = {key: "false" if value in ("7", "true") else "" for key, value in OTHER_REQUESTS[name].items()}
-    assert not Build.detect(ci | absent, str(fork)).is_request
+    assert not Build.detect({"CI": "true"} | absent, str(fork)).is_request
+
+
+@pytest.mark.parametrize("name", ["Zuul", "GoCD", "CodeBuild"])
+def test_systems_that_do_not_set_ci_have_variables_of_their_own(name: str, fork: Path) -> None:
+    assert Build.detect(OTHER_REQUESTS[name], str(fork)).index_branch("main") == "pr/7"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"APP_PR": "12"},
+        {"LAST_CHANGE": "2026"},
+        {"TEAM_PR": "yes"},
+        {"REVIEW_ID": "7"},
+        {"PULL_REQUEST_TEMPLATE": "docs/template.md"},
+        {"IS_PULL_REQUEST": "false"},
+    ],
+)
+def test_outside_ci_variables_that_look_like_a_pull_request_do_not_count(environ: dict[str, str], fork: Path) -> None:
+    git(fork, "checkout", "-q", "-b", "topic")
+    build = Build.detect(environ, str(fork))
+    assert (build.system, build.index_branch("main")) == ("", "topic")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"AWS_PULL_REQUEST_ID": "7", "AWS_BRANCH": "main"},
+        {"APP_MERGE_REQUEST": "https://git.example/team/web/merge_requests/7"},
+        {"PULL_REQUEST": "true", "REVIEW_ID": "7"},
+        {"CODEBUILD_SOURCE_VERSION": "pr/7"},
+    ],
+)
+def test_without_ci_a_pull_request_is_refused_naming_the_variable(
+    environ: dict[str, str], fork: Path, tmp_path: Path
+) -> None:
+    for folder in (fork, tmp_path):
+        build = Build.detect(environ, str(folder))
+        with pytest.raises(UsageError, match=f"{next(iter(environ))} indicates a pull request, .* Set CI=true"):
+            build.index_branch("main")
+        with pytest.raises(UsageError, match="indicates a pull request"):
+            build.is_push_to("main")
 
 
 @pytest.mark.parametrize(
@@ -570,6 +612,39 @@ def test_a_clone_of_another_repository_is_not_a_build_of_main(
             continue
         with pytest.raises(UsageError, match="This build is of team/web, but"):
             build.index_branch("main")
+
+
+AZURE_URLS = {
+    "https://dev.azure.com/org/_git/web": True,
+    "https://dev.azure.com/org/web/_git/web": True,
+    "https://org@dev.azure.com/org/web/_git/web": True,
+    "git@ssh.dev.azure.com:v3/org/web/web": True,
+    "https://org.visualstudio.com/_git/web": True,
+    "https://dev.azure.com/org/team/_git/web": False,
+    "https://dev.azure.com/other/_git/web": False,
+    "git@ssh.dev.azure.com:v3/other/web/web": False,
+}
+
+
+@pytest.mark.parametrize("built", ["https://dev.azure.com/org/_git/web", "https://dev.azure.com/org/web/_git/web"])
+@pytest.mark.parametrize("url", AZURE_URLS)
+def test_azure_may_leave_out_a_project_with_the_name_of_the_repository(url: str, built: str, fork: Path) -> None:
+    git(fork, "remote", "set-url", "origin", url)
+    environ = pushed("Azure Pipelines", "main") | {"BUILD_REPOSITORY_URI": built}
+    if AZURE_URLS[url]:
+        assert Build.detect(environ, str(fork)).index_branch("main") is None
+        return
+    with pytest.raises(UsageError, match="This build is of"):
+        Build.detect(environ, str(fork)).index_branch("main")
+
+
+@pytest.mark.parametrize("blank", [" ", "%20"])
+def test_a_repository_is_the_same_whether_its_url_is_quoted(blank: str, fork: Path) -> None:
+    git(fork, "remote", "set-url", "origin", f"https://dev.azure.com/org/My{blank}Team/_git/My%20Repo")
+    for built in (" ", "%20"):
+        uri = f"https://dev.azure.com/org/My%20Team/_git/My{built}Repo"
+        environ = pushed("Azure Pipelines", "main") | {"BUILD_REPOSITORY_URI": uri}
+        assert Build.detect(environ, str(fork)).index_branch("main") is None
 
 
 @pytest.mark.parametrize("system", [*BASES, "any"])
