@@ -6,6 +6,7 @@ import math
 import random
 import re
 import struct
+import time
 
 import pytest
 from hypothesis import example, given, settings
@@ -96,12 +97,56 @@ def test_ascii_that_only_looks_shifted_is_ascii(text: str) -> None:
         ("cp1252", '<?xml version="1.0" encoding="ISO-8859-1"?><a>“naïve”</a>\n'),
         ("shift_jis", '@charset "Shift_JIS";\n/* 設定 */\n'),
         ("euc_jp", "# coding: euc-jp\n# 設定\n"),
+        ("koi8-r", "#!/usr/bin/ruby\r\n# encoding: koi8-r\r\n# пеликан\r\n".replace("\r\n", "\n")),
+        ("koi8-r", "/* -*- mode: c; coding: koi8-r; -*- */\n/* пеликан */\n"),
+        ("koi8-r", "пеликан\n\n// vim: set ts=4 fenc=koi8-r :\n"),
+        ("koi8-r", "<!doctype html>\n<!-- <meta charset=cp1252> -->\n<html><head>\n<META charset=koi8-r><p>аист\n"),
+        (
+            "koi8-r",
+            '<html><meta http-equiv="Content-Type" content="text/html; charset=koi8-r"><p>аист\n',
+        ),
+        (
+            "koi8-r",
+            '# Bird\nmsgid ""\nmsgstr ""\n"Language: ru\\n"\n"Content-Type: text/plain; charset=koi8-r\\n"\n# аист\n',
+        ),
     ],
 )
 def test_a_declared_encoding_is_believed_if_the_bytes_fit_it(encoding: str, text: str) -> None:
     assert decode(text.encode(encoding)) == (text, None)
     as_utf8 = text.replace("naïve", "漢字")
     assert decode(as_utf8.encode()) == (as_utf8, None)
+
+
+@pytest.mark.parametrize(
+    "mention",
+    [
+        "Send the header charset=koi8-r.",
+        "Content-Type: text/plain; charset=koi8-r",
+        'Write <meta charset="koi8-r"> into the page.',
+        'A file begins with <?xml version="1.0" encoding="koi8-r"?>.',
+        'Or with @charset "koi8-r";',
+        "\n\n# coding: koi8-r",
+        "x = 1\n# coding: koi8-r",
+        "# transcoding: koi8-r",
+        'encoding = "koi8-r"',
+        "open(path, encoding='koi8-r')  # -*- later: coding -*-",
+        "\n" * 9 + "# vim: fileencoding=koi8-r",
+        '<p>Hi</p><!-- <meta charset="koi8-r"> -->',
+    ],
+)
+def test_a_text_that_mentions_an_encoding_is_not_in_it(mention: str) -> None:
+    text = f"{mention}\nEl niño comió, el café costó más.\n"
+    assert decode(text.encode("latin-1")) == (text, None)
+
+
+@pytest.mark.parametrize(
+    "part", ["<", "<meta ", "#", "#coding:", "\n", 'msgid ""\nmsgstr ""\n"', "-*-", "vim:", "<!--"]
+)
+def test_looking_for_a_declaration_takes_little_time(part: str) -> None:
+    data = ("<" * part.startswith("<") + part * 2_000 + "é").encode("latin-1")
+    began = time.process_time()
+    decode(data)
+    assert time.process_time() - began < 0.3
 
 
 @pytest.mark.parametrize("name", ["hex", "zlib", "rot13", "utf-16", "unicode_escape", "idna", "x" * 30, "utf-8", "hz"])
