@@ -293,6 +293,7 @@ def test_a_private_key_is_recognized_in_any_notation(kind: str) -> None:
         "    # see https://github.com/Acme/project/blob/v2/src/main/KeyLoader.java\n",
         'x = "-----BEGIN PRIVATE KEY-----"\n# com/Acme/project/blob/v2/src/main/java/KeyLoader',
         'x = "-----BEGIN PRIVATE KEY-----";\ny = "com/Acme/project/blob/v2/src/main/org/example/security/KeyLoader"',
+        'x = "-----BEGIN PRIVATE KEY-----";\nimport "../../packages/Core2/src/util/security/pem/PemReader"',
         'x = "-----BEGIN PRIVATE KEY-----" + encodeKeyAsBase64WithLineBreaks\n',
         'x = "-----BEGIN PRIVATE KEY-----" + encode2Base64OrThrowKeyError(key)\n',
         'x = "-----BEGIN PRIVATE KEY-----";\nid = "hV9IMFj6RTbs7ANBgkqhkiG9w0BAQEFAASCBKcwgg00"',
