@@ -87,11 +87,11 @@ _AS_ON_THE_WEB = {
     "shift_jis": "cp932", "euc_kr": "cp949",
 }  # fmt: skip
 """Encodings that are declared for text in a superset of them."""
-_NOT_DECLARABLE = ("utf", "unicode", "raw_unicode", "idna", "punycode", "charmap", "mbcs", "oem", "undefined")
+_NOT_DECLARABLE = ("utf", "unicode", "raw", "idna", "punycode", "charmap", "mbcs", "oem", "undefined")
 _SHIFTED = (  # what such text contains, and its encodings
     (re.compile(rb"\x1b\$[@-D(]"), ("iso2022_jp_2", "iso2022_jp_3")),
     (re.compile(rb"~\{(?:[!-w][!-~])+~\}"), ("hz",)),
-    (re.compile(rb"\+[A-Za-z0-9/][A-Za-z0-9+/]{7,}"), ("utf-7",)),
+    (re.compile(rb"(?<![A-Za-z0-9+/=_-])\+[A-Za-z0-9/][A-Za-z0-9+/]{7,}+(?![=_])|\+[A-Za-z0-9/]{8,}+-"), ("utf-7",)),
 )
 _MIN_SHIFTED_LETTERS, _MAX_SHIFTED_SCRIPTS = 8, 2
 """Limits for encodings whose shifts other text contains by chance."""
@@ -150,7 +150,7 @@ def _shifted(data: bytes) -> str | None:
             continue
         for encoding in encodings:
             try:
-                text = data.decode(encoding)
+                text = GAP_LINE.join(part.decode(encoding) for part in data.split(GAP_LINE.encode(), 1))
                 text.encode()
             except UnicodeError:
                 continue

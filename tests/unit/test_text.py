@@ -64,16 +64,19 @@ JAPANESE, CHINESE = (
         ("iso2022_jp", JAPANESE),
         ("iso2022_jp", f"# settings\nname = value\n{JAPANESE}"),
         ("hz", CHINESE),
+        ("hz", f"{CHINESE}{GAP_LINE}\n\n{CHINESE}"),
         ("utf-7", "цапля садится на крышу\nвторая строка\n"),
     ],
 )
 def test_encodings_of_ascii_bytes_are_read(encoding: str, text: str) -> None:
-    assert decode(text.encode(encoding)) == (text, None)
+    encoded = GAP_LINE.encode().join(part.encode(encoding) for part in text.split(GAP_LINE))
+    assert decode(encoded) == (text, None)
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        "key cb4tv7p+MchDsoxJPtmYJMPodRpzea5x\n",
         "\x1b[31mred\x1b[0m and \x1b(B plain\n",
         '(format nil "~{~a~^, ~}" items) ; ~{ab~}\n',
         "sha512-abc+defGHI0123456789-x+ABCDEFGHIJKLMNOP-\n",
@@ -122,6 +125,7 @@ def test_a_declared_encoding_is_believed_if_the_bytes_fit_it(encoding: str, text
     [
         "Send the header charset=koi8-r.",
         "Content-Type: text/plain; charset=koi8-r",
+        "[info] Content-Type: text/html; charset=iso-8859-5",
         'Write <meta charset="koi8-r"> into the page.',
         'A file begins with <?xml version="1.0" encoding="koi8-r"?>.',
         'Or with @charset "koi8-r";',
@@ -149,7 +153,9 @@ def test_looking_for_a_declaration_takes_little_time(part: str) -> None:
     assert time.process_time() - began < 0.3
 
 
-@pytest.mark.parametrize("name", ["hex", "zlib", "rot13", "utf-16", "unicode_escape", "idna", "x" * 30, "utf-8", "hz"])
+@pytest.mark.parametrize(
+    "name", ["hex", "zlib", "rot13", "utf-16", "unicode_escape", "raw-unicode-escape", "idna", "x" * 30, "utf-8", "hz"]
+)
 def test_a_declaration_that_cannot_hold_is_ignored(name: str) -> None:
     text = f"# coding: {name}\n{RUSSIAN}"
     assert decode(text.encode("cp1251")) == (text, None)
