@@ -15,10 +15,11 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,13 @@ import pyarrow.compute as pc
 
 from driftline.storage.defaults import Redaction
 from driftline.storage.errors import BadEntry
+
+_NAMES_OF_EXAMPLES = ("example", "sample", "template", "schema")
+_SETTINGS = ("json", "yaml", "yml", "toml", "ini", "properties", "txt", "env", "tfvars")
+_FOLDERS_OF_WORDS = ("i18n", "l10n", "lang", "locale", "locales", "translation", "translations", "schema", "schemas")
+"""Folders of translations and schemas: words about secrets."""
+_AS_PARTS = ("", "s", "[-_.0-9 (]*")
+"""How a name continues behind a whole word, unlike ``keyboard``."""
 
 SECRETS = (
     # environments
@@ -50,8 +58,14 @@ SECRETS = (
     # clouds and clusters
     *("**/.aws/credentials", "**/.aws/config", "**/.azure/*.json", "accessTokens.json", "**/.oci/config"),
     *("application_default_credentials.json", "**/gcloud/legacy_credentials/**", "**/gcloud/access_tokens.db"),
-    *("client_secret*.json", "service[-_]account*.json", "serviceaccount*.json", "*firebase-adminsdk*.json"),
-    *(f"{whose}[-_]key*.json" for whose in ("gcloud", "gcp", "google", "sa", "service")),
+    "*firebase-adminsdk*.json",
+    *(f"client_secret{end}.json" for end in _AS_PARTS),
+    *(f"service{what}{end}.json" for what in ("[-_]account", "account") for end in (*_AS_PARTS, "key*", "credential*")),
+    *(
+        f"{whose}[-_]key{end}.json"
+        for whose in ("gcloud", "gcp", "google", "sa", "service")
+        for end in (*_AS_PARTS, "file", "s[-_.0-9]*")
+    ),
     *("gha-creds-*.json", f"*-{'[0-9a-f]' * 12}.json"),  # Google's naming for service account keys
     *("credentials.csv", "*accessKeys.csv", "rootkey.csv", ".boto", ".s3cfg", ".s3curl", ".tugboat", "rclone.conf"),
     *(".databrickscfg", ".passwd-s3fs", "aws[-_]credentials", "*[-_]credentials.json", "local.settings.json"),
@@ -89,7 +103,6 @@ SECRETS = (
     *("**/.gnupg/**", "**/.gradle/gradle.properties", ".htdigest", ".offlineimaprc", ".mbsyncrc"),
     *("credentials", ".credentials", ".credentials.*"),
     *(f"credentials.{end}" for end in ("json", "yaml", "yml", "toml", "xml", "ini")),
-    *("!**/schema/credentials.*", "!**/schemas/credentials.*"),
     *(f"**/secrets/*[-_]{what}{end}" for what in ("key", "password", "token") for end in ("", ".txt")),
     *("password.txt", "passwords.txt", "passwords.csv", "token.txt"),
     *(f"secret{s}{end}" for s in ("", "s") for end in (".*.json", ".*.yaml", ".*.yml", ".*.toml")),
@@ -97,7 +110,13 @@ SECRETS = (
     # shell and console histories
     *(".*[-_]history", ".histfile", ".zhistory", "fish_history", "**/nushell/history.*", "**/*mongosh/*history"),
     *("ConsoleHost_history.txt", ".dbshell", ".lesshst", ".viminfo"),
-    # examples, and public keys
+    # examples, translations, schemas, and public keys
+    *(f"!*[-_.]{what}.{end}" for what in _NAMES_OF_EXAMPLES for end in _SETTINGS),
+    *(f"!{what}[-_.]*.{end}" for what in _NAMES_OF_EXAMPLES for end in _SETTINGS),
+    *(f"!{what}.tfvars" for what in _NAMES_OF_EXAMPLES),
+    *(f"!.env{how}" for what in _NAMES_OF_EXAMPLES for how in (f"[-_]{what}", f".{what}.*")),
+    *(f"!**/{folder}/**/{what}.*" for folder in _FOLDERS_OF_WORDS for what in ("secret", "secrets", "credentials")),
+    *(f"!**/{folder}/**/*[-_]credentials.json" for folder in _FOLDERS_OF_WORDS),
     *("!*.example", "!*.sample", "!*.template", "!*.tmpl", "!*.dist", "!*.pub"),
     *("!example.env", "!sample.env", "!template.env", "!*.example.env", "!**/.ssh/config", "!**/.ssh/known_hosts"),
     *("!**/.ssh/authorized_keys", "!.secrets.baseline"),
@@ -113,22 +132,32 @@ BACKUPS = r"(?i)(?:\.(?:bak|backup|old|orig|save)|~|-)$"
 _KEY_MARK = "-----BEGIN"
 _SPACE = r"(?:[ +]|%20)"
 _BEGIN = rf"-----BEGIN{_SPACE}(?:[A-Z0-9]{{1,12}}{_SPACE}){{0,4}}PRIVATE{_SPACE}KEY(?:{_SPACE}BLOCK)?-----"
-_KEY = re.compile(
-    rf"{_BEGIN}(?:[\s\"'+,#*/]|\\[nr])*(?:[A-Za-z-]{{4,20}}: [^\n\\]{{0,80}}(?:[\s\"'+,#*/]|\\[nr])+){{0,8}}"
-    r"(?:[A-Za-z0-9+/=]{20,}|[A-Za-z0-9+/]{8,}={1,2})"
-)
-"""A PEM, OpenSSH or PGP private key, including any headers, even inside source code or JSON.
-
-In text that only mentions keys, a line that looks like a key's first line is not followed by a key.
-"""
 _BEGINS = re.compile(_BEGIN)
-_KEY_LINE = re.compile(r"(?=[A-Za-z+/]*\d)(?=[a-z0-9+/]*[A-Z])(?=[A-Z0-9+/]*[a-z])[A-Za-z0-9+/]{40,}")
+_KEY = re.compile(
+    r"(?:[\s\"'+,#*/]|\\[nr])*+(?:[A-Za-z-]{4,20}: [^\n\\]{0,80}(?:\n|\\[nr])(?:[\s\"'+,#*/]|\\[nr])*+){0,8}+"
+    r"(?P<line>[A-Za-z0-9+/=]{20,}+|[A-Za-z0-9+/]{8,}+={1,2})(?![_:(]|\.\w)"
+)
+"""What follows ``_BEGINS`` in a PEM, OpenSSH or PGP private key, even inside source code or JSON: any headers, and the
+key's first line.
+"""
+_KEY_CHARS = 1_200
+_MAX_BEGINS = 4_096
+"""A text is judged by its first places where a key may begin, so that it takes bounded time."""
+_DECORATION = re.compile(r"\\+[nrt]|%0[ADad]|&#[xX]?[0-9A-Fa-f]{1,4};")
+"""Escaped ends of lines."""
+_KEY_LINE = re.compile(r"(?<![\w.@+/])[A-Za-z0-9+/]{40,}+(?![_(@]|[.-]\w)")
+_KEY_LINE_CHARS = 64
+"""Formats of keys have lines of 64, 70 or 76 characters. A shorter line is the last one, or not alone."""
 _DECORATED_CHARS = 400
-"""A key's first line of 40 characters or more follows within as many: behind headers, quotes, line numbers, markup."""
+"""A key's first line follows within as many: behind headers, quotes, line numbers, markup."""
+_IN_WORDS = re.compile(r"[a-z]{3,}")
+_MAX_IN_WORDS = 0.4
+"""In a path or an identifier, more of the characters are in a row of lower-case letters; in random base64, 15%."""
 _BEGINS_KEY = re.compile(rf"\s*(?:{_BEGIN}|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----|PuTTY-User-Key-File-\d)")
+_BASE64_MARK = "LS0tLS1CRUdJTi"
 _OTHER_KEYS = {
     "AGE-SECRET-KEY-1": re.compile(r"\bAGE-SECRET-KEY-1[0-9A-Z]{40,}"),
-    "LS0tLS1CRUdJTi": re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{20,60}(?:[A-Za-z0-9+/=\s]|\\[nr]){100}"),
+    _BASE64_MARK: re.compile(rf"{_BASE64_MARK}(?=([A-Za-z0-9+/]{{20}}[A-Za-z0-9+/=\s\\]{{120}}))"),
     "PrivateKey": re.compile(r"\bPrivateKey[ \t]*=[ \t]*[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]="),
     "PuTTY-User-Key-File-": re.compile(r"\bPrivate-Lines: \d"),
     "untrusted comment:": re.compile(r"untrusted comment: [^\n]{0,60}secret key[^\n]{0,80}\n\W{0,12}[A-Za-z0-9+/]{40}"),
@@ -149,24 +178,51 @@ def holds_key(path: str, text: str) -> bool:
     """
     found = (
         _BEGINS_KEY.match(text)
-        or (_KEY_MARK in text and (_KEY.search(text) or _holds_decorated_key(text)))
-        or any(mark in text and _is_key(pattern.search(text)) for mark, pattern in _OTHER_KEYS.items())
+        or (_KEY_MARK in text and any(_is_followed_by_key(text, at.end()) for at in _first(_BEGINS, text)))
+        or any(mark in text and any(map(_is_key, _first(pattern, text))) for mark, pattern in _OTHER_KEYS.items())
         or (path.lower().endswith(".key") and _LONE_TOKEN.fullmatch(text))
     )
     return bool(found) and not any(word in text for word in _ALLOWED)
 
 
-def _holds_decorated_key(text: str) -> bool:
-    """Return whether a key's first line is followed by another one of it, with anything in between but a new block."""
-    following = (text[match.end() : match.end() + _DECORATED_CHARS] for match in _BEGINS.finditer(text))
-    return any(_KEY_LINE.search(part.partition("-----")[0]) for part in following)
+def _first(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    return islice(pattern.finditer(text), _MAX_BEGINS)
 
 
-def _is_key(match: re.Match[str] | None) -> bool:
+def _is_followed_by_key(text: str, start: int) -> bool:
+    """Return whether a key follows the line ``BEGIN`` that ends at ``start``, perhaps with something in between.
+
+    That may be quotes, comment signs, line numbers, markup, but not a new block.
+    """
+    key = _KEY.match(text, start, start + _KEY_CHARS)
+    if key is not None and not _is_of_words(key["line"]):
+        return True
+    part, dashes, _ = text[start : start + _DECORATED_CHARS].partition("-----")
+    lines = [line for line in _KEY_LINE.findall(_DECORATION.sub("\n", part)) if _is_mixed(line)]
+    return (
+        any(len(line) >= _KEY_LINE_CHARS for line in lines)
+        or len(lines) > 1
+        or bool(lines and dashes and text.startswith("END", start + len(part) + len(dashes)))
+    )
+
+
+def _is_mixed(line: str) -> bool:
+    """Return whether a line has digits, capital and small letters, but no words."""
+    kinds = any(map(str.isdigit, line)) and any(map(str.isupper, line)) and any(map(str.islower, line))
+    return kinds and not _is_of_words(line)
+
+
+def _is_of_words(line: str) -> bool:
+    """Return whether most of a line is words, as in a path or an identifier, so it is not base64."""
+    return sum(map(len, _IN_WORDS.findall(line))) >= _MAX_IN_WORDS * len(line)
+
+
+def _is_key(match: re.Match[str]) -> bool:
     """Return whether a match is of a private key; a match of base64 may be of any PEM block."""
-    if match is None or not match[0].startswith("LS0t"):
-        return match is not None
-    return b"PRIVATE KEY" in base64.b64decode(re.sub(r"[^A-Za-z0-9+/]", "", match[0])[:64])
+    if match[0] != _BASE64_MARK:
+        return True
+    data = re.sub(r"\\[nr]|[^A-Za-z0-9+/]", "", match[0] + match[1])
+    return b"PRIVATE KEY" in base64.b64decode(data[:64])
 
 
 # -- tokens inside text --------------------------------------------------------------------------

@@ -66,19 +66,32 @@ _MIN_SURELY_PLAIN_FRACTION = 0.3
 _JUDGED_CHARACTERS = 2_048
 _PLAIN = re.compile("[\\t\\n\\r -~\u3000-\u3002\uff01-\uff1f]")
 """ASCII, and Chinese and Japanese punctuation: all text contains some of it, but misread single-byte text does not."""
-_DECLARATION = re.compile(rb"(?i)(?:en|file|\b)(?:coding|charset)[\"' ]{0,2}[:= ] {0,2}[\"']?([a-z][a-z0-9._:-]{1,30})")
+_NAME = rb"[\"']?([a-z][a-z0-9._:-]{1,30})"
+_DECLARATIONS = tuple(
+    re.compile(rb"(?i)\A" + place + _NAME)
+    for place in (
+        rb"<\?xml\s[^>]{0,200}?\bencoding\s{0,4}=\s{0,4}",
+        rb"@charset ",
+        rb"(?:[ \t\f]*(?:#[^\n]*)?\n)?[ \t\f]*#[^\n]*?(?<![a-z])(?:file)?(?:en)?coding[:=][ \t]*",  # PEP 263
+        rb"(?:[^\n]*\n)?[^\n]*?-\*-[^\n]*?(?<![a-z-])coding:[ \t]*",  # Emacs
+        rb"(?:[^\n]*\n){0,4}?[^\n]*?(?<![a-z])(?:vim?|ex):[^\n]*?[ \t:](?:fileencoding|fenc)=",
+        rb"(?=<[!a-z?])(?s:.)*?<meta\s[^>]{0,300}?\bcharset\s{0,4}=\s{0,4}",
+        rb"(?:#[^\n]*\n|\n)*+msgid \"\"\nmsgstr \"\"\n(?:\"[^\n]*\n)*?\"Content-Type:[^\n]*?charset=",  # gettext
+    )
+)
+"""Where a format declares the encoding; anywhere else, a text only mentions one."""
+_COMMENT = re.compile(rb"(?s)<!--.*?(?:-->|\Z)")
 _DECLARED_BYTES = 1024
-"""Where an XML declaration, a coding line of Python or Emacs, or a ``meta`` element may declare the encoding."""
 _AS_ON_THE_WEB = {
     "iso8859-1": "cp1252", "latin-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "gbk": "gb18030",
     "shift_jis": "cp932", "euc_kr": "cp949",
 }  # fmt: skip
 """Encodings that are declared for text in a superset of them."""
-_NOT_DECLARABLE = ("utf", "unicode", "raw_unicode", "idna", "punycode", "charmap", "mbcs", "oem", "undefined")
+_NOT_DECLARABLE = ("utf", "unicode", "raw", "idna", "punycode", "charmap", "mbcs", "oem", "undefined")
 _SHIFTED = (  # what such text contains, and its encodings
     (re.compile(rb"\x1b\$[@-D(]"), ("iso2022_jp_2", "iso2022_jp_3")),
     (re.compile(rb"~\{(?:[!-w][!-~])+~\}"), ("hz",)),
-    (re.compile(rb"\+[A-Za-z0-9/][A-Za-z0-9+/]{7,}"), ("utf-7",)),
+    (re.compile(rb"(?<![A-Za-z0-9+/=_-])\+[A-Za-z0-9/][A-Za-z0-9+/]{7,}+(?![=_])|\+[A-Za-z0-9/]{8,}+-"), ("utf-7",)),
 )
 _MIN_SHIFTED_LETTERS, _MAX_SHIFTED_SCRIPTS = 8, 2
 """Limits for encodings whose shifts other text contains by chance."""
@@ -137,7 +150,7 @@ def _shifted(data: bytes) -> str | None:
             continue
         for encoding in encodings:
             try:
-                text = data.decode(encoding)
+                text = GAP_LINE.join(part.decode(encoding) for part in data.split(GAP_LINE.encode(), 1))
                 text.encode()
             except UnicodeError:
                 continue
@@ -152,7 +165,10 @@ def _shifted(data: bytes) -> str | None:
 
 def _declared(data: bytes) -> str | None:
     """Return the encoding that a file declares at its beginning, as a Python codec name, if all its bytes fit it."""
-    match = _DECLARATION.search(data, 0, _DECLARED_BYTES)
+    head = data[:_DECLARED_BYTES].removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if head.lstrip().startswith(b"<"):
+        head = _COMMENT.sub(b"", head).lstrip()
+    match = next(filter(None, (declaration.match(head) for declaration in _DECLARATIONS)), None)
     if match is None:
         return None
     try:

@@ -4,6 +4,7 @@ import base64
 import json
 import random
 import subprocess
+import time
 from pathlib import Path
 from unicodedata import normalize
 
@@ -161,6 +162,9 @@ home/.aws/cli/cache/2a.json .kube/config-prod .config/containers/auth.json .conf
 .config/github-copilot/apps.json .claude/.credentials.json .codex/auth.json .gemini/oauth_creds.json
 .cache/huggingface/token kaggle.json .sentryclirc .circleci/cli.yml .gnupg/private-keys-v1.d/A1.key
 .gradle/gradle.properties .config/configstore/firebase-tools.json .htdigest
+google_key.json service-key-2.json gcp_keys.json sa-keyfile.json service-keys-prod.json serviceAccountKey.json
+service_account.json client_secret.json client_secrets.json client_secret_1-x.apps.googleusercontent.com.json
+i18n/service-account.json secrets.de.json locale/.env secret.example.com.pem
 """
 NOT_NAMED_LIKE_SECRETS = """
 .env.example a/.env.template sample.env id_rsa.pub deploy_key.pub .ssh/config environment.py env.py
@@ -171,6 +175,11 @@ docker/config.json id_rsa_test.go test/id_ed25519-check.py schema/credentials.js
 README.md.bak main.py~
 gradle.properties .circleci/config.yml env.py environment.prod.ts token huggingface/token.py .secrets.baseline
 src/.aws/README.md .kube/README.md vite-env.d.ts app.env.example ngrok.yml containers.json kaggle.py
+secrets.example.yaml secrets.sample.yml secret.template.toml secret.schema.json i18n/secrets.de.json
+src/locales/de/secrets.json translations/credentials.json i18n/google_credentials.json schemas/v1/secrets.yaml
+google_keywords.json service_keyboard.json sa-keynote.json gcp_keymap.json service_accounting.json
+client_secretary.json service-account-example.json client_secret.sample.json example_credentials.json
+example.tfvars prod.example.tfvars .env-example .env.example.local kubeconfig-template.yaml secrets.example.yaml.bak
 """
 
 
@@ -250,6 +259,21 @@ OTHER_KEYS = {
 }
 
 
+CERTIFICATE = PEM.replace("PRIVATE KEY", "CERTIFICATE")
+ENCODED = {what: base64.b64encode(text.encode()).decode() for what, text in (("crt", CERTIFICATE), ("key", PEM))}
+SHORT = [LINES[0], *(line[at : at + 48] for line in LINES[1:2] for at in (0, 10)), "-----END PRIVATE KEY-----"]
+OTHER_KEYS |= {
+    "behind a certificate in a Secret": f"data:\n  tls.crt: {ENCODED['crt']}\n  tls.key: {ENCODED['key']}\n",
+    "behind certificates": f"{ENCODED['crt']}\n" * 50 + ENCODED["key"],
+    "behind short base64": base64.b64encode(b"-----BEGIN PUBLIC KEY-----" + b"x" * 60).decode() + f"\n{ENCODED['key']}",
+    "found by grep": "\n".join(f"tls/a.pem:{number}:{line}" for number, line in enumerate(LINES)),
+    "in short lines": "\n".join(f"> {line}" for line in SHORT),
+    "in a short line": "\n".join(f"> {line}" for line in (SHORT[0], *SHORT[2:])),
+    "without line ends": " ".join([LINES[0], "Proc-Type: 4,ENCRYPTED", *LINES[1:]]),
+    "behind text about keys": f"a `{LINES[0]}` line\n" * 9 + "\n".join(f"> {line}" for line in LINES),
+}
+
+
 @pytest.mark.parametrize("kind", OTHER_KEYS)
 def test_a_private_key_is_recognized_in_any_notation(kind: str) -> None:
     assert holds_key("notes.txt", f"a remark\n{OTHER_KEYS[kind]}\nanother\n")
@@ -265,6 +289,16 @@ def test_a_private_key_is_recognized_in_any_notation(kind: str) -> None:
         '{"kty": "RSA", "n": "' + VALUE + '"}',
         "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY-----\n-----BEGIN CERTIFICATE-----\n" + VALUE,
         "if it holds -----BEGIN PRIVATE KEY-----, see src/main/java/com/example/security/configuration/KeyReader",
+        'if text.startswith("-----BEGIN PRIVATE KEY-----"):\n'
+        "    # see https://github.com/Acme/project/blob/v2/src/main/KeyLoader.java\n",
+        'x = "-----BEGIN PRIVATE KEY-----"\n# com/Acme/project/blob/v2/src/main/java/KeyLoader',
+        'x = "-----BEGIN PRIVATE KEY-----";\ny = "com/Acme/project/blob/v2/src/main/org/example/security/KeyLoader"',
+        'x = "-----BEGIN PRIVATE KEY-----";\nimport "../../packages/Core2/src/util/security/pem/PemReader"',
+        'x = "-----BEGIN PRIVATE KEY-----" + encodeKeyAsBase64WithLineBreaks\n',
+        'x = "-----BEGIN PRIVATE KEY-----" + encode2Base64OrThrowKeyError(key)\n',
+        'x = "-----BEGIN PRIVATE KEY-----";\nid = "hV9IMFj6RTbs7ANBgkqhkiG9w0BAQEFAASCBKcwgg00"',
+        f'"-----BEGIN PRIVATE KEY-----"\n<img src="https://x.org/a.{VALUE * 2}.png">',
+        ENCODED["crt"],
         "untrusted comment: minisign public key\nRWRTY0Iy" + VALUE,
         "A PEM file begins with `-----BEGIN PRIVATE KEY-----` and ends likewise.",
         'if line.startswith("-----BEGIN RSA PRIVATE KEY-----"): thisIsTheKeyThatWeLookFor()',
@@ -275,6 +309,35 @@ def test_a_private_key_is_recognized_in_any_notation(kind: str) -> None:
 )
 def test_text_about_keys_is_not_a_key(text: str) -> None:
     assert not holds_key("about.md", f"See below.\n{text}")
+
+
+BEGIN = "-----BEGIN PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        BEGIN,
+        f"{BEGIN}\n",
+        f"{BEGIN} ~{'aA/' * 130}",
+        f"{BEGIN} ~{'a.Aa1' * 80}",
+        BEGIN + "\n" + "aaaa: " * 200,
+        BEGIN + "\n" + "aaaa: b\n" * 150,
+        BEGIN + " " * 1_000,
+        "-----BEGIN A A ",
+        "LS0tLS1CRUdJTi",
+        "LS0tLS1CRUdJTi" + "A" * 100 + ".",
+        "LS0tLS1CRUdJTi" + "A" * 170,
+        "untrusted comment: secret key ",
+        '"d" ' + "kty",
+        "-",
+    ],
+)
+def test_hostile_text_is_judged_in_linear_time(part: str) -> None:
+    text = "x" + part * (1_000_000 // len(part))
+    began = time.process_time()
+    assert not holds_key("notes.txt", text)
+    assert time.process_time() - began < 0.3
 
 
 def test_a_file_called_key_is_a_secret_only_if_it_consists_of_a_long_word() -> None:

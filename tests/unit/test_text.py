@@ -6,6 +6,7 @@ import math
 import random
 import re
 import struct
+import time
 
 import pytest
 from hypothesis import example, given, settings
@@ -63,16 +64,19 @@ JAPANESE, CHINESE = (
         ("iso2022_jp", JAPANESE),
         ("iso2022_jp", f"# settings\nname = value\n{JAPANESE}"),
         ("hz", CHINESE),
+        ("hz", f"{CHINESE}{GAP_LINE}\n\n{CHINESE}"),
         ("utf-7", "цапля садится на крышу\nвторая строка\n"),
     ],
 )
 def test_encodings_of_ascii_bytes_are_read(encoding: str, text: str) -> None:
-    assert decode(text.encode(encoding)) == (text, None)
+    encoded = GAP_LINE.encode().join(part.encode(encoding) for part in text.split(GAP_LINE))
+    assert decode(encoded) == (text, None)
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        "key cb4tv7p+MchDsoxJPtmYJMPodRpzea5x\n",
         "\x1b[31mred\x1b[0m and \x1b(B plain\n",
         '(format nil "~{~a~^, ~}" items) ; ~{ab~}\n',
         "sha512-abc+defGHI0123456789-x+ABCDEFGHIJKLMNOP-\n",
@@ -96,6 +100,18 @@ def test_ascii_that_only_looks_shifted_is_ascii(text: str) -> None:
         ("cp1252", '<?xml version="1.0" encoding="ISO-8859-1"?><a>“naïve”</a>\n'),
         ("shift_jis", '@charset "Shift_JIS";\n/* 設定 */\n'),
         ("euc_jp", "# coding: euc-jp\n# 設定\n"),
+        ("koi8-r", "#!/usr/bin/ruby\r\n# encoding: koi8-r\r\n# пеликан\r\n".replace("\r\n", "\n")),
+        ("koi8-r", "/* -*- mode: c; coding: koi8-r; -*- */\n/* пеликан */\n"),
+        ("koi8-r", "пеликан\n\n// vim: set ts=4 fenc=koi8-r :\n"),
+        ("koi8-r", "<!doctype html>\n<!-- <meta charset=cp1252> -->\n<html><head>\n<META charset=koi8-r><p>аист\n"),
+        (
+            "koi8-r",
+            '<html><meta http-equiv="Content-Type" content="text/html; charset=koi8-r"><p>аист\n',
+        ),
+        (
+            "koi8-r",
+            '# Bird\nmsgid ""\nmsgstr ""\n"Language: ru\\n"\n"Content-Type: text/plain; charset=koi8-r\\n"\n# аист\n',
+        ),
     ],
 )
 def test_a_declared_encoding_is_believed_if_the_bytes_fit_it(encoding: str, text: str) -> None:
@@ -104,7 +120,42 @@ def test_a_declared_encoding_is_believed_if_the_bytes_fit_it(encoding: str, text
     assert decode(as_utf8.encode()) == (as_utf8, None)
 
 
-@pytest.mark.parametrize("name", ["hex", "zlib", "rot13", "utf-16", "unicode_escape", "idna", "x" * 30, "utf-8", "hz"])
+@pytest.mark.parametrize(
+    "mention",
+    [
+        "Send the header charset=koi8-r.",
+        "Content-Type: text/plain; charset=koi8-r",
+        "[info] Content-Type: text/html; charset=iso-8859-5",
+        'Write <meta charset="koi8-r"> into the page.',
+        'A file begins with <?xml version="1.0" encoding="koi8-r"?>.',
+        'Or with @charset "koi8-r";',
+        "\n\n# coding: koi8-r",
+        "x = 1\n# coding: koi8-r",
+        "# transcoding: koi8-r",
+        'encoding = "koi8-r"',
+        "open(path, encoding='koi8-r')  # -*- later: coding -*-",
+        "\n" * 9 + "# vim: fileencoding=koi8-r",
+        '<p>Hi</p><!-- <meta charset="koi8-r"> -->',
+    ],
+)
+def test_a_text_that_mentions_an_encoding_is_not_in_it(mention: str) -> None:
+    text = f"{mention}\nEl niño comió, el café costó más.\n"
+    assert decode(text.encode("latin-1")) == (text, None)
+
+
+@pytest.mark.parametrize(
+    "part", ["<", "<meta ", "#", "#coding:", "\n", 'msgid ""\nmsgstr ""\n"', "-*-", "vim:", "<!--"]
+)
+def test_looking_for_a_declaration_takes_little_time(part: str) -> None:
+    data = ("<" * part.startswith("<") + part * 2_000 + "é").encode("latin-1")
+    began = time.process_time()
+    decode(data)
+    assert time.process_time() - began < 0.3
+
+
+@pytest.mark.parametrize(
+    "name", ["hex", "zlib", "rot13", "utf-16", "unicode_escape", "raw-unicode-escape", "idna", "x" * 30, "utf-8", "hz"]
+)
 def test_a_declaration_that_cannot_hold_is_ignored(name: str) -> None:
     text = f"# coding: {name}\n{RUSSIAN}"
     assert decode(text.encode("cp1251")) == (text, None)
