@@ -188,7 +188,7 @@ class HierarchicalLTMBackend:
         """
         owner = self.core.names.root if entity is None else self.core.names.owner(entity)
         stored = self.core.store(key, value, owner, metadata, _given(expires_at))
-        left = stored.moved_from.get(key)
+        left = next(iter(stored.moved_from.get(key, ())), None)
         moved = {"replaced": stored.replaced > 0, "moved_from": left.directory if left else None}
         return {"key": key, "entity": owner.directory, **moved, "redacted": dict(stored.redacted)}
 
@@ -200,8 +200,8 @@ class HierarchicalLTMBackend:
             items: mappings with the arguments of ``store`` as keys.
 
         Returns:
-            ``{success, stored, replaced, moved_from, redacted}``: how many keys had a value, the former owners of
-            keys that moved, and the number of redacted credentials by rule.
+            ``{success, stored, replaced, moved_from, redacted}``: how many keys had a value, lists of the former
+            owners of keys that moved (one per tenant), and the number of redacted credentials by rule.
 
         Raises:
             BadEntry: if an item has no key or no value, with ``errors="raise"``.
@@ -223,7 +223,7 @@ class HierarchicalLTMBackend:
             draft = MemoryItem(given["key"], item["value"], owner, given.get("metadata"), given.get("expires_at"))
             drafts.append(draft)
         stored = self.core.store_many(drafts)
-        moved = {key: owner.directory for key, owner in stored.moved_from.items()}
+        moved = {key: [owner.directory for owner in owners] for key, owners in stored.moved_from.items()}
         counts = {"stored": stored.entries, "replaced": stored.replaced}
         return {**counts, "moved_from": moved, "redacted": dict(stored.redacted)}
 

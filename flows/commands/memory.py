@@ -87,7 +87,7 @@ def put(
             raise UsageError("--expires-in must be a number of seconds", "nan")
         expires = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)
         stored = store.store(key, _value(sys.stdin.read() if value == "-" else value), owner, _fields(fields), expires)
-    left = stored.moved_from.get(key)
+    left = next(iter(stored.moved_from.get(key, ())), None)
     if left is not None:
         warn(f"The key belonged to {left.directory}; its entry moved.")
     if stored.redacted:

@@ -149,13 +149,13 @@ def as_shown(entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
 class Stored:
     """The result of storing ``entries`` entries: ``replaced`` had a value under their key already.
 
-    ``moved_from`` maps the keys of entries that moved to their former owner. ``redacted`` counts the credentials that
-    were redacted in values and metadata, by rule.
+    ``moved_from`` maps the keys of entries that moved to their former owners, of which each tenant may have one.
+    ``redacted`` counts the credentials that were redacted in values and metadata, by rule.
     """
 
     entries: int = 0
     replaced: int = 0
-    moved_from: dict[str, Entity] = field(default_factory=dict)
+    moved_from: dict[str, tuple[Entity, ...]] = field(default_factory=dict)
     redacted: Counter[str] = field(default_factory=Counter)
 
 
@@ -219,7 +219,8 @@ class EntryWriter:
             for tenant, drafts in by_tenant.items():
                 owners = zip(drafts.key, drafts.path, strict=True)
                 left = {key: former[tenant][key] for key, path in owners if former[tenant].get(key, path) != path}
-                stored.moved_from |= {key: Entity.of_directory(path) for key, path in left.items()}
+                for key, path in left.items():
+                    stored.moved_from[key] = (*stored.moved_from.get(key, ()), Entity.of_directory(path))
         stored.entries = sum(map(len, by_tenant.values()))
         return stored
 

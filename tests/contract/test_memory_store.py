@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from driftline.storage.entities import Entity
+from driftline.storage.entities import MEMORY_LEVELS, Entity
 from driftline.storage.errors import AccessDenied, BadEntity, CatalogMismatch, UsageError
 from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
@@ -205,14 +205,18 @@ def test_a_write_reports_what_it_replaced_moved_and_redacted(store: MemoryStore)
     again = store.store("key", "second", S1)
     assert (again.replaced, again.moved_from) == (1, {})
     moved = store.store_many([MemoryItem("key", 3, BOB), MemoryItem("new", 1, BOB)])
-    assert (moved.entries, moved.replaced, {key: str(left) for key, left in moved.moved_from.items()}) == (
-        2,
-        1,
-        {"key": S1},
-    )
+    assert (moved.entries, moved.replaced, moved.moved_from) == (2, 1, {"key": (Entity.parse(S1, MEMORY_LEVELS),)})
     token = "ghp_" + "Ab3dEf6hIj9kLm2nOp5qRs8tUv1wXy4zAb3d"
     redacted = store.store("key", {"token": token}, BOB, {"note": token}).redacted
     assert redacted == {"github": 2}
+
+
+def test_a_write_to_several_tenants_reports_every_former_owner(store: MemoryStore) -> None:
+    tenants = ("org:one", "org:two")
+    store.store_many(MemoryItem("key", 1, f"{tenant}/project:p") for tenant in tenants)
+    moved = store.store_many(MemoryItem("key", 2, f"{tenant}/project:q") for tenant in tenants)
+    assert moved.replaced == 2
+    assert [str(owner) for owner in moved.moved_from["key"]] == [f"{tenant}/project:p" for tenant in tenants]
 
 
 def test_times_keep_their_instant_whatever_their_zone(store: MemoryStore, clock: Clock) -> None:

@@ -314,6 +314,11 @@ def test_a_fork_reaches_neither_the_main_index_nor_a_branch(
     assert found.json["results"] == []
     assert "branches delete" in driftline("branches", "delete", "--workspace", tmp_path / "index").err
     assert driftline("branches", "delete", "--of-build", "--workspace", tmp_path / "index").code == 2  # a tag
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("APP_PULL_REQUEST", "7")
+    refused = driftline("branches", "delete", "--of-build", "--workspace", tmp_path / "index")
+    assert (refused.code, "APP_PULL_REQUEST indicates a pull request" in refused.err) == (2, True)
 
 
 # The gate.

@@ -105,7 +105,7 @@ def test_the_adapter_returns_dictionaries(backend: HierarchicalLTMBackend) -> No
         "moved_from": None,
         "redacted": {},
     }
-    assert backend.store_many([{"key": "key", "value": 1, "entity": "org:acme"}])["moved_from"] == {"key": OWNER}
+    assert backend.store_many([{"key": "key", "value": 1, "entity": "org:acme"}])["moved_from"] == {"key": [OWNER]}
     assert backend.store("key", {"a": LARGE}, OWNER, {"phase": "plan"}, later)["moved_from"] == "org:acme"
     assert backend.store_many([{"key": f"k{n}", "value": n} for n in range(3)])["stored"] == 3
     got = backend.retrieve("key", "org:acme")
