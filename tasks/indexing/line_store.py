@@ -105,10 +105,9 @@ class LineStore:
 
     def upsert_line_embeddings(
         self,
-        embeddings: Iterable[LineEmbedding] = (),
+        embeddings: Iterable[LineEmbedding],
         documents: Iterable[DocMeta] = (),
         *,
-        lines: Iterable[LineEmbedding] = (),
         wait_seconds: float = 0.0,
     ) -> int:
         """Replace all lines of the documents that ``embeddings`` belong to.
@@ -117,7 +116,6 @@ class LineStore:
             embeddings: lines with vectors of the workspace's dimension. Paths are relative to the source: ``/a`` and
                 ``./a`` are ``a``.
             documents: their metadata. If it is missing, the next index run compares the document with its file.
-            lines: another name of ``embeddings``.
             wait_seconds: how long to wait for a run that holds the lease.
 
         Returns:
@@ -135,8 +133,7 @@ class LineStore:
             1
         """
         dim, fingerprint = self._embedding()
-        named = (*_each("embeddings", embeddings), *_each("lines", lines))
-        found = [_checked_line(line, dim) for line in named]
+        found = [_checked_line(line, dim) for line in _each("embeddings", embeddings)]
         lines = sorted(found, key=lambda line: (line.path, line.line_number))
         for line, following in pairwise(lines):
             if (line.path, line.line_number) == (following.path, following.line_number):
@@ -343,7 +340,7 @@ def _checked_vector(what: str, given: object, dim: int) -> NDArray[np.float64]:
 def _checked_line(line: object, dim: int) -> LineEmbedding:
     """Return a line with its path normalised and a unit vector, ``(dim,) float16``. Raises UsageError."""
     if not isinstance(line, LineEmbedding):
-        raise UsageError("lines must be LineEmbedding objects", repr(line)[:100])
+        raise UsageError("embeddings must be LineEmbedding objects", repr(line)[:100])
     path = _checked_path(line.path)
     where = f"{path}, line {line.line_number!r}"
     if not _is_whole(line.line_number, _MAX_LINES):

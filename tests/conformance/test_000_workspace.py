@@ -321,7 +321,7 @@ def test_a_store_is_opened_by_the_path_of_its_workspace(own: Path, registry: Reg
     with pytest.raises(dl.NotIndexed):
         store.search_line_embeddings(near)
     assert store.upsert_line_embeddings(embeddings=embeddings[:1]) == 1
-    assert store.upsert_line_embeddings(lines=embeddings[1:]) == 1
+    assert store.upsert_line_embeddings(embeddings[1:]) == 1
     again = dl.Store.open(workspace_path=str(own / "new"))
     found = again.search_line_embeddings(query_vec=near.tolist(), paths=None, top_k=5, max_distance=0.5).to_pylist()
     assert [(row["path"], row["line_number"]) for row in found] == [("a.md", 0)]
