@@ -593,6 +593,9 @@ class MemoryStore(EntityRegistry):
         ]
         found = [self._answer(self._search, each, request) for each, request in zip(scopes, requests, strict=True)]
         hits = merged_hits(found, top_k) if len(found) != 1 else found[0]
+        if not hits and fields:  # the notes name fields and values, of no entry that has expired
+            for each in scopes:
+                self._remove_expired(each)
         hits.notes = notes_on(hits, self._search, requests)
         return hits
 

@@ -262,6 +262,16 @@ def test_an_empty_answer_says_why(store: MemoryStore) -> None:
     )
 
 
+def test_notes_name_nothing_of_expired_entries(open_store: Callable[..., MemoryStore], clock: list[datetime]) -> None:
+    store = open_store()
+    store.store("login", "a cat", S1, {"password": "hunter"}, clock[0] + timedelta(hours=1))
+    store.store("other", "a dog", S1, {"kind": "animal"})
+    store.flush()
+    clock[0] += timedelta(hours=2)
+    notes = store.search_memory("cat", 5, {"password": "x"}, ACME).notes
+    assert notes == ("No entry has the metadata field password; known fields are: kind.",)
+
+
 def test_expired_entries_hide_no_others(open_store: Callable[..., MemoryStore], clock: list[datetime]) -> None:
     store = open_store()
     later = clock[0] + timedelta(hours=1)
