@@ -221,7 +221,10 @@ def index_status(stats: WorkspaceStats) -> IndexStatus:
 
 
 def context_text(excerpt: Excerpt, line: int, max_tokens: int = DEFAULT_TOKENS, branch: str | None = None) -> str:
-    """Format the lines of ``excerpt`` around ``line`` that fit: location, and numbered lines below their anchors."""
+    """Format the lines of ``excerpt`` around ``line`` that fit: location, and numbered lines below their anchors.
+
+    The first line is below the nearest anchor, even if that is of a line above.
+    """
     from driftline.tasks.search.hits import clipped
 
     lines = [clipped(each) for each in excerpt.lines]
@@ -243,7 +246,9 @@ def context_text(excerpt: Excerpt, line: int, max_tokens: int = DEFAULT_TOKENS, 
             "call read_context again with another line for the rest."
         ]
         cut = more if last - first < len(lines) else []
-        return "\n".join([heading, *changed, *numbered[first:last], *cut])
+        above = next((names[number] for number in range(start + first, start - 1, -1) if number in names), [])
+        place = above if start + first not in names else []
+        return "\n".join([heading, *changed, *place, *numbered[first:last], *cut])
 
     first, last = _around(len(lines), line - start, lambda *shown: _fits(framed(*shown), max_tokens))
     return _within(framed(first, last), max_tokens)

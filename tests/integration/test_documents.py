@@ -396,6 +396,11 @@ def test_a_hit_says_what_opens_its_location_in_a_viewer(tree: Path, tmp_path: Pa
     shown = context_text(excerpt, of_pdf.line)
     assert "[p. 1]\n1: the first page\n[p. 2]\n2: the bittern booms" in shown
     assert "[p. 2]\n2: the bittern booms" in context_text(excerpt, of_pdf.line, max_tokens=60)
+    long = replace(excerpt, start_line=1, lines=("word " * 5,) * 40, anchors=((1, "p. 1"), (35, "p. 2")))
+    cut = context_text(long, 20, max_tokens=100)
+    assert "[p. 1]\n" in cut
+    assert "\n1: word" not in cut
+    assert "[p. 2]" not in cut
     (exactly,) = opened.search("x", fixed=("the bittern",)).results
     (unindexed,) = dl.grep("the bittern booms", str(tree / "birds.pdf"), model=str(tiny_model), top_k=1).results
     assert exactly.fragment == unindexed.fragment == "page=2"
