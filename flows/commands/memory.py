@@ -49,10 +49,6 @@ ScopeOption = Annotated[
         "Default: the configured root, or everything if there is none.",
     ),
 ]
-EntityArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="[ENTITY]", help="Default: the configured root, or everything if there is none."),
-]
 FieldsOption = Annotated[
     list[str] | None, typer.Option("--where", metavar="FIELD=VALUE", help="Only entries with this metadata field.")
 ]
