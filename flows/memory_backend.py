@@ -24,18 +24,18 @@ from driftline.flows.config.memory_settings import (
     open_memory,
 )
 from driftline.flows.memory_arguments import checked_argument, checked_arguments, shortened
-from driftline.flows.scheduling.compaction_requests import request_memory_compaction
 from driftline.storage.defaults import DEFAULT_MAX_AGE_SECONDS
 from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.listings import KeyRange, check_count
-from driftline.storage.memory.maintenance import compact_index, compact_indexes, entries_of
+from driftline.storage.memory.memory_indexes import compact_index, compact_indexes, entries_of
 from driftline.storage.memory.search import MemoryHits, MemoryMode
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.option_table import path_or_uri
 
+PREFECT_SERVER_VARIABLE = "PREFECT_API_URL"
 Result = dict[str, Any]
 Errors = Literal["return", "raise"]
 _P = ParamSpec("_P")
@@ -669,3 +669,14 @@ def create_ltm_backend(
 def _given(expires_at: datetime | str | None) -> datetime | None:
     """Return an expiry that ``ARGUMENTS`` already converted to a timestamp or None."""
     return expires_at if isinstance(expires_at, datetime) else None
+
+
+def request_memory_compaction(workspace: str, tenant: str, deltas: int) -> None:
+    """Request a compaction because the memory of ``tenant`` exceeds its threshold.
+
+    Does nothing if $PREFECT_API_URL is not set: importing Prefect takes a second, and would start a server.
+    """
+    if os.environ.get(PREFECT_SERVER_VARIABLE):
+        from driftline.flows.scheduling.flow_execution import request_compaction
+
+        request_compaction(workspace, "memory", tenant, deltas)

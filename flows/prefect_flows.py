@@ -30,13 +30,13 @@ from driftline.flows.scheduling.artifacts import (
     show_index,
     show_verification,
 )
-from driftline.flows.scheduling.compaction_requests import request_source_compaction
 from driftline.flows.scheduling.flow_execution import (
     attempt,
     catalog_of,
     flow_progress,
     options_of,
     release_leases,
+    request_compaction,
 )
 from driftline.storage.defaults import (
     DEFAULT_EXECUTOR,
@@ -180,7 +180,7 @@ def _run(request: IndexRequest, workspace: str, max_deltas: int) -> dict[str, An
         result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
         for source in result["sources"]:
             if source["deltas"] > max_deltas and not request.dry_run:
-                request_source_compaction(workspace, source["entity"], source["deltas"])
+                request_compaction(workspace, "source", source["entity"], source["deltas"])
         has_changed = show_index(result, request)
         lines = sum(source["lines_embedded"] for source in result["sources"])
         progress.finish(f"{lines:,} line{'' if lines == 1 else 's'} embedded", has_changed=has_changed)

@@ -152,7 +152,7 @@ class Workspace(ReadOnlyWorkspace):
         return verify_workspace(VerifyRequest(self.uri, repair, self.storage.objects.storage_options))
 
     def excerpt(self, source: str, path: str, line: int, *, n_lines: int = 20, branch: str | None = None) -> Excerpt:
-        from driftline.flows.config.locate import on_named_branch
+        from driftline.flows.config.which_workspace import on_named_branch
         from driftline.tasks.search.documents import read_excerpt
 
         return read_excerpt(on_named_branch(self.storage, branch), path, line, n_lines=n_lines, source=source)
@@ -254,7 +254,7 @@ def open(
     )
     if not cache:
         return Workspace(opened)
-    from driftline.flows.config.locate import cache_settings
+    from driftline.flows.config.which_workspace import cache_settings
     from driftline.flows.runs.cached_copies import open_copy
 
     copy = open_copy(opened, max_bytes=cache_settings(cache)[1], warn=logging.getLogger(__name__).warning)
@@ -375,7 +375,7 @@ def sql(
         >>> driftline.sql(location, "SELECT path, lines FROM documents").to_pylist()
         [{'path': 'notes.md', 'lines': 1}]
     """
-    from driftline.flows.config.locate import boundary_in, on_named_branch
+    from driftline.flows.config.which_workspace import boundary_in, on_named_branch
     from driftline.flows.search import searches_table
     from driftline.storage.sql import query as run
 
@@ -448,8 +448,8 @@ def grep(
         >>> [hit.line for hit in driftline.grep("lease", tree, top_k=1)]
         [1]
     """
-    from driftline.tasks.search.grep import grep as search_texts
-    from driftline.tasks.search.grep import open_embedder, read_texts
+    from driftline.tasks.search.unindexed import grep as search_texts
+    from driftline.tasks.search.unindexed import open_embedder, read_texts
 
     request = SearchRequest(query, top_k=top_k, max_distance=max_distance, min_relevance=min_relevance, n_lines=n_lines)
     texts = read_texts([path_or_uri("A file", each) for each in files], redaction=lambda _: redact)
@@ -501,7 +501,7 @@ def analyze_document_states(
     if documents is not None:
         return analyze(_stored(paths), str(workspace), listed("documents", documents) or ())
     if workspace is None:
-        from driftline.flows.config.locate import workspace_for_reading
+        from driftline.flows.config.which_workspace import workspace_for_reading
 
         workspace = workspace_for_reading(None)
     named = [os.path.expanduser(path_or_uri("A path", each)) for each in listed("paths", paths) or ()]

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from operator import call
 from typing import TYPE_CHECKING, Any
 
-from driftline.flows.config.locate import on_named_branch
+from driftline.flows.config.which_workspace import on_named_branch
 from driftline.storage.environment import user_folder
 from driftline.storage.errors import UsageError
 from driftline.tasks.search.request import OPTIONS, SearchRequest
@@ -80,7 +80,7 @@ def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchR
 
     None means the option was not given; ``more`` contains additional fields. Raises UsageError.
     """
-    from driftline.flows.config.locate import search_settings
+    from driftline.flows.config.which_workspace import search_settings
 
     settings = {name: value for name, value in search_settings().items() if name in OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}

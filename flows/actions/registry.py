@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping, Mutab
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from driftline.flows.actions.arguments import Parameters
-from driftline.flows.config.locate import source_access
+from driftline.flows.config.which_workspace import source_access
 from driftline.flows.config.workspace_names import NAME_SIGN, absolute_workspace, is_plain_name, local_path
 from driftline.storage.errors import (
     AccessDenied,
@@ -172,7 +172,7 @@ class Handles:
         Raises ModelNotFound.
         """
         self._check()
-        from driftline.tasks.search.grep import open_embedder
+        from driftline.tasks.search.unindexed import open_embedder
 
         with self._lock:
             if model not in self._embedders:

@@ -243,7 +243,7 @@ def semantic(
     Files that are unchanged since ``workspace`` indexed them are searched there, which saves embedding them; all others
     are embedded in memory. Nothing is written.
     """
-    from driftline.tasks.search.grep import grep, read_texts, search_files
+    from driftline.tasks.search.unindexed import grep, read_texts, search_files
 
     handles = handles or Handles()
     skipped = SkippedFiles()

@@ -25,9 +25,9 @@ from driftline.flows.actions.arguments import Count, Distance, Flag, Fraction, N
 from driftline.flows.actions.registry import ActionError, Handles, Result, action
 from driftline.flows.actions.sources import SkippedFiles
 from driftline.storage.errors import UsageError
-from driftline.tasks.search.grep import NamedText
 from driftline.tasks.search.hits import Hit, clipped, match_in
 from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.search.unindexed import NamedText
 
 PROGRAM = "semtools"
 OLD_PROGRAM = "search"
@@ -318,7 +318,7 @@ def _semtools_search(
     ``distance`` and ``relevance``, and a result with no matches includes the ``nearest`` line. ``skipped_files`` lists
     files that cannot be searched.
     """
-    from driftline.tasks.search.grep import grep, read_texts
+    from driftline.tasks.search.unindexed import grep, read_texts
 
     min_version_needed = min_version or (MIN_VERSION if check_version else None)
     program = _program(engine, min_version_needed, only_ours=model is not None or min_relevance is not None)

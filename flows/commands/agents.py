@@ -127,7 +127,7 @@ def _change(
 
 def _warn_if_it_cannot_start(user: bool, workspace: str | None) -> None:
     """Warn if the server has nothing to serve, or if agents started elsewhere do not find the program."""
-    from driftline.flows.config.locate import workspace_for_reading
+    from driftline.flows.config.which_workspace import workspace_for_reading
     from driftline.flows.config.workspace_names import local_path
 
     if workspace is not None or not user:

@@ -20,7 +20,7 @@ from driftline.flows.commands.app import (
     show,
     show_search,
 )
-from driftline.flows.config.locate import open_for_reading
+from driftline.flows.config.which_workspace import open_for_reading
 from driftline.flows.output.plain_text import say, say_done, warn
 from driftline.storage.defaults import DEFAULT_PRUNED_AFTER_DAYS
 from driftline.storage.errors import UsageError

@@ -22,7 +22,7 @@ from driftline.flows.commands.app import (
     show,
 )
 from driftline.flows.config.index_request import IndexRequest
-from driftline.flows.config.locate import workspace_for_indexing
+from driftline.flows.config.which_workspace import workspace_for_indexing
 from driftline.flows.output.plain_text import say, warn
 from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
 from driftline.storage.errors import DriftlineError, UsageError

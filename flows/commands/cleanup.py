@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, JsonOption, WorkspaceOption, app, show
-from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.config.which_workspace import workspace_for_reading
 from driftline.flows.output.logs import writes_json
 from driftline.flows.output.plain_text import appearance
 from driftline.storage.defaults import DEFAULT_MAX_AGE_SECONDS
@@ -35,7 +35,7 @@ def cleanup(
 ) -> int:
     """List the objects left by crashed or superseded runs; with --delete, delete them."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.locate import options_for
+    from driftline.flows.config.which_workspace import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.terminal_reports import print_cleanup
     from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace

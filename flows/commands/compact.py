@@ -16,7 +16,7 @@ from driftline.flows.commands.app import (
     app,
     show,
 )
-from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.config.which_workspace import workspace_for_reading
 from driftline.storage.defaults import DEFAULT_EXECUTOR, DEFAULT_MAX_DELTAS, DEFAULT_VERSION_RETENTION_SECONDS
 
 
@@ -49,7 +49,7 @@ def compact(
 ) -> int:
     """Keep the workspace small and fast to read: fold deltas, merge fragments, remove old versions."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.locate import options_for
+    from driftline.flows.config.which_workspace import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.terminal_reports import print_compact
     from driftline.flows.runs.compact import CompactRequest, compact_workspace
@@ -72,7 +72,7 @@ def verify(
 ) -> int:
     """Check the workspace for inconsistencies. Exit code 3 if there are findings."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.locate import options_for
+    from driftline.flows.config.which_workspace import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.terminal_reports import print_verify
     from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace

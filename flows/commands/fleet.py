@@ -20,7 +20,7 @@ from driftline.flows.commands.app import (
     show,
 )
 from driftline.flows.config.index_request import FLEET_OPTIONS, options_in
-from driftline.flows.config.locate import workspace_for_indexing
+from driftline.flows.config.which_workspace import workspace_for_indexing
 from driftline.storage.option_table import spread
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from driftline.flows.commands.app import (
     show,
 )
 from driftline.flows.config.index_request import OPTIONS, IndexRequest, options_in
-from driftline.flows.config.locate import (
+from driftline.flows.config.which_workspace import (
     WORKSPACE_VARIABLE,
     named_branch,
     workspace_for_indexing,
@@ -156,7 +156,7 @@ def remove(
 ) -> int:
     """Remove a source from the index. Its files are never deleted."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.locate import options_for
+    from driftline.flows.config.which_workspace import options_for
     from driftline.flows.runs.remove import remove_source
 
     result = remove_source(target, entity, storage_options=options_for(target)).to_dict()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, app
-from driftline.flows.config.locate import workspace_for_reading
+from driftline.flows.config.which_workspace import workspace_for_reading
 from driftline.flows.config.workspace_names import absolute_uri
 from driftline.flows.output.plain_text import warn
 from driftline.storage.environment import install_command
@@ -81,8 +81,8 @@ def _tools_of(
 
     Raises DriftlineError.
     """
-    from driftline.flows.config.locate import boundary_in, cache_settings, open_for_reading
     from driftline.flows.config.memory_settings import find_memory, memory_of
+    from driftline.flows.config.which_workspace import boundary_in, cache_settings, open_for_reading
     from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
     from driftline.flows.served_memory import search_memory

@@ -289,8 +289,8 @@ def restore(
 
 def _opened_for_writing(workspace: str | None, config: str | None) -> tuple[Workspace, str | None]:
     """Open a workspace for writing, and return it with the configured catalog's URL."""
-    from driftline.flows.config.locate import options_for, workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of
+    from driftline.flows.config.which_workspace import options_for, workspace_for_reading
     from driftline.storage.workspace.workspace import Workspace
 
     uri = workspace_for_reading(workspace or load_memory_configuration(config).storage.uri)
@@ -304,9 +304,9 @@ def _opened(
     workspace: str | None, config: str | None, within: str | None, *, create: bool = False
 ) -> Iterator[MemoryStore]:
     """Open a command's store, bound to ``within``; with ``create``, create an explicitly given workspace if missing."""
-    from driftline.flows.config.locate import options_for, workspace_for_reading
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of, open_memory
-    from driftline.flows.scheduling.compaction_requests import request_memory_compaction
+    from driftline.flows.config.which_workspace import options_for, workspace_for_reading
+    from driftline.flows.memory_backend import request_memory_compaction
     from driftline.storage.workspace.workspace import Workspace
 
     uri = workspace_for_reading(workspace or load_memory_configuration(config).storage.uri)

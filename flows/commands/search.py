@@ -25,7 +25,7 @@ from driftline.flows.commands.app import (
     show,
     show_search,
 )
-from driftline.flows.config.locate import cache_settings, open_for_reading
+from driftline.flows.config.which_workspace import cache_settings, open_for_reading
 from driftline.flows.config.workspace_names import SERVER_VARIABLE, absolute_workspace
 from driftline.flows.output.plain_text import print_search, say_done, warn
 from driftline.flows.search import search_request, view
@@ -192,8 +192,8 @@ def grep(
 ) -> int:
     """Search FILE semantically, without an index. Exit code 1 if nothing is found."""
     from driftline.flows.output.plain_text import print_search
-    from driftline.tasks.search.grep import grep as search_texts
-    from driftline.tasks.search.grep import open_embedder, read_texts
+    from driftline.tasks.search.unindexed import grep as search_texts
+    from driftline.tasks.search.unindexed import open_embedder, read_texts
 
     skipped: list[tuple[str, SkipReason]] = []
     skip = lambda path, reason: skipped.append((path, reason))  # noqa: E731
@@ -231,7 +231,7 @@ def pull(
 
     Later pulls fetch only new files. A search sees either the old or the new version.
     """
-    from driftline.flows.config.locate import options_for
+    from driftline.flows.config.which_workspace import options_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.runs.pull import PullRequest, pull_workspace
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from driftline.flows.commands.app import DONE, BranchOption, JsonOption, WithinOption, WorkspaceOption, app
-from driftline.flows.config.locate import boundary_in, on_named_branch, open_for_reading
+from driftline.flows.config.which_workspace import boundary_in, on_named_branch, open_for_reading
 from driftline.flows.output.plain_text import emit, printable, warn
 from driftline.storage.errors import UsageError
 

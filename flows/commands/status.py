@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, JsonOption, WorkspaceOption, app, show
-from driftline.flows.config.locate import open_for_reading
+from driftline.flows.config.which_workspace import open_for_reading
 from driftline.flows.output.plain_text import print_json, say
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 

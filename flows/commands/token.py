@@ -1,4 +1,4 @@
-"""Define ``driftline token``, for the tokens of the web server, and ``driftline trust``, for configuration files."""
+"""Define ``driftline token``, for the tokens of the web server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from driftline.flows.commands.app import DONE, Commands, JsonOption, WithinOption, WorkspaceOption, app, show
-from driftline.flows.config.locate import boundary_in, open_for_reading
+from driftline.flows.config.which_workspace import boundary_in, open_for_reading
 from driftline.flows.output.plain_text import say, warn
 from driftline.storage.errors import UsageError
 from driftline.storage.option_table import duration
@@ -111,23 +111,3 @@ def _print_created(result: dict[str, Any]) -> None:
     where, ends = result["within"] or "the whole workspace", result["expires"] or NEVER
     warn(f"token {result['id']}: {', '.join(result['scopes'])} in {where}; expires: {ends}. It is shown only once:")
     say(result["token"])
-
-
-@app.command()
-def trust(
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="Default: the nearest driftline.toml.")] = None,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke trust in the file.")] = False,
-) -> int:
-    """Allow a driftline.toml found in a parent directory to set storage options, [memory], [web.hooks] and tokens.
-
-    Trust ends when the file changes.
-    """
-    from driftline.flows.config.driftline_toml import trust_config
-
-    config = trust_config(file, revoke=revoke)
-    say(f"{'no longer trusted' if revoke else 'trusted'}: {config.path}")
-    for key, value in config.storage_options.items():
-        say(f"  {key} = {value}")  # contains references, not secrets
-    for section in config.memory:
-        say(f"  [memory.{section}]")
-    return DONE

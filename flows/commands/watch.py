@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, ModelOption, WorkspaceOption, app
-from driftline.flows.config.locate import workspace_for_indexing
+from driftline.flows.config.which_workspace import workspace_for_indexing
 from driftline.flows.output.plain_text import warn
 
 SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The folder; default: the current folder.")]
@@ -18,7 +18,7 @@ SourceArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The fol
 def watch(source: SourceArgument = ".", workspace: WorkspaceOption = None, model: ModelOption = None) -> int:
     """Update the index of SOURCE, then index each file as it is saved. Stop with Ctrl+C."""
     target = workspace_for_indexing(workspace, [source], None)
-    from driftline.flows.config.locate import options_for
+    from driftline.flows.config.which_workspace import options_for
     from driftline.flows.runs.watch import entity_at, watcher_of
 
     options = options_for(target)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftline.flows.commands.app import DONE, CacheOption, WithinOption, WorkspaceOption, app
-from driftline.flows.config.locate import boundary_in, open_for_reading, workspace_for_indexing
+from driftline.flows.config.which_workspace import boundary_in, open_for_reading, workspace_for_indexing
 from driftline.flows.output.plain_text import warn
 from driftline.storage.errors import DriftlineError, UsageError, WorkspaceNotFound
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from driftline.flows.ci.webhooks import Hooks
     from driftline.flows.config.driftline_toml import ConfiguredFleet
     from driftline.flows.served_memory import Memory
+    from driftline.flows.web.access import AccessRules, Authentication, FollowedReaders, Readable, TrustedProxy
     from driftline.flows.web.api import Reader
-    from driftline.flows.web.authentication import AccessRules, Authentication, FollowedReaders, Readable, TrustedProxy
     from driftline.flows.web.guard import RateLimit
     from driftline.flows.web.routes import Tools
     from driftline.flows.web.search_processes import SearchProcesses
@@ -200,7 +200,7 @@ def _access_rules(workspace: Workspace, proxy: TrustedProxy | None, within: str 
     mistake would show everything to everyone.
     """
     from driftline.flows.config.driftline_toml import AccessSettings, config_of
-    from driftline.flows.web.authentication import AccessRules
+    from driftline.flows.web.access import AccessRules
 
     config, bounded = config_of(workspace.objects.uri), partial(boundary_in, workspace)
     followed = {fleet.name: fleet for fleet in config.fleets if fleet.readers} if config is not None else {}
@@ -229,7 +229,7 @@ def _access_rules(workspace: Workspace, proxy: TrustedProxy | None, within: str 
 
 def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> FollowedReaders:
     """Return the readers of ``fleets``, which syncs write into the workspace."""
-    from driftline.flows.web.authentication import FollowedFleet, FollowedReaders
+    from driftline.flows.web.access import FollowedFleet, FollowedReaders
     from driftline.storage.layout import FLEET, ObjectInfo
     from driftline.storage.workspace.fleet_state import read_fleets, readable_by_login
 
@@ -251,7 +251,7 @@ def _newest(
 
     For a bucket, it opens the local copy if requested, or if an earlier search left one.
     """
-    from driftline.flows.config.locate import cache_settings, search_settings
+    from driftline.flows.config.which_workspace import cache_settings, search_settings
     from driftline.flows.runs.cached_copies import has_copy, newest_of
     from driftline.tasks.search.search import warm
 
@@ -294,7 +294,7 @@ def _authentication(
     needs_token: bool,
     is_encrypted: bool,
 ) -> Authentication:
-    from driftline.flows.web.authentication import Authentication, KnownTokens
+    from driftline.flows.web.access import Authentication, KnownTokens
     from driftline.storage.workspace.tokens import read_tokens
 
     if not needs_token and proxy is None:
@@ -308,7 +308,7 @@ def _authentication(
 
 
 def _proxy(header: str | None, addresses: list[str] | None) -> TrustedProxy | None:
-    from driftline.flows.web.authentication import TrustedProxy
+    from driftline.flows.web.access import TrustedProxy
 
     if header is None and not addresses:
         return None

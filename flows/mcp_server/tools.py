@@ -568,7 +568,7 @@ class LineTools:
         max_tokens: MaxTokens = DEFAULT_TOKENS,
     ) -> str:
         """Read an indexed document around a line, as it was indexed."""
-        from driftline.flows.config.locate import on_named_branch
+        from driftline.flows.config.which_workspace import on_named_branch
         from driftline.tasks.search.documents import read_excerpt
 
         within = self.boundary()

@@ -25,9 +25,17 @@ from driftline.storage.errors import (
     StorageError,
     is_disk_full,
 )
-from driftline.storage.garbage.classify import RUN_RETENTION, GarbageReport, Orphan, Reason, References, find_orphans
 from driftline.storage.garbage.clean_tenants import read_clean_tenants, tenants_with_other_models, write_clean_tenants
-from driftline.storage.garbage.references import ReferenceScan, scan_references
+from driftline.storage.garbage.orphans import (
+    RUN_RETENTION,
+    GarbageReport,
+    Orphan,
+    Reason,
+    References,
+    ReferenceScan,
+    find_orphans,
+    scan_references,
+)
 from driftline.storage.lance.lance_table import remove_old_versions
 from driftline.storage.layout import ObjectKind, new_ulid, parse_name
 from driftline.storage.memory.catalog.database import Catalog

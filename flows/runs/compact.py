@@ -25,7 +25,7 @@ from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.lines.indexes import Segment, SegmentSpec, maintain
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.memory.maintenance import compact_indexes, compact_vectors
+from driftline.storage.memory.memory_indexes import compact_indexes, compact_vectors
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.option_table import duration
 from driftline.storage.workspace.records import RunHistory, RunRecord

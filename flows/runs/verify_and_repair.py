@@ -27,12 +27,7 @@ from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.cleanup import CatalogAtHand, open_catalog
-from driftline.tasks.maintenance.verification import (
-    OF_DOCUMENTS,
-    OF_MEMORY,
-    Finding,
-    FindingKind,
-    Verification,
+from driftline.tasks.maintenance.repair import (
     config_is_lost,
     quarantine,
     quarantine_table,
@@ -40,6 +35,13 @@ from driftline.tasks.maintenance.verification import (
     repair_memory,
     repair_source,
     restore_config,
+)
+from driftline.tasks.maintenance.verification import (
+    OF_DOCUMENTS,
+    OF_MEMORY,
+    Finding,
+    FindingKind,
+    Verification,
     verify,
     verify_memory,
 )

@@ -1,4 +1,6 @@
-"""Common code of the Prefect flows: progress, logs, retries on storage errors, and releasing leases of dead runs."""
+"""Common code of the Prefect flows: progress, logs, retries on storage errors, releasing leases of dead runs, and the
+event that requests a compaction.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun, State, StateDetails
 from prefect.context import TaskRunContext
+from prefect.events import emit_event
 from prefect.flows import Flow
 from prefect.logging.loggers import flow_run_logger
 from prefect.states import Completed
@@ -43,6 +46,9 @@ FIRST_DELAY_SECONDS = 10
 
 STAGE_RETRIES = 1
 """Retries of a repeatable stage, before the whole run is retried."""
+
+DELTAS_EVENT = "driftline.deltas.threshold"
+"""The event that requests a compaction; a trigger in prefect.yaml starts it."""
 
 RunLog = Logger | LoggerAdapter[Any]
 
@@ -283,3 +289,20 @@ def _release_abandoned(workspace: Workspace, run_id: str) -> int:
             with suppress(LeaseHeld), acquire(workspace.objects, path, run_id):
                 released += 1
     return released
+
+
+def request_compaction(workspace: str, resource: str, entity: str, deltas: int) -> None:
+    """Emit the event that requests a compaction, because ``entity`` has more deltas than its threshold.
+
+    ``resource`` is "source", or "memory" with a tenant.
+    """
+    only = {"entity": entity} if resource == "source" else {"entity": "", resource: entity}
+    emit_event(
+        DELTAS_EVENT,
+        resource={
+            "prefect.resource.id": f"driftline.{resource}.{entity}",
+            "prefect.resource.name": entity,
+            "driftline.workspace": workspace,
+        },
+        payload={"workspace": workspace, **only, "deltas": deltas},
+    )

@@ -28,7 +28,7 @@ from starlette.responses import Response
 from driftline.flows.output.report_page import newest_runs
 from driftline.flows.runs.branches import list_branches
 from driftline.flows.search import search
-from driftline.flows.web.authentication import granted
+from driftline.flows.web.access import granted
 from driftline.flows.web.responses import JsonAnswer
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import NotIndexed, UsageError

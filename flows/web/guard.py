@@ -26,8 +26,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from driftline.flows.http_server import FORBIDDEN, MAX_BODY_BYTES, MISDIRECTED, LimitedBody, refusal_of, too_large
-from driftline.flows.web import authentication
-from driftline.flows.web.authentication import Access, Authentication
+from driftline.flows.web import access
+from driftline.flows.web.access import Access, Authentication
 from driftline.flows.web.responses import problem, problem_of
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.tokens import Scope as TokenScope
@@ -195,7 +195,7 @@ class Guard:
         if allowed is None:
             return _unauthorized(scope)
         scope["state"]["token_id"] = allowed.token_id
-        authentication.grant(allowed)
+        access.grant(allowed)
         return self._limited(allowed, client) or _without_scope(allowed, path)
 
     def _is_for_another_page(self, scope: Scope) -> bool:

@@ -30,7 +30,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.flows.web.authentication import granted
+from driftline.flows.web.access import granted
 from driftline.flows.web.responses import JsonAnswer
 from driftline.storage.environment import install_command
 from driftline.storage.errors import DriftlineError, MissingExtra

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from driftline.flows.output.report_page import SHOWN_COMMIT, Series, bar_plot, line_plot, plots_of, run_row
+from driftline.flows.web.access import is_signed_in
 from driftline.flows.web.api import HomeView, IndexView, SqlView
-from driftline.flows.web.authentication import is_signed_in
 from driftline.storage.entities import short_names
 from driftline.storage.errors import NotIndexed
 from driftline.storage.globs import literal_glob
@@ -30,10 +30,11 @@ from driftline.storage.workspace.records import DONE, RunRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.documents import Folder
 from driftline.tasks.search.facets import Facets, chosen
+from driftline.tasks.search.file_kinds import LANGUAGES, is_prose
 from driftline.tasks.search.hits import Hit, SearchReport
 from driftline.tasks.search.links import pages_of_host
 from driftline.tasks.search.query_language import CASES, FIELDS, ParsedQuery, field_term, parse_request
-from driftline.tasks.search.request import LANGUAGES, OPTIONS, SearchRequest, is_prose
+from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     from jinja2 import Environment

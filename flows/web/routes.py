@@ -30,6 +30,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from driftline.flows.web import pages, responses
+from driftline.flows.web.access import COOKIE, Authentication, granted
 from driftline.flows.web.api import (
     MAX_QUERY_CHARACTERS,
     Api,
@@ -40,7 +41,6 @@ from driftline.flows.web.api import (
     given_by,
     parameters,
 )
-from driftline.flows.web.authentication import COOKIE, Authentication, granted
 from driftline.flows.web.guard import (
     HOOKS,
     MCP,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import uvicorn
 
 from driftline.flows.http_server import HttpServer, is_loopback, listen, own_addresses, timeout_protocol
+from driftline.flows.web.access import Authentication
 from driftline.flows.web.api import Reader
-from driftline.flows.web.authentication import Authentication
 from driftline.flows.web.guard import RateLimit
 from driftline.flows.web.observability import tracer
 from driftline.flows.web.routes import Hooks, Tools, make_app

@@ -1,4 +1,4 @@
-"""Plan, build and publish a line table's search indexes in segments (decisions 0008, 0010).
+"""Plan, build, publish and check a line table's search indexes, which consist of segments (decisions 0008, 0010).
 
 A segment covers some fragments. Any worker can build one; it stays invisible until the holder of the tenant's
 maintenance lease publishes it.
@@ -6,16 +6,39 @@ maintenance lease publishes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from driftline.storage.defaults import IndexScope
 from driftline.storage.errors import CommitConflict
-from driftline.storage.lance.failures import index_stats, is_conflict, retried, write_failed, writing
-from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS, VECTOR, is_indexable, vector_options
+from driftline.storage.lance.failures import (
+    index_stats,
+    is_conflict,
+    is_damage,
+    retried,
+    with_retries,
+    write_failed,
+    writing,
+)
+from driftline.storage.lance.lance_table import (
+    COMMIT_ATTEMPTS,
+    VECTOR,
+    VECTOR_METRIC,
+    is_indexable,
+    quote,
+    vector_options,
+)
+from driftline.storage.lines.commit_marker import MARKER_LINE
 from driftline.storage.lines.line_table import TEXT, TEXT_COLUMN, LineTable
 from driftline.storage.lines.tokenizer import TOKENIZER
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -312,3 +335,101 @@ def _drop_unusable(table: LineTable, *, thorough: bool) -> set[str]:
         unusable.add(VECTOR)
     drop(table, sorted(unusable))
     return unusable
+
+
+SAMPLE_ROWS = 16
+UNREADABLE_INDEX = "its files cannot be read"
+_INDEXED_WORD = re.compile(r"(?<![\w])[A-Za-z]{6,40}(?![\w])")
+"""A word that the full-text index always contains: neither a stop word nor too long."""
+
+
+def index_names(table: LineTable) -> list[str]:
+    """Return the names of the indexes of ``table``, without reading the indexes."""
+    return [index.name for index in table.open().describe_indices()]
+
+
+def check_indexes(table: LineTable, seed: str) -> Iterator[tuple[str, str]]:
+    """Yield ``(index, problem)`` for each index that reports a wrong row count or misses a sampled line.
+
+    The sample has ``SAMPLE_ROWS`` lines, drawn with ``seed``, so that each run can draw others; each is searched
+    with and without the index.
+    """
+    dataset = table.open()
+    known, rows = coverage(dataset), dataset.count_rows()
+    for index in dataset.describe_indices():
+        if index.name not in known:
+            yield index.name, UNREADABLE_INDEX
+    for name, covered in known.items():
+        if covered.indexed_rows + covered.unindexed_rows != rows:
+            yield name, f"it counts {covered.indexed_rows + covered.unindexed_rows:,} rows of {rows:,}"
+    sample = _sample(dataset, rows, seed)
+    counts = _Counts(dataset)
+    for name in known:
+        try:
+            missed = sum(not with_retries(partial(_finds, dataset, counts, name, line)) for line in sample)
+        except BaseException as error:
+            if not is_damage(error):
+                raise
+            yield name, UNREADABLE_INDEX
+            continue
+        if missed:
+            yield name, f"it misses {missed} of {len(sample)} sampled lines"
+
+
+def _sample(dataset: LanceDataset, rows: int, seed: str) -> list[dict[str, Any]]:
+    offsets = np.random.default_rng([*seed.encode()]).choice(rows, min(rows, SAMPLE_ROWS), replace=False)
+    columns = ["id", "entity", "path", "text", "vector", "parent_dirs", "line_number"]
+    taken = dataset.take(sorted(offsets.tolist()), columns=columns).to_pylist()
+    return [line for line in taken if line["line_number"] > MARKER_LINE]
+
+
+class _Counts:
+    """Counts the rows of a document or folder that meet a condition, with indexes and by a scan; caches both counts."""
+
+    def __init__(self, dataset: LanceDataset) -> None:
+        self.indexed = cache(dataset.count_rows)
+        self.scanned = cache(partial(_scanned, dataset))
+
+    def agree(self, where: str) -> bool:
+        return bool(self.indexed(where) == self.scanned(where))
+
+
+def _finds(dataset: LanceDataset, counts: _Counts, index: str, line: dict[str, Any]) -> bool:
+    """Return whether a search through ``index`` finds everything that a scan finds for the document of ``line``."""
+    here = f"entity = {quote(line['entity'])} AND path = {quote(line['path'])}"
+    if index == PATH:
+        return counts.agree(here)
+    if index == PARENT_DIRS:
+        if not line["parent_dirs"]:
+            return True
+        below = f"array_has_any(parent_dirs, [{quote(line['parent_dirs'][-1])}])"
+        return counts.agree(below)
+    if index == TEXT:
+        words = _INDEXED_WORD.findall(line["text"])
+        if not words:
+            return True
+        query = {"query": max(words, key=len), "columns": ["text"]}
+        return _holds(
+            dataset.scanner(columns=["id"], full_text_query=query, filter=here, prefilter=True, use_scalar_index=False),
+            line,
+        )
+    if index == VECTOR and line["vector"] is not None:
+        nearest = {
+            "column": "vector",
+            "q": np.asarray(line["vector"], np.float16),
+            "k": 1 + counts.scanned(here),
+            "metric": VECTOR_METRIC,
+            "nprobes": max(1, counts.indexed()),
+        }
+        return _holds(
+            dataset.scanner(columns=["id"], nearest=nearest, filter=here, prefilter=True, use_scalar_index=False), line
+        )
+    return True
+
+
+def _holds(scanner: Any, line: dict[str, Any]) -> bool:
+    return line["id"] in scanner.to_table()["id"].to_pylist()
+
+
+def _scanned(dataset: LanceDataset, where: str) -> int:
+    return int(dataset.scanner(columns=["id"], filter=where, use_scalar_index=False).count_rows())

@@ -1,4 +1,4 @@
-"""Write and read the Lance table of line embeddings, one row per line (DESIGN, "Index run").
+"""Write, read and count the Lance table of line embeddings, one row per line (DESIGN, "Index run").
 
 Workers write fragments; one process commits. A commit removes the old rows of replaced documents, adds fragments and
 rewrites the source's commit marker, all in one version.
@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, DriftlineError, LeaseLost, StorageError
-from driftline.storage.lance.failures import reading, with_indexes, write_failed
+from driftline.storage.lance.failures import (
+    is_lance_failure,
+    read_failed,
+    reading,
+    retried,
+    with_indexes,
+    write_failed,
+)
 from driftline.storage.lance.lance_table import (
     COMMIT_ATTEMPTS,
     VECTOR_TYPE,
@@ -28,6 +37,7 @@ from driftline.storage.lance.lance_table import (
 )
 from driftline.storage.layout import ByteRange
 from driftline.storage.lines.commit_marker import (
+    MARKER_LINE,
     CommitMarker,
     SourceCommit,
     lines_only,
@@ -36,6 +46,9 @@ from driftline.storage.lines.commit_marker import (
     read_markers,
 )
 from driftline.storage.lines.outline import OUTLINE_COLUMN
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, LanceFragment
@@ -312,3 +325,103 @@ def _update(
 def _path_filters(entity: Entity, paths: Sequence[str]) -> list[str]:
     chunks = [paths[i : i + PATHS_PER_LOOKUP] for i in range(0, len(paths), PATHS_PER_LOOKUP)]
     return [f"{is_one_of('path', chunk)} AND entity = {quote(str(entity))}" for chunk in chunks]
+
+
+COUNTS = pa.schema([("entity", pa.string()), ("path", pa.string()), ("hash", pa.string()), ("rows", pa.int64())])
+MERGE_ROWS = 1_000_000
+"""Number of partial counts collected before a merge."""
+IDS_AT_ONCE = 32_000_000
+"""Number of ids compared per pass, in 256 MB; more ids take several passes."""
+MAX_REPEATED = 10_000
+"""Maximum number of repeated ids to look up; more would only lengthen a report that already shows widespread damage."""
+LOOKUP_IDS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The line counts of a table.
+
+    ``counts`` has the schema COUNTS, sorted by entity and path; ``version`` is the counted table version. ``repeated``
+    contains the ``(entity, path)`` of documents with duplicate lines. ``markers`` maps each entity's name to its number
+    of commit markers.
+    """
+
+    version: int
+    counts: pa.Table
+    repeated: frozenset[tuple[str, str]]
+    markers: dict[str, int]
+
+    def of(self, entity: str) -> pa.Table:
+        """Return ``path, hash, rows`` of one entity."""
+        start, end = (pc.search_sorted(self.counts["entity"], entity, side=side).as_py() for side in ("left", "right"))
+        return self.counts.slice(start, end - start).drop_columns(["entity"])
+
+
+EMPTY_INVENTORY = Inventory(0, COUNTS.empty_table(), frozenset(), {})
+
+
+@retried
+def take_inventory(table: LineTable) -> Inventory:
+    """Count the lines in the newest version of ``table``. Memory use grows with documents, not lines.
+
+    Raises CorruptFile, StorageError.
+    """
+    dataset = table.open()
+    try:
+        counts, markers = _counted(dataset)
+        return Inventory(dataset.version, counts, _repeated(dataset), markers)
+    except BaseException as error:
+        if not is_lance_failure(error):
+            raise
+        raise read_failed("Cannot read the lines table", table.uri, error, table.REPAIR) from error
+
+
+def _counted(dataset: LanceDataset) -> tuple[pa.Table, dict[str, int]]:
+    merged, pending, pending_rows = COUNTS.empty_table(), [], 0
+    for batch in dataset.to_batches(columns=["entity", "path", "hash", "line_number"]):
+        lines = pa.table(batch)
+        marker = pc.equal(lines["line_number"], MARKER_LINE)
+        hashes = pc.if_else(marker, "", lines["hash"])
+        lines = lines.set_column(lines.schema.get_field_index("hash"), "hash", hashes)
+        part = _sum(lines.select(["entity", "path", "hash"]).append_column("rows", pa.repeat(pa.scalar(1), len(lines))))
+        pending.append(part)
+        pending_rows += len(part)
+        if pending_rows > MERGE_ROWS:
+            merged, pending, pending_rows = _sum(pa.concat_tables([merged, *pending])), [], 0
+    merged = _sum(pa.concat_tables([merged, *pending]))
+    is_marker = pc.equal(merged["path"], "")
+    markers = merged.filter(is_marker)
+    counts = merged.filter(pc.invert(is_marker)).sort_by([("entity", "ascending"), ("path", "ascending")])
+    return counts, dict(zip(markers["entity"].to_pylist(), markers["rows"].to_pylist(), strict=True))
+
+
+def _sum(counts: pa.Table) -> pa.Table:
+    summed = counts.group_by(["entity", "path", "hash"]).aggregate([("rows", "sum")])
+    return summed.rename_columns(["entity", "path", "hash", "rows"]).select(COUNTS.names).cast(COUNTS)
+
+
+def _repeated(dataset: LanceDataset) -> frozenset[tuple[str, str]]:
+    """Return the documents with duplicate lines. Row ids are derived from document, line and column."""
+    passes = 1 + dataset.count_rows() // IDS_AT_ONCE
+    repeated_ids = np.concatenate([_repeated_ids(dataset, number, passes) for number in range(passes)])[:MAX_REPEATED]
+    documents: set[tuple[str, str]] = set()
+    for start in range(0, len(repeated_ids), LOOKUP_IDS):
+        ids = ", ".join(map(str, repeated_ids[start : start + LOOKUP_IDS]))
+        where = f"id IN ({ids}) AND line_number > {MARKER_LINE}"
+        columns = ["entity", "path", "line_number", "column_number"]
+        columns = [name for name in columns if name in dataset.schema.names]  # tables of 0.1 have no columns of lines
+        rows = dataset.to_table(columns=columns, filter=where)
+        grouped = rows.group_by(columns).aggregate([([], "count_all")])
+        duplicates = grouped.filter(pc.greater(grouped["count_all"], 1))
+        documents.update(zip(duplicates["entity"].to_pylist(), duplicates["path"].to_pylist(), strict=True))
+    return frozenset(documents)
+
+
+def _repeated_ids(dataset: LanceDataset, number: int, passes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    parts = [np.empty(0, np.int64)]
+    for batch in dataset.to_batches(columns=["id"], filter=f"line_number > {MARKER_LINE}"):
+        ids = batch.column("id").to_numpy()
+        parts.append(ids[ids % passes == number] if passes > 1 else ids)
+    ids = np.sort(np.concatenate(parts))
+    repeated: np.ndarray[Any, np.dtype[np.int64]] = np.unique(ids[1:][ids[1:] == ids[:-1]])
+    return repeated

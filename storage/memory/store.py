@@ -22,7 +22,7 @@ from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntry, CatalogError, UsageError
-from driftline.storage.memory import listings, maintenance
+from driftline.storage.memory import listings, memory_indexes
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
 from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope, Unscoped
@@ -269,7 +269,7 @@ class MemoryStore(EntityRegistry):
         """
         boundary = self.names.boundary
         self._check_generation(Unscoped() if boundary is None else Scope(boundary))
-        removed = maintenance.collect_expired(self.catalog, self._now(), boundary)
+        removed = memory_indexes.collect_expired(self.catalog, self._now(), boundary)
         self._flusher.notify(removed)
         return removed
 
@@ -294,7 +294,7 @@ class MemoryStore(EntityRegistry):
         counts: dict[str, int] = {}
         for top in self.names.tops(within):
             self._generations.check(top.tenant)
-            counts |= maintenance.rebuild(self.catalog, self.workspace, self._search, top, self._now, self._encoding)
+            counts |= memory_indexes.rebuild(self.catalog, self.workspace, self._search, top, self._now, self._encoding)
         return counts
 
     def query_index(
@@ -631,7 +631,7 @@ class MemoryStore(EntityRegistry):
             return False
         top = self.names.boundary or visible.within.tenant
         try:
-            removed = maintenance.collect_expired(self.catalog, self._now(), top)
+            removed = memory_indexes.collect_expired(self.catalog, self._now(), top)
         except CatalogError as error:  # such as a role that may only read
             _log.warning("Expired entries may hide others from this search, and were not deleted: %s", error)
             return False

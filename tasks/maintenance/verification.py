@@ -1,16 +1,11 @@
-"""Verify documents, lines, indexes and branches against each other, and prepare repairs (DESIGN, "Verification").
-
-A repair quarantines damaged parts for the next index run to rebuild, and restores a lost ``_workspace.json``.
-"""
+"""Verify documents, lines, indexes, branches and memory against each other (DESIGN, "Verification")."""
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import itertools
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -19,44 +14,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.deltas.delta_index import ADD
-from driftline.storage.deltas.manifest import SCHEMA, BatchId, Manifest
+from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
-    AlreadyExists,
     CorruptFile,
-    ModelNotFound,
-    ObjectNotFound,
-    PreconditionFailed,
     StorageError,
 )
-from driftline.storage.json_records import to_json
 from driftline.storage.lance.failures import reading
 from driftline.storage.lance.lance_table import quote
 from driftline.storage.lance.reader_process import ProcessDied, run_in_worker
 from driftline.storage.layout import (
-    CONFIG,
-    SOURCE,
     ObjectKind,
     branch_lease_path,
     lease_path,
     leased_entity,
     parse_name,
 )
-from driftline.storage.leases.lease import LeaseStatus, acquire, peek
-from driftline.storage.lines.indexes import drop, maintain
-from driftline.storage.lines.line_counts import EMPTY, Inventory, check_indexes, index_names, take_inventory
-from driftline.storage.lines.line_table import LineTable
-from driftline.storage.memory import maintenance as memory_maintenance
+from driftline.storage.leases.lease import LeaseStatus, peek
+from driftline.storage.lines.indexes import check_indexes, index_names
+from driftline.storage.lines.line_table import EMPTY_INVENTORY, Inventory, LineTable, take_inventory
 from driftline.storage.memory.catalog import entity_tree, outbox
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.memory_indexes import MemoryIndex
+from driftline.storage.memory.memory_indexes import MemoryIndex, pages
 from driftline.storage.memory.vectors import vector_tables
-from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
-from driftline.storage.workspace.records import BranchRecord, SourceRecord, WorkspaceConfig, read_record
-from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.embedding.models import model_of
-from driftline.tasks.indexing.commit import ChangeSet, Committer, settle
+from driftline.storage.workspace.records import BranchRecord, SourceRecord
+from driftline.storage.workspace.workspace import Workspace
 
 _COLUMNS = ["path", "hash", "lines", "reason"]
 
@@ -113,118 +96,6 @@ def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> s
 
 def _rows(table: pa.Table) -> set[tuple[Any, ...]]:
     return set(zip(*(column.to_pylist() for column in table.columns), strict=True))
-
-
-DAMAGED_PREFIX = "_damaged_"
-
-
-def quarantine(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
-    """Rename a damaged base, delta, record or lease of ``entity`` so that the rest is readable. Raises LeaseHeld.
-
-    Missing documents are then found through their lines, or by the next index run. Returns whether a file was renamed.
-    """
-    directory, _, name = path.rpartition("/")
-    objects = workspace.objects
-    if path == lease_path(entity):
-        # The holder loses its lease: the next lease's token continues from the index and fences it off.
-        with contextlib.suppress(ObjectNotFound):
-            objects.create(f"{path}.{DAMAGED_PREFIX}{run_id}", objects.get(path))
-            objects.delete([path])
-            return True
-        return False
-    if directory != entity.directory or not name.startswith(("_index", SOURCE)):
-        return False
-    with acquire_source(workspace, entity, run_id), contextlib.suppress(ObjectNotFound):
-        objects.create(f"{directory}/{DAMAGED_PREFIX}{run_id}_{name}", objects.get(path))
-        objects.delete([path])
-        return True
-    return False
-
-
-def quarantine_table(workspace: Workspace, tenant: Entity, fingerprint: str, run_id: str) -> int:
-    """Drop the unreadable versions and fragments of the table of ``fingerprint``, and return how many there were of
-    each.
-
-    Documents with missing lines are then found through the manifests. Raises LeaseHeld, StorageError.
-    """
-    with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
-        return workspace.lines(tenant, fingerprint).quarantine_damage(f".{DAMAGED_PREFIX}{run_id}")
-
-
-def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
-    """Settle ``entity``, and remove its documents at ``paths``, grouped by table fingerprint. Raises LeaseHeld.
-
-    A table with nothing to remove gets a new commit marker, which replaces any duplicates.
-    """
-    with acquire_source(workspace, entity, run_id) as lease:
-        settle(workspace, entity, lease)
-        batch = 0
-        for fingerprint, names in sorted(paths.items()):
-            table = workspace.lines(entity, fingerprint)
-            if not names:
-                table.fence(entity, lease.token)
-                continue
-            committer = Committer(workspace, entity, lease, run_id, table, workspace.config.dim or 0, batch=batch)
-            committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(sorted(names))))
-            batch = committer.batch
-
-
-def repair_indexes(workspace: Workspace, tenant: Entity, names: Sequence[str], run_id: str) -> None:
-    """Rebuild the current table's search indexes ``names``. Raises LeaseHeld."""
-    with acquire(workspace.objects, lease_path(tenant, "maintenance"), run_id):
-        table = workspace.lines(tenant)
-        drop(table, names)
-        maintain(table)
-
-
-def config_is_lost(objects: ObjectStore) -> bool:
-    """Return whether this is a workspace whose configuration is missing or damaged. Raises WorkspaceTooNew."""
-    try:
-        config = read_record(objects, CONFIG, WorkspaceConfig)
-    except CorruptFile:
-        return True
-    return config is None and bool(Workspace(objects, WorkspaceConfig()).tenants())
-
-
-def restore_config(objects: ObjectStore, run_id: str, workspace_id: str | None = None) -> None:
-    """Rewrite a lost configuration, with the memory catalog's ``workspace_id``, if there is one.
-
-    It records the model fingerprint that most documents use. Unless that is this host's default model, the model's name
-    stays unknown until the next run supplies it. Raises StorageError.
-    """
-    config = WorkspaceConfig() if workspace_id is None else WorkspaceConfig(workspace_id=workspace_id)
-    fingerprint, dim = _embedding(Workspace(objects, config))
-    data = to_json(replace(config, fingerprint=fingerprint, dim=dim, model=_default_model(fingerprint)))
-    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # another process wrote it concurrently
-        try:
-            damaged, version = objects.get_versioned(CONFIG)
-        except ObjectNotFound:
-            objects.create(CONFIG, data)
-        else:
-            objects.create(f"_damaged_{run_id}{CONFIG}", damaged)
-            objects.replace(CONFIG, data, version)
-
-
-def _default_model(fingerprint: str | None) -> str | None:
-    """Return the default model's name if it has this fingerprint."""
-    with contextlib.suppress(ModelNotFound):
-        model = model_of()
-        return model.name if model.fingerprint == fingerprint else None
-    return None
-
-
-def _embedding(workspace: Workspace) -> tuple[str | None, int | None]:
-    counts: Counter[str] = Counter()
-    for entity in workspace.entities():
-        with contextlib.suppress(CorruptFile):
-            rows = Manifest(workspace.objects, entity).read(columns=["fingerprint"])
-            counts.update(filter(None, rows["fingerprint"].to_pylist()))
-    for fingerprint, _ in counts.most_common():
-        for tenant in workspace.tenants():
-            table = LineTable(workspace.objects, tenant, fingerprint)
-            if table.exists():
-                return fingerprint, int(table.open().schema.field("vector").type.list_size)
-    return None, None
 
 
 class FindingKind(enum.StrEnum):
@@ -319,7 +190,7 @@ class _TenantCheck:
         for table in self._tables():
             exists = table.exists()
             try:
-                inventory = run_in_worker(take_inventory, table) if exists else EMPTY
+                inventory = run_in_worker(take_inventory, table) if exists else EMPTY_INVENTORY
                 damaged = table.damaged_fragments() if exists else []
             except CorruptFile as error:
                 self._add(FindingKind.UNREADABLE, self._tenant, table.path, str(error), table.fingerprint)
@@ -498,23 +369,11 @@ def verify_memory(workspace: Workspace, catalog: Catalog, verification: Verifica
         verification.findings += findings
 
 
-def repair_memory(workspace: Workspace, catalog: Catalog, findings: Sequence[Finding]) -> None:
-    """Rebuild the indexes of ``findings`` from the catalog. Raises LeaseHeld, possibly after rebuilding some."""
-    wrong: dict[str, list[Entity]] = defaultdict(list)
-    for finding in findings:
-        if finding.kind is FindingKind.MEMORY_INDEX:
-            wrong[finding.entity].append(Entity.of_directory(finding.path))
-    for tenant, entities in wrong.items():
-        memory_maintenance.rebuild_indexes(
-            catalog, workspace, Entity.of_directory(tenant), entities, lambda: datetime.now(UTC)
-        )
-
-
 def _check(workspace: Workspace, catalog: Catalog, tenant: Entity) -> tuple[list[Finding], int]:
     waiting = frozenset(catalog.read(lambda connection: outbox.keys(connection, tenant)))
     now, alive = datetime.now(UTC), 0
     parts, blobs = [_ENTRIES.empty_table()], list[tuple[str, str, int]]()
-    for page in memory_maintenance.pages(catalog, tenant, EVER):  # with values, so not all pages at once
+    for page in pages(catalog, tenant, EVER):  # with values, so not all pages at once
         living = [row for row in page if row.expires is None or row.expires > now]
         alive += len(living)
         indexed = {row.key for row in living} - waiting

@@ -20,6 +20,7 @@ from driftline.storage.lines.line_table import CONTINUED, LINES_PER_BLOCK, SPELL
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
 from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, terms
 from driftline.tasks.definitions.outlines import begins_definition
+from driftline.tasks.search.file_kinds import is_auxiliary, is_prose, is_test
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
 from driftline.tasks.search.query_language import is_constant, names_in, places_in
 from driftline.tasks.search.ranking import (
@@ -38,7 +39,6 @@ from driftline.tasks.search.ranking import (
     text_scores,
     word_weights,
 )
-from driftline.tasks.search.request import is_auxiliary, is_prose, is_test
 
 NO_DEFINITION, UNKNOWN = -1, -2
 _NUMBER_BITS = 32

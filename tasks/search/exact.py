@@ -42,6 +42,7 @@ from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
+from driftline.tasks.search.file_kinds import is_auxiliary, is_prose, is_test
 from driftline.tasks.search.filters import LineKinds, line_filter
 from driftline.tasks.search.hits import (
     ExactCounts,
@@ -61,10 +62,11 @@ from driftline.tasks.search.hits import (
     symbol_of,
 )
 from driftline.tasks.search.links import SourceRecords
+from driftline.tasks.search.no_results import nothing_indexed, why_nothing
 from driftline.tasks.search.query_language import ExactTerms, use_of
-from driftline.tasks.search.ranked import nothing_indexed, open_tables, search_ranked, search_threads, why_nothing
+from driftline.tasks.search.ranked import any_matches, open_tables, search_ranked, search_threads
 from driftline.tasks.search.ranking import Window
-from driftline.tasks.search.request import Explanation, SearchRequest, is_auxiliary, is_prose, is_test
+from driftline.tasks.search.request import Explanation, SearchRequest
 from driftline.tasks.text import rows_of_line
 
 MAX_SECONDS = 30.0
@@ -581,7 +583,7 @@ class ExactSearch:
         """Return the first lines of the first ``files`` or, with ``count``, only the number of files."""
         counts = ExactCounts(0, len(files), "time" if self.cut else None)
         if not files and counts.complete:
-            unmatched, notes = why_nothing(self.workspace, self.tables, request)
+            unmatched, notes = why_nothing(self.workspace, self.tables, request, any_matches)
             notes = notes or ("No file passes all filters.",)
             return SearchReport("", (), unmatched=unmatched, notes=notes, exact=counts)
         shown = () if request.count else files[: request.top_k]

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from driftline.tasks.search.request import ALIASES, FILTERS, LANGUAGES, SearchRequest, extensions_of, is_test
+from driftline.tasks.search.file_kinds import ALIASES, LANGUAGES, is_test
+from driftline.tasks.search.request import FILTERS, SearchRequest, extensions_of
 
 FACETS = ("sources", "languages", "kinds", "dirs", "tests")
 """The options that are facets, in the order they are displayed."""

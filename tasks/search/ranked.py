@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
@@ -33,9 +32,17 @@ from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.candidates import MIN_RESULTS, Candidates, gather, lines_of, rank
 from driftline.tasks.search.facets import Facets, Match, counted
-from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter, relative_to_sources
-from driftline.tasks.search.hits import Hit, SearchReport, distinct_windows, hits, of_distinct_files
+from driftline.tasks.search.filters import ALL_LINES, LineKinds, line_filter, relative_to_sources
+from driftline.tasks.search.hits import SearchReport, distinct_windows, hits, of_distinct_files
 from driftline.tasks.search.links import SourceRecords
+from driftline.tasks.search.no_results import (
+    UNKNOWN_WORDS,
+    note_without_search,
+    notes_on,
+    nothing_indexed,
+    why_left_out,
+    why_nothing,
+)
 from driftline.tasks.search.query_language import QueryForm, name_in, names_in, places_in, query_form
 from driftline.tasks.search.ranking import (
     GROWTH,
@@ -52,7 +59,7 @@ from driftline.tasks.search.ranking import (
     without_copies,
 )
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.request import Explanation, Mode, SearchFilter, SearchRequest
+from driftline.tasks.search.request import Explanation, Mode, SearchRequest
 from driftline.tasks.search.rerank import (
     JOINED_WINDOWS,
     DeepSearch,
@@ -120,7 +127,7 @@ def search_ranked(workspace: Workspace, request: SearchRequest) -> SearchReport:
     nothing = SearchReport(query, (), explanation if request.explain else None)
     nothing = replace(nothing, facets=Facets() if request.facets else None)
     if top_k == 0 or not query.strip() or model is None:
-        return replace(nothing, notes=_trivially(workspace, request))
+        return replace(nothing, notes=note_without_search(workspace, request))
     records = SourceRecords(workspace)
     records.read_ahead(search_threads())
     with explanation.timed("open"):
@@ -161,87 +168,16 @@ def _explained(
     calibration, tables = Calibration.of(finder.embedder), finder.tables
     windows = replace(finder, max_distance=None).nearest_allowed() if finder.embedded.any() else []
     near = [*hits(workspace, tables, windows, report.query, 0, records, calibration, False)]
-    unmatched, notes = why_nothing(workspace, tables, request)
-    notes = notes or (_why_left_out(near, request.mode, finder.max_distance, finder.only),)
+    unmatched, notes = why_nothing(workspace, tables, request, any_matches)
+    notes = notes or (why_left_out(near, request.mode, finder.max_distance, finder.only),)
     return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
 
 
-NO_GOOD_MATCH = "No good match. These are the nearest lines, all weak."
-UNKNOWN_WORDS = "The model knows none of the query's words."
-
-
-def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
-    """Return a note if no hit is likely to be relevant."""
-    return (NO_GOOD_MATCH,) if found and all(hit.label == "weak" for hit in found) else ()
-
-
-def nothing_indexed(workspace: Workspace) -> str:
-    """Explain why a workspace has no lines: whether it has sources, and why their files were skipped."""
-    if workspace.config.fingerprint and not workspace.config.model:  # restored by a repair
-        return f"{workspace.objects.uri} has no record of its embedding model. Run: driftline index SOURCE --model NAME"
-    reasons: Counter[str] = Counter()
-    records = []
-    for entity, record in workspace.readable_sources():
-        records.append(record)
-        reasons.update(filter(None, workspace.manifest(entity).read(columns=["reason"])["reason"].to_pylist()))
-    if not records:
-        return f"Nothing is indexed in {workspace.objects.uri}. Run: driftline index SOURCE"
-    listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-    left_out = f"all files of its sources were skipped ({listed})" if reasons else "its sources have no indexed files"
-    if any(record.include or record.exclude for record in records):
-        left_out += " that match their filters (`include`, `exclude`)"
-    return f"The index in {workspace.objects.uri} has no lines: {left_out}."
-
-
-def _trivially(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
-    if request.top_k == 0:
-        return ("No results were requested (`top_k` is 0).",)
-    return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)
-
-
-def why_nothing(
-    workspace: Workspace, tables: Sequence[TableSearcher], filters: SearchFilter
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the globs that match no documents, and messages about filters that match nothing.
-
-    Both are empty if any line passes.
-    """
-    if any(table.matches for table in tables):
-        return (), ()
-    if not any(table.lines for table in tables):
-        return (), (nothing_indexed(workspace),)
-    empty = [each for each in conditions(filters) if not _matches(workspace, line_filter(each[2], workspace))]
-    notes = tuple(why for _, why, _ in empty) or ("No indexed document matches all filters together.",)
-    return tuple(name for name, _, _ in empty if name.startswith("glob ")), notes
-
-
-def _matches(workspace: Workspace, where: LineFilter | None) -> bool:
+def any_matches(workspace: Workspace, where: LineFilter | None) -> bool:
+    """Return whether any indexed line passes ``where``."""
     found = (each for tenant in workspace.tenants() for each in tables_of(workspace, tenant, where))
     tables = ((workspace.lines(entity), narrowed) for entity, narrowed in found)
     return any(TableSearcher(table, narrowed).matches for table, narrowed in tables if table.exists())
-
-
-def _why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
-    """Return why lines that pass the filters are not results."""
-    if not nearest and only != ALL_LINES:
-        return "No line near the query is of these kinds (`kinds`, `symbols`, `tests`)."
-    if not nearest:
-        return "No line contains any of the query's words, and the model knows none of them."
-    if limit is None or nearest[0].distance <= limit:
-        return (
-            "No line contains any of the query's words."
-            if mode == "text"
-            else "No line near the query is of these kinds."
-        )
-    return nearest_note(nearest[0], limit)
-
-
-def nearest_note(hit: Hit, limit: float) -> str:
-    """Return how far the nearest line is beyond a search's limit."""
-    return (
-        f"No line is within the distance {limit:.4g}: the nearest, {hit.path}:{hit.line}, has distance "
-        f"{hit.distance:.4f} and relevance {hit.relevance:.4f}."
-    )
 
 
 def model_of(workspace: Workspace) -> ModelRef | None:

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.tokenizer import name_parts, terms, terms_of
+from driftline.tasks.search.file_kinds import is_auxiliary, is_prose
 from driftline.tasks.search.query_language import QueryForm
-from driftline.tasks.search.request import is_auxiliary, is_prose
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from quality_sets import (
 )
 
 from driftline.tasks.definitions.outlines import definitions
-from driftline.tasks.search.request import is_test
+from driftline.tasks.search.file_kinds import is_test
 
 _GO = "usr/share/go-1.19/src"
 _JAVA = "usr/lib/jvm/openjdk-17/lib"

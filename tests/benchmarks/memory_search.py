@@ -20,7 +20,7 @@ import numpy as np
 
 from driftline.storage.entities import Entity
 from driftline.storage.lance.lance_table import is_indexed
-from driftline.storage.memory.maintenance import compact_indexes, compact_vectors
+from driftline.storage.memory.memory_indexes import compact_indexes, compact_vectors
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.vectors import VectorTable, vector_tables
 from driftline.tasks.embedding.embedder import WordTableEmbedder

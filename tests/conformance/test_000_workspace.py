@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import driftline as dl
-from driftline.tasks.search.grep import open_embedder
+from driftline.tasks.search.unindexed import open_embedder
 from tests.conformance.search_support import (
     ENGINE_ARGUMENTS,
     NOTES,

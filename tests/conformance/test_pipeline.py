@@ -17,7 +17,7 @@ import driftline as dl
 from driftline.flows.runs import source_run
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.scanning.scan import plan_partitions
-from driftline.tasks.search.grep import open_embedder
+from driftline.tasks.search.unindexed import open_embedder
 from tests.conformance.search_support import ROOT, pages, plant, without_variables
 from tests.conformance.table import criterion
 from tests.servers.prefect_server import PrefectServer

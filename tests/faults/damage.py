@@ -20,7 +20,7 @@ from random import Random
 
 from driftline.flows.commands.main import main
 from driftline.storage.lance.reader_process import ProcessDied, run_in_worker
-from driftline.storage.lines import line_counts
+from driftline.storage.lines import indexes
 from driftline.storage.lines.line_table import LineTable
 from driftline.tasks.maintenance import search_quality, verification
 
@@ -131,8 +131,8 @@ def fuzzed(data: bytes, random: Random) -> bytes:
 
 def checked_indexes(table: LineTable, seed: str) -> list[tuple[str, str]]:
     """Check the indexes in this process; verify would use another one."""
-    line_counts.SAMPLE_ROWS = SAMPLED_ROWS
-    return list(line_counts.check_indexes(table, "damage"))
+    indexes.SAMPLE_ROWS = SAMPLED_ROWS
+    return list(indexes.check_indexes(table, "damage"))
 
 
 def _command(arguments: list[str]) -> tuple[int, str, str]:

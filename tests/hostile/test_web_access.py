@@ -28,13 +28,12 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 import driftline as dl
-from driftline.flows.config.locate import boundary_in
 from driftline.flows.config.memory_settings import load_memory_configuration
+from driftline.flows.config.which_workspace import boundary_in
 from driftline.flows.http_server import MAX_BODY_BYTES
 from driftline.flows.served_memory import Memory
-from driftline.flows.web import authentication as authenticating
-from driftline.flows.web.api import Reader, _within
-from driftline.flows.web.authentication import (
+from driftline.flows.web import access
+from driftline.flows.web.access import (
     AccessRules,
     Authentication,
     FollowedFleet,
@@ -42,6 +41,7 @@ from driftline.flows.web.authentication import (
     KnownTokens,
     TrustedProxy,
 )
+from driftline.flows.web.api import Reader, _within
 from driftline.flows.web.guard import Guard, RateLimit
 from driftline.flows.web.routes import Tools
 from driftline.flows.web.server import Exposure, web_server
@@ -106,7 +106,7 @@ class Site:
 
     def forget(self) -> None:
         """Make the next request read the tokens."""
-        self.tokens._tried_at = -authenticating.STALE_SECONDS
+        self.tokens._tried_at = -access.STALE_SECONDS
 
     def ask(self, target: str, **options: str) -> Answer:
         return ask(self.address, target, **options)
@@ -147,7 +147,7 @@ def test_readers_that_cannot_be_read_grant_nothing_and_refuse_nobody_else(caplog
     readers.refresh()
     assert [*readers.readable_by("ann@acme.example")] == [_OWN]
     readers.read = fail
-    readers._tried_at = readers._read_at = -authenticating.STALE_SECONDS
+    readers._tried_at = readers._read_at = -access.STALE_SECONDS
     readers.refresh()
     assert [*readers.readable_by("ann@acme.example")] == []
     assert "Cannot read" in caplog.text
@@ -622,7 +622,7 @@ def test_the_last_known_tokens_are_trusted_for_a_while(monkeypatch: pytest.Monke
         return (record,)
 
     # Only this module's clock: the event loop needs the real one.
-    monkeypatch.setattr(authenticating, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: now[0]))
     proxy = TrustedProxy("X-User", [ip_network("10.0.0.0/8")])
     guarded = Guard(PlainTextResponse("ok"), ["x.example"], authentication=Authentication(KnownTokens(read), proxy))
 
@@ -632,13 +632,13 @@ def test_the_last_known_tokens_are_trusted_for_a_while(monkeypatch: pytest.Monke
 
     assert status(Authorization="Bearer t") == 200
     reads[0] = False
-    for _ in range(int(authenticating.STALE_SECONDS)):
+    for _ in range(int(access.STALE_SECONDS)):
         now[0] += 1
         assert status(Authorization="Bearer t") == 200
-    for _ in range(2 * int(authenticating.REFRESH_SECONDS) + 2):  # also between two attempts to read them
+    for _ in range(2 * int(access.REFRESH_SECONDS) + 2):  # also between two attempts to read them
         now[0] += 1
         assert status(Authorization="Bearer t") == status(Authorization="Bearer unknown") == 503
     assert status(**{"X-User": "ann"}) == 200  # a user of the proxy needs no token
     reads[0] = True
-    now[0] += authenticating.REFRESH_SECONDS + 1
+    now[0] += access.REFRESH_SECONDS + 1
     assert status(Authorization="Bearer t") == 200

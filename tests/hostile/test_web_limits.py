@@ -38,8 +38,8 @@ import driftline as dl
 from driftline.flows import http_server
 from driftline.flows.http_server import MAX_BODY_BYTES, HttpServer, TimeoutProtocol, listen
 from driftline.flows.web import guard
+from driftline.flows.web.access import cookie
 from driftline.flows.web.api import MAX_QUERY_CHARACTERS, Reader
-from driftline.flows.web.authentication import cookie
 from driftline.flows.web.routes import Tools
 from driftline.flows.web.server import MAX_HEAD_BYTES, Exposure, web_server
 from driftline.storage.errors import StorageError, UsageError

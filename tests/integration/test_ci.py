@@ -18,7 +18,7 @@ from driftline.storage.errors import UsageError
 from driftline.storage.layout import new_ulid
 from driftline.storage.workspace.records import RunHistory
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.verification import repair_source
+from driftline.tasks.maintenance.repair import repair_source
 from tests.support.oracle import assert_in_step, files_below
 
 Driftline = Callable[..., Any]

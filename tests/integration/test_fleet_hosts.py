@@ -18,9 +18,9 @@ import driftline
 from driftline.flows.commands.web import _access_rules
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs.remove import remove_source
-from driftline.flows.web import authentication as authenticating
+from driftline.flows.web import access
+from driftline.flows.web.access import Authentication, TrustedProxy
 from driftline.flows.web.api import Reader
-from driftline.flows.web.authentication import Authentication, TrustedProxy
 from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.errors import AccessDenied, SourceConflict, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import discovery, hosts
@@ -635,7 +635,7 @@ def test_a_user_of_the_proxy_finds_what_the_host_lets_them_read(
         api.repositories[0].readers = []
         fleet.sync()
         assert rules.readers is not None
-        rules.readers._tried_at = -authenticating.STALE_SECONDS
+        rules.readers._tried_at = -access.STALE_SECONDS
         assert found("ann@acme.example") == {"f2.md"}
 
 

@@ -24,8 +24,7 @@ from driftline.storage.lance.lance_table import is_indexed
 from driftline.storage.memory import vectors as memory_vectors
 from driftline.storage.memory.catalog.outbox import claim
 from driftline.storage.memory.flush import CLAIM_SECONDS, OVERDUE_SECONDS, new_claim_owner
-from driftline.storage.memory.maintenance import compact_vectors
-from driftline.storage.memory.memory_indexes import MemoryIndex
+from driftline.storage.memory.memory_indexes import MemoryIndex, compact_vectors
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.memory.vectors import VectorTable
 from driftline.storage.objects.local_disk import LocalDisk

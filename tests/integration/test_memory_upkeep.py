@@ -12,7 +12,7 @@ import pytest
 from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.storage.errors import CatalogError, CatalogMismatch
-from driftline.storage.garbage.classify import Reason
+from driftline.storage.garbage.orphans import Reason
 from driftline.storage.memory.catalog import entry_writes
 from driftline.storage.memory.catalog.tables import retired_blobs
 from driftline.storage.memory.listings import MemoryListing, Totals

@@ -253,27 +253,27 @@ def test_an_index_that_misses_lines_is_detected_and_rebuilt(own: Corner, monkeyp
     assert check(own).findings == []
     # An index over the wrong rows, taken from a table in which every path differs.
     with monkeypatch.context() as patch:
-        from driftline.storage.lines import line_counts
+        from driftline.storage.lines import indexes
 
         # Runs in this process, which is patched:
         patch.setattr("driftline.tasks.maintenance.verification.run_in_worker", operator.call)
-        original = line_counts._finds
+        original = indexes._finds
         lost = {own.table.open().version}
         patch.setattr(
-            line_counts,
+            indexes,
             "_finds",
             lambda at, counts, name, line: (
                 original(at, counts, name, line) and not (name == "path_idx" and at.version in lost)
             ),
         )
         samples: list[list[dict[str, Any]]] = []
-        sample = line_counts._sample
+        sample = indexes._sample
 
         def recorded(*arguments: Any) -> list[dict[str, Any]]:
             samples.append(sample(*arguments))
             return samples[-1]
 
-        patch.setattr(line_counts, "_sample", recorded)
+        patch.setattr(indexes, "_sample", recorded)
         assert found(check(own)) == {(FindingKind.INDEX, "path_idx")}
         assert check(own, repair=True).findings == []
         assert [line["id"] for line in samples[0]] != [line["id"] for line in samples[1]]  # another run, other lines

@@ -14,8 +14,8 @@ import pytest
 
 import driftline as dl
 from driftline.flows.client import Connection
+from driftline.flows.web.access import Authentication, KnownTokens
 from driftline.flows.web.api import Reader
-from driftline.flows.web.authentication import Authentication, KnownTokens
 from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.errors import UsageError
 from driftline.storage.workspace.tokens import create_token, read_tokens

@@ -16,11 +16,11 @@ import pytest
 import yaml
 
 import driftline as dl
-from driftline.flows.config.locate import boundary_in
+from driftline.flows.config.which_workspace import boundary_in
 from driftline.flows.http_server import HttpServer
 from driftline.flows.runs.pull import PullRequest, pull_workspace
+from driftline.flows.web.access import Authentication, KnownTokens
 from driftline.flows.web.api import Reader
-from driftline.flows.web.authentication import Authentication, KnownTokens
 from driftline.flows.web.observability import tracer
 from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.workspace.tokens import create_token, read_tokens

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.flows.config import memory_settings
-from driftline.flows.config.locate import boundary_in
+from driftline.flows.config.which_workspace import boundary_in
 from driftline.storage.entities import INDEX_LEVELS, Boundary, Entity, is_within
 from driftline.storage.errors import BadEntity, UsageError
 from driftline.storage.objects.store import ObjectStore

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from driftline.flows.config.driftline_toml import config_of
-from driftline.flows.config.locate import workspace_for_indexing, workspace_for_reading
+from driftline.flows.config.which_workspace import workspace_for_indexing, workspace_for_reading
 from driftline.flows.config.workspace_names import local_path
 from driftline.flows.runs import cached_copies
 from driftline.storage.environment import user_folder

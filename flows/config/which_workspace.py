@@ -1,7 +1,7 @@
-"""Locate and open a command's workspace, with its branch, boundary and readable sources.
+"""Find and open the workspace of a command or call, with its branch, boundary and readable sources.
 
-The workspace is the one given, or else the nearest. A branch is given by name, or as ``auto`` for the checked-out
-branch. Without a ``driftline.toml``, a command never imports the modules that read it.
+The workspace is the one given, by path, URI or name, or else the nearest. A branch is given by name, or as ``auto`` for
+the checked-out branch. Without a ``driftline.toml``, a command never imports the modules that read it.
 """
 
 from __future__ import annotations
