@@ -253,7 +253,8 @@ def _default(parameter: Any) -> str:
 
 def arguments(argument: str, meanings: Mapping[str, str]) -> str:
     """Return the arguments of an action, in the order of their positions; those of a search have their own help."""
-    offered = {row.argument: row for row in _load("driftline.tasks.search.request:options_in")("action").values()}
+    options = _load("driftline.tasks.search.request:OPTIONS").offered_in("action")
+    offered = {row.argument: row for row in options.values()}
     parameters = inspect.signature(_load(argument)).parameters
     named = [name for name in parameters if name not in ("state", "handles")]
     explained = {name: offered[name].help for name in named if name in offered} | dict(meanings)
@@ -286,7 +287,7 @@ def options(argument: str, meanings: Mapping[str, str]) -> str:
 def filters(argument: str, meanings: Mapping[str, str]) -> str:
     """Return the options of the command line that filter a search."""
     request = importlib.import_module("driftline.tasks.search.request")
-    offered = request.options_in("command", *request.FILTERS, "max_distance", "min_relevance")
+    offered = request.OPTIONS.offered_in("command", *request.FILTERS, "max_distance", "min_relevance")
     rows = [(f"`{' '.join(filter(None, (row.flag, row.metavar)))}`", row.help) for row in offered.values()]
     return _table(("Option", "Meaning"), rows)
 

@@ -20,7 +20,7 @@ from driftline.storage import errors
 from driftline.storage.defaults import DEFAULT_ENTRIES
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
 from driftline.storage.option_table import from_keywords, path_or_uri
-from driftline.tasks.search.request import Mode, SearchRequest, options_in
+from driftline.tasks.search.request import OPTIONS, Mode, SearchRequest
 
 if TYPE_CHECKING:
     import http.client
@@ -445,7 +445,7 @@ class Client(ReadOnlyWorkspace):
 
 def search_parameters(request: SearchRequest) -> dict[str, Any]:
     """Convert a request to API parameters. Raises UsageError for an option that servers do not support."""
-    served, given = options_in("http"), request.given()
+    served, given = OPTIONS.offered_in("http"), request.given()
     only_here = [name for name in given if name not in served]
     only_here += ["where"] if request.where is not None or request.also else []
     only_here += ["within"] if request.within is not None else []

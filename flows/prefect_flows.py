@@ -9,15 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from driftline.flows.config.index_request import FLEET_OPTIONS, IndexRequest, options_in
+from driftline.flows.config.index_request import FLEET_OPTIONS, OPTIONS, IndexRequest
 from driftline.flows.config.toml_schema import FleetTable
 from driftline.flows.config.workspace_names import absolute_workspace
 from driftline.flows.output.run_reports import FleetsReport
@@ -56,21 +55,14 @@ _R = TypeVar("_R")
 
 
 def _parameter(row: Option) -> inspect.Parameter:
-    low, high = row.served or row.bounds or (None, None)
-    kind: Any = list[str] if row.is_list else Literal[row.choices] if row.choices else row.type
-    if low is not None:
-        kind = Annotated[kind, Field(ge=low, le=None if high == inf else high)]
+    low, high = row.limits(served=True)
+    kind = row.value_type if low is None else Annotated[row.value_type, Field(ge=low, le=high)]
     default = None if row.is_list else row.default
-    return inspect.Parameter(
-        row.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=kind | None if default is None else kind,
-    )
+    return row.keyword(kind | None if default is None else kind, default)
 
 
 def _with_options(*options: Option) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
-    """Replace a flow's parameter ``given`` with ``options``, in its signature and docstring: Prefect's form."""
+    """Replace a flow's parameter ``given`` with ``options``, in the signature and docstring that Prefect shows."""
 
     def decorate(function: Callable[..., _R]) -> Callable[..., _R]:
         call = spread("given", [_parameter(row) for row in options])(function)
@@ -93,7 +85,7 @@ def _source_names(parameters: Mapping[str, Any]) -> str:
     on_crashed=[release_leases],
     on_cancellation=[release_leases],
 )
-@_with_options(*options_in("flow").values())
+@_with_options(*OPTIONS.offered_in("flow").values())
 def index(
     sources: Annotated[list[str], Field(min_length=1)],
     workspace: str,

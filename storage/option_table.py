@@ -1,6 +1,6 @@
 """Declare each request argument once, with its type, default, limits, names and help.
 
-A request is a frozen dataclass whose fields are made by ``option``. ``options_of`` returns its table: the command line,
+A request is a frozen dataclass whose fields are made by ``option``. ``Options.of`` returns its table: the command line,
 HTTP and MCP servers, actions and configuration build their declarations from it; ``Option.check`` checks a value
 regardless of its origin. The module imports no libraries, to keep ``--help`` and ``import driftline`` fast.
 """
@@ -12,12 +12,12 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Union, get_args, get_origin
 
 from driftline.storage.errors import UsageError
 
@@ -86,6 +86,26 @@ class Option:
     def description(self) -> str:
         """Return the help, with the default of an option that may be None."""
         return f"{self.help} Default: {self.unset}." if self.unset else self.help
+
+    @property
+    def value_type(self) -> Any:
+        """Return the annotation of a value: a list of strings, one of the choices, or the type."""
+        if self.is_list:
+            return list[str]
+        return Literal[self.choices] if self.choices else self.type
+
+    def limits(self, *, served: bool = False) -> tuple[float | None, float | None]:
+        """Return the lowest and highest number that the option, or with ``served`` a server, accepts; None if open."""
+        if self.is_switch:
+            return None, None
+        low, high = (self.served if served else None) or self.bounds or (None, None)
+        return low, None if high == math.inf else high
+
+    def keyword(self, annotation: Any, default: Any = None, *, name: str = "") -> inspect.Parameter:
+        """Return the option as a keyword-only parameter, called ``name`` if the interface has another name for it."""
+        return inspect.Parameter(
+            name or self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
 
     def check(self, value: Any) -> None:
         """Raise UsageError if a value has the wrong type, is out of bounds, or is not one of the choices."""
@@ -159,11 +179,41 @@ def given_values(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value not in (None, [])}
 
 
-def options_of(model: type) -> dict[str, Option]:
-    """Return a dataclass's option table, keyed by name, own fields before inherited ones."""
-    inherited = {each.name for base in model.__mro__[1:] if is_dataclass(base) for each in fields(base)}
-    ordered = sorted(fields(model), key=lambda each: each.name in inherited)
-    return {each.name: _named(each) for each in ordered if _OPTION in each.metadata}
+class Options(Mapping[str, Option]):
+    """Options of a request, keyed by name, in the order that interfaces show them."""
+
+    def __init__(self, rows: Mapping[str, Option]) -> None:
+        self._rows = dict(rows)
+
+    @classmethod
+    def of(cls, model: type) -> Self:
+        """Return a dataclass's options, own fields before inherited ones."""
+        inherited = {each.name for base in model.__mro__[1:] if is_dataclass(base) for each in fields(base)}
+        ordered = sorted(fields(model), key=lambda each: each.name in inherited)
+        return cls({each.name: _named(each) for each in ordered if _OPTION in each.metadata})
+
+    def __getitem__(self, name: str) -> Option:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __or__(self, others: Mapping[str, Option]) -> Self:
+        return type(self)(self._rows | dict(others))
+
+    def offered_in(self, interface: str, *names: str) -> Self:
+        """Return the options that ``interface`` offers, limited to ``names`` if given."""
+        return type(self)(
+            {name: row for name, row in self.items() if interface in row.only_in and (not names or name in names)}
+        )
+
+    def given_by(self, attribute: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``values`` keyed by option name; their keys are the options' ``attribute``, parameter or argument."""
+        names = {getattr(row, attribute): name for name, row in self.items()}
+        return {names[each]: value for each, value in values.items()}
 
 
 def _named(declared: Any) -> Option:

@@ -30,7 +30,6 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_type_
 
 from driftline.storage.errors import UsageError
 from driftline.storage.option_table import Option, nearest_name
-from driftline.tasks.search.request import OPTIONS
 
 ENGINE_ARGUMENTS = frozenset(
     {"state", "engine", "node", "node_name", "graph", "config", "parallel_results", "run_id", "thread_id"}
@@ -363,21 +362,7 @@ def parameters(options: Mapping[str, Option], *first: str) -> list[inspect.Param
     Options that are not given are omitted.
     """
     ordered = [*(options[name] for name in first), *(row for name, row in options.items() if name not in first)]
-    return [
-        inspect.Parameter(
-            row.argument,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[Any, ArgumentType(_reader(row))],
-        )
-        for row in ordered
-    ]
-
-
-def given_by(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the argument values keyed by option name."""
-    names = {row.argument: name for name, row in OPTIONS.items()}
-    return {names[argument]: value for argument, value in arguments.items()}
+    return [row.keyword(Annotated[Any, ArgumentType(_reader(row))], name=row.argument) for row in ordered]
 
 
 def _reader(row: Option) -> Callable[[object], Any]:

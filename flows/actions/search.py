@@ -20,7 +20,6 @@ from driftline.flows.actions.arguments import (
     Names,
     Query,
     SomeNames,
-    given_by,
     parameters,
 )
 from driftline.flows.actions.registry import Action, Handles, Result, action, bind, close_with
@@ -36,7 +35,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import model_of
 from driftline.tasks.scanning.named_files import files_named, is_glob, literal
 from driftline.tasks.scanning.overlap import below
-from driftline.tasks.search.request import SearchRequest, options_in
+from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 _LIMITS = ("top_k", "max_distance", "n_lines", "min_relevance")
 _FIRST = (
@@ -177,7 +176,7 @@ def workspace_index(
 
 
 @action
-@spread("given", parameters(options_in("action"), *_FIRST))
+@spread("given", parameters(OPTIONS.offered_in("action"), *_FIRST))
 def workspace_search(
     state: Any,
     workspace: Name,
@@ -194,7 +193,7 @@ def workspace_search(
     from driftline.flows.actions.sources import filter_for
     from driftline.flows.search import search, search_request
 
-    options = given_by(given)
+    options = OPTIONS.given_by("argument", given)
     opened = (handles := handles or Handles()).workspace(handles.locate(workspace))
     paths = options.pop("paths", None)
     also = () if paths is None else (filter_for(opened, paths),)
@@ -227,7 +226,7 @@ def workspace_remove(state: Any, workspace: Name, paths: SomeNames, handles: Han
 
 
 @action
-@spread("given", parameters(options_in("action", *_LIMITS), *_LIMITS))
+@spread("given", parameters(OPTIONS.offered_in("action", *_LIMITS), *_LIMITS))
 def semantic(
     state: Any,
     query: Query,
@@ -247,7 +246,7 @@ def semantic(
 
     handles = handles or Handles()
     skipped = SkippedFiles()
-    request = SearchRequest.of(query, given_by(given))
+    request = SearchRequest.of(query, OPTIONS.given_by("argument", given))
     embedder = partial(handles.embedder, model)
     if workspace is None:
         report = grep(request, read_texts(files, on_skip=skipped.add), embedder())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import takewhile
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -337,30 +336,19 @@ WithinOption = Annotated[
 
 def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
     """Return a request's options as command parameters; omitted options are None."""
-    return [_parameter(row) for row in options.values()]
-
-
-def _parameter(row: Option) -> inspect.Parameter:
-    annotation: Any = Annotated[_kind(row) | None, declared(row)]
-    return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _kind(row: Option) -> Any:
-    if row.is_list:
-        return list[str]
-    return Literal[row.choices] if row.choices else row.type
+    return [row.keyword(Annotated[row.value_type | None, declared(row)]) for row in options.values()]
 
 
 def declared(row: Option, **changed: Any) -> Any:
     """Return an option as typer declares it, with some settings ``changed``."""
-    low, high = row.bounds if row.bounds is not None and not row.is_switch else (None, None)
+    low, high = row.limits()
     shown: bool | str = row.unset or (str(row.default) if row.default not in (None, ()) else False)
     if row.is_switch and row.default is not None:
         shown = ("yes" if row.default else "no") if "/" in row.flag else False
     settings: dict[str, Any] = {
         "metavar": row.metavar,
         "min": low,
-        "max": None if high == math.inf else high,
+        "max": high,
         "help": row.help,
         "show_default": shown,
     }

@@ -25,7 +25,7 @@ from driftline.flows.output.plain_text import say, say_done, warn
 from driftline.storage.defaults import DEFAULT_PRUNED_AFTER_DAYS
 from driftline.storage.errors import UsageError
 from driftline.storage.option_table import spread
-from driftline.tasks.search.request import SearchRequest, options_in
+from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     from driftline.storage.entities import Boundary
@@ -113,7 +113,7 @@ def prune(
 
 
 @app.command()
-@spread("given", parameters(options_in("command", "top_k", "n_lines")))
+@spread("given", parameters(OPTIONS.offered_in("command", "top_k", "n_lines")))
 def diff(
     base: Annotated[str, typer.Argument(metavar="BASE", help="The base: main.")],
     branch: Annotated[str, typer.Argument(metavar="BRANCH", help="Branch name, as listed by 'driftline branches'.")],

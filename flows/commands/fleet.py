@@ -19,7 +19,7 @@ from driftline.flows.commands.app import (
     reporting_what_was_committed,
     show,
 )
-from driftline.flows.config.index_request import FLEET_OPTIONS, options_in
+from driftline.flows.config.index_request import FLEET_OPTIONS, OPTIONS
 from driftline.flows.config.which_workspace import workspace_for_indexing
 from driftline.storage.option_table import spread
 
@@ -51,7 +51,7 @@ def list_repositories(
 
 
 @fleet.command()
-@spread("given", parameters(options_in("command", "dry_run") | FLEET_OPTIONS))
+@spread("given", parameters(OPTIONS.offered_in("command", "dry_run") | FLEET_OPTIONS))
 def sync(
     config: ConfigOption = None,
     workspace: WorkspaceOption = None,

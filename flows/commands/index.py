@@ -23,7 +23,7 @@ from driftline.flows.commands.app import (
     reporting_what_was_committed,
     show,
 )
-from driftline.flows.config.index_request import OPTIONS, IndexRequest, options_in
+from driftline.flows.config.index_request import OPTIONS, IndexRequest
 from driftline.flows.config.which_workspace import (
     WORKSPACE_VARIABLE,
     named_branch,
@@ -54,7 +54,7 @@ _BRANCH = "Index this branch of the sources, not the main index; auto: the check
 
 
 @app.command()
-@spread("given", parameters(options_in("command") | {"branch": replace(OPTIONS["branch"], help=_BRANCH)}))
+@spread("given", parameters(OPTIONS.offered_in("command") | {"branch": replace(OPTIONS["branch"], help=_BRANCH)}))
 def index(
     sources: SourcesArgument = None,
     all_sources: AllOption = False,

@@ -32,7 +32,7 @@ from driftline.flows.search import search_request, view
 from driftline.storage.defaults import DEFAULT_REDACTION, DEFAULT_RERANKED, MAX_RERANKED, Redaction
 from driftline.storage.errors import SourceNotFound, UsageError
 from driftline.storage.option_table import spread
-from driftline.tasks.search.request import SearchRequest, options_in, without_empty
+from driftline.tasks.search.request import OPTIONS, SearchRequest, without_empty
 
 if TYPE_CHECKING:
     from driftline.storage.documents import SkipReason
@@ -84,7 +84,7 @@ ServerOption = Annotated[
 
 
 @app.command()
-@spread("given", parameters(options_in("command")))
+@spread("given", parameters(OPTIONS.offered_in("command")))
 def search(
     words: WordsArgument = None,
     workspace: WorkspaceOption = None,
@@ -177,7 +177,7 @@ _LIMITS = ("top_k", "max_distance", "min_relevance", "n_lines")
 
 
 @app.command()
-@spread("given", parameters(options_in("command", *_LIMITS)))
+@spread("given", parameters(OPTIONS.offered_in("command", *_LIMITS)))
 def grep(
     query: QueryArgument,
     files: Annotated[

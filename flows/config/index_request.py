@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf
-from types import MappingProxyType
 from typing import Any, Self, TypeAlias, cast
 
 from driftline.storage.defaults import (
@@ -18,7 +17,7 @@ from driftline.storage.defaults import (
     Redaction,
 )
 from driftline.storage.errors import UsageError
-from driftline.storage.option_table import Option, listed, option, options_of, path_or_uri
+from driftline.storage.option_table import Options, listed, option, path_or_uri
 
 _COMMAND, _FLOW = frozenset({"command"}), frozenset({"flow"})
 
@@ -185,16 +184,18 @@ class IndexOptions:
         return cast("tuple[str | SourceRequest, ...]", self.sources)
 
 
-OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(IndexOptions))
-"""The options of an index run, keyed by name, in the order that interfaces show them."""
-SETTINGS = {name: row for name, row in OPTIONS.items() if row.is_setting}
+OPTIONS = Options.of(IndexOptions)
+"""The options of an index run."""
+SETTINGS = Options({name: row for name, row in OPTIONS.items() if row.is_setting})
 """The options that can have a default in ``driftline.toml``."""
 _RETIRED = "Refuse to retire a larger fraction of a fleet, or to delete a larger fraction of a source; 1 allows all."
-FLEET_OPTIONS = {
-    **{name: OPTIONS[name] for name in ("executor", "workers", "indexes", "wait_seconds")},
-    "max_delete_fraction": replace(OPTIONS["max_delete_fraction"], help=_RETIRED),
-    **SETTINGS,
-}
+FLEET_OPTIONS = Options(
+    {
+        **{name: OPTIONS[name] for name in ("executor", "workers", "indexes", "wait_seconds")},
+        "max_delete_fraction": replace(OPTIONS["max_delete_fraction"], help=_RETIRED),
+        **SETTINGS,
+    }
+)
 """The options of a sync of fleets."""
 
 
@@ -212,11 +213,6 @@ class IndexRequest(IndexOptions):
     def of(cls, workspace: str | os.PathLike[str], options: IndexOptions) -> Self:
         """Return the request for a workspace."""
         return cls(workspace=workspace, **{each.name: getattr(options, each.name) for each in fields(options)})
-
-
-def options_in(interface: str, *names: str) -> dict[str, Option]:
-    """Return the options that ``interface`` offers, limited to ``names`` if given."""
-    return {name: row for name, row in OPTIONS.items() if interface in row.only_in and (not names or name in names)}
 
 
 def _check_patterns(owner: SourceRequest | IndexOptions) -> None:

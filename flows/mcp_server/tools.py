@@ -14,13 +14,12 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import call
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
@@ -381,7 +380,7 @@ MaxTokens = Annotated[
 ]
 _FILTERS = ("globs", "languages", "sources", "branch", "tests")
 """The filters that are parameters. The query language has these and more."""
-_TOLD = {
+_DESCRIPTIONS = {
     "globs": "Only in files that match, such as src/**/*.py.",
     "languages": "Only in these languages, such as python.",
     "sources": "Only in these sources, by name.",
@@ -397,25 +396,22 @@ _TOLD = {
 
 def parameters(*names: str, **changed: Any) -> list[inspect.Parameter]:
     """Return search options as tool parameters, within the limits for servers; ``changed`` are other defaults."""
-    rows = (OPTIONS[name] for name in names)
-    return [_parameter(replace(row, default=changed.get(row.name, row.default))) for row in rows]
+    rows = (replace(OPTIONS[name], default=changed.get(name, OPTIONS[name].default)) for name in names)
+    return [row.keyword(_annotation(row), row.default) for row in rows]
 
 
-def _parameter(row: Option) -> inspect.Parameter:
-    kind: Any = Literal[row.choices] if row.choices and not row.is_list else row.type
-    if row.is_list:
-        kind = Annotated[list[str], Field(max_length=MAX_SERVED_NAMES)]
-    low, high = row.served or row.bounds or (None, None) if not row.is_switch else (None, None)
+def _annotation(row: Option) -> Any:
+    kind = Annotated[list[str], Field(max_length=MAX_SERVED_NAMES)] if row.is_list else row.value_type
+    low, high = row.limits(served=True)
     longest = row.max_characters if kind is str else None
     about = Field(
         ge=low,
-        le=None if high == math.inf else high,
+        le=high,
         min_length=1 if longest else None,
         max_length=longest,
-        description=_TOLD.get(row.name, row.help),
+        description=_DESCRIPTIONS.get(row.name, row.help),
     )
-    annotation: Any = Annotated[kind if row.default is not None else kind | None, about]
-    return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=row.default, annotation=annotation)
+    return Annotated[kind if row.default is not None else kind | None, about]
 
 
 def protocol_errors(tool: Callable[_P, str | BaseModel]) -> Callable[_P, CallToolResult]:

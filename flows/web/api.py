@@ -7,7 +7,6 @@ size and age; the index page gets statistics, growth, runs, and skipped document
 from __future__ import annotations
 
 import inspect
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -55,7 +54,6 @@ from driftline.tasks.search.request import (
     OPTIONS,
     SearchFilter,
     SearchRequest,
-    options_in,
     without_empty,
 )
 from driftline.tasks.search.search import prepare, warm
@@ -264,8 +262,7 @@ def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
 
 def given_by(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameter values that were given, keyed by option name."""
-    names = {row.parameter: name for name, row in OPTIONS.items()}
-    return without_empty({names[parameter]: value for parameter, value in parameters.items()})
+    return without_empty(OPTIONS.given_by("parameter", parameters))
 
 
 def _parameter(row: Option) -> inspect.Parameter:
@@ -275,9 +272,7 @@ def _parameter(row: Option) -> inspect.Parameter:
     elif default is None:
         kind |= _Absent
     about = Query(max_length=most, description=row.help)
-    return inspect.Parameter(
-        row.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about]
-    )
+    return row.keyword(Annotated[kind, about], default, name=row.parameter)
 
 
 def _type_of(row: Option) -> Any:
@@ -288,8 +283,8 @@ def _type_of(row: Option) -> Any:
         name = Annotated[str, Field(min_length=1, max_length=row.max_characters)]
         shape = {"enum": list(row.choices)} if row.choices else {"pattern": row.pattern} if row.pattern else {}
         return Annotated[name, WithJsonSchema({"type": "string", **shape})]
-    low, high = row.served or row.bounds or (None, None)
-    return row.type if low is None else Annotated[row.type, Field(ge=low, le=None if high == math.inf else high)]
+    low, high = row.limits(served=True)
+    return row.type if low is None else Annotated[row.type, Field(ge=low, le=high)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +443,7 @@ class Api:
 
     reader: Reader
 
-    @spread("given", parameters(options_in("http")))
+    @spread("given", parameters(OPTIONS.offered_in("http")))
     def search(
         self, request: Request, q: SearchText = "", *, given: dict[str, Any], cursor: PageCursor = None
     ) -> Response:
@@ -474,7 +469,7 @@ class Api:
         """Read an indexed document around a line. Only indexed documents can be read."""
         return JsonAnswer(self.reader.excerpt(source, path, line, n_lines, branch))
 
-    @spread("given", parameters(options_in("http", "sources", "dirs", "exts")))
+    @spread("given", parameters(OPTIONS.offered_in("http", "sources", "dirs", "exts")))
     def documents(
         self, request: Request, limit: DocumentLimit = 100, *, given: dict[str, Any], cursor: PageCursor = None
     ) -> Response:

@@ -79,7 +79,7 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.option_table import spread
 from driftline.tasks.search.hits import Hit, SearchReport
 from driftline.tasks.search.query_language import field_term
-from driftline.tasks.search.request import SearchRequest, options_in
+from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -93,7 +93,7 @@ _DEFINITIONS, _USES = 20, 50
 """How many definitions and uses of a name to list."""
 _SIMILAR = 5
 """How many lines similar to an opened document's line to show."""
-_OF_PAGE = {name: row for name, row in options_in("http").items() if name not in ("n_lines", "facets")}
+_OF_PAGE = {name: row for name, row in OPTIONS.offered_in("http").items() if name not in ("n_lines", "facets")}
 MAX_TOKEN_BYTES = 4_096
 SIGNED_IN_FOR = timedelta(days=30)
 """Maximum session length; a session ends earlier if its token expires."""

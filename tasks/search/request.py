@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from math import inf
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from driftline.storage.defaults import (
@@ -29,7 +28,7 @@ from driftline.storage.defaults import (
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import alternatives, check_glob, is_unicode
 from driftline.storage.lines.outline import KINDS
-from driftline.storage.option_table import INTERFACES, Option, listed, option, options_of
+from driftline.storage.option_table import INTERFACES, Option, Options, listed, option
 from driftline.tasks.search.file_kinds import ALIASES, LANGUAGES, is_prose, is_test
 
 if TYPE_CHECKING:
@@ -324,15 +323,9 @@ class SearchRequest(SearchFilter):
         return {name: value for name, (value, default) in values.items() if value != default}
 
 
-FILTERS: Mapping[str, Option] = MappingProxyType(options_of(SearchFilter))
-OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(SearchRequest))
-"""The search options, keyed by name, in the order that interfaces show them."""
-
-
-def options_in(interface: str, *names: str) -> dict[str, Option]:
-    """Return the options that ``interface`` offers, limited to ``names`` if given."""
-    return {name: row for name, row in OPTIONS.items() if interface in row.only_in and (not names or name in names)}
-
+FILTERS = Options.of(SearchFilter)
+OPTIONS = Options.of(SearchRequest)
+"""The search options."""
 
 _NAMED = re.compile(r"`(\w+)`")
 _FLAGS = {name: row.flag.partition("/")[0] for name, row in OPTIONS.items()}
@@ -353,7 +346,7 @@ def in_flags(note: str) -> str:
     return _NAMED.sub(lambda found: _FLAGS.get(found[1], found[0]), note)
 
 
-MEMORY_OPTIONS: Mapping[str, Option] = MappingProxyType(
+MEMORY_OPTIONS = Options(
     {name: OPTIONS[name] for name in ("max_distance", "mode", "explain")}
     | {"top_k": replace(OPTIONS["top_k"], default=DEFAULT_ENTRIES)}
 )

@@ -17,7 +17,7 @@ from driftline.flows.config.driftline_toml import (
     load_config,
     view_filter,
 )
-from driftline.flows.config.index_request import OPTIONS, SETTINGS, options_in
+from driftline.flows.config.index_request import OPTIONS, SETTINGS
 from driftline.flows.config.toml_schema import File
 from driftline.flows.config.workspace_names import find_config
 from driftline.storage.entities import Entity
@@ -107,7 +107,7 @@ def test_the_options_of_a_run_are_those_of_its_table(write: Write) -> None:
     assert load_config(path).index == {"redact": "strict", "archives": False, "max_file_bytes": 10}
     assert set(SETTINGS) <= set(File.model_fields)
     parameters = inspect.signature(index).parameters
-    assert set(options_in("command")) == set(parameters) & set(OPTIONS)
+    assert set(OPTIONS.offered_in("command")) == set(parameters) & set(OPTIONS)
     assert parameters["full"].annotation.__metadata__[0].help == OPTIONS["full"].help
     assert set(OPTIONS) < set(inspect.signature(driftline.index).parameters)
     assert [

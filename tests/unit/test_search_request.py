@@ -23,7 +23,7 @@ from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.config.toml_schema import SearchTable
 from driftline.flows.web.api import parameters
 from driftline.storage.errors import UsageError
-from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, options_in
+from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_FUNCTIONS = {"top_k": 8, "min_relevance": 4}
@@ -164,7 +164,7 @@ def test_a_filter_checks_as_its_request_does() -> None:
 def test_every_interface_has_the_filters() -> None:
     filters = {"paths", "dirs", "globs", "exts", "languages", "kinds", "symbols", "tests", "sources", "branch"}
     for interface in ("action", "command", "http"):
-        assert filters <= set(options_in(interface))
+        assert filters <= set(OPTIONS.offered_in(interface))
 
 
 def test_each_setting_has_its_key_in_the_configuration() -> None:
@@ -173,7 +173,7 @@ def test_each_setting_has_its_key_in_the_configuration() -> None:
 
 
 def test_the_document_of_the_api_has_the_limits_of_the_table() -> None:
-    top_k = next(each for each in parameters(options_in("http")) if each.name == "top_k")
+    top_k = next(each for each in parameters(OPTIONS.offered_in("http")) if each.name == "top_k")
     schema = TypeAdapter(top_k.annotation).json_schema()
     assert (schema["minimum"], schema["maximum"], top_k.default) == (1, 50, 10)
 
