@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import SplitResult, urlencode, urlsplit
 
@@ -36,7 +37,6 @@ TIMEOUT_SECONDS = 90.0
 MAX_WAIT_SECONDS = 10
 """Maximum delay before retrying a request that the server rejected because of its rate limit."""
 ATTEMPTS = 3
-OK, UNAUTHORIZED, FORBIDDEN, TOO_MANY = 200, 401, 403, 429
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Connection:
         for attempt in range(ATTEMPTS):
             response, body = self._request(target)
             wait = response.getheader("Retry-After", "")
-            if response.status != TOO_MANY or attempt + 1 == ATTEMPTS or not wait.isdigit():
+            if response.status != HTTPStatus.TOO_MANY_REQUESTS or attempt + 1 == ATTEMPTS or not wait.isdigit():
                 break
             time.sleep(min(int(wait), MAX_WAIT_SECONDS))
         try:
@@ -111,7 +111,7 @@ class Connection:
         except ValueError as error:
             what = f"The response is not from a Driftline server (status {response.status})"
             raise StorageError(what, self.url, "Check the URL.") from error
-        if response.status != OK:
+        if response.status != HTTPStatus.OK:
             raise self._error(response.status, content)
         link, _, relation = response.getheader("Link", "").partition(";")
         return content, self._below_prefix(link.strip("<>")) if 'rel="next"' in relation else None
@@ -160,10 +160,12 @@ class Connection:
         kind, where, fix = (str(problem.get(name, "")) for name in ("error", "where", "fix"))
         what = str(problem.get("detail", f"status {status}"))
         what = what.removesuffix(f". {fix}").removesuffix(f": {where}") if fix or where else what
-        if status in (UNAUTHORIZED, FORBIDDEN):
-            fix = f"Set {TOKEN_VARIABLE} to a token for the server." if status == UNAUTHORIZED else fix
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            fix = f"Set {TOKEN_VARIABLE} to a token for the server." if status == HTTPStatus.UNAUTHORIZED else fix
             return AccessDenied(what, self.url, fix)
-        known = _kinds().get(kind, StorageError if status >= 500 or status == TOO_MANY else UsageError)
+        known = _kinds().get(
+            kind, StorageError if status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS else UsageError
+        )
         return known(what, where or self.url, fix)
 
 

@@ -11,6 +11,7 @@ import ipaddress
 import socket
 from collections.abc import Collection
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import ClassVar, NamedTuple, cast
 
 import h11
@@ -30,7 +31,6 @@ WRITE_SECONDS = 30.0
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_OF_A_CLIENT = 64
 """Maximum connections from a single client's address, which is neither loopback nor a proxy."""
-HEAD_TOO_LARGE = 431
 
 Networks = Collection[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
@@ -170,7 +170,9 @@ class _HeadLimit:
             await self.app(scope, receive, send)
             return
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": HEAD_TOO_LARGE, "headers": headers})
+        await send(
+            {"type": "http.response.start", "status": HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers": headers}
+        )
         text = f"The request line and headers are larger than {self.max_bytes:,} bytes."
         await send({"type": "http.response.body", "body": text.encode()})
 
@@ -207,7 +209,6 @@ def own_addresses(host: str, listener: socket.socket) -> list[str]:
     return [f"{name}:{port}" for name in names]
 
 
-FORBIDDEN, TOO_LARGE, MISDIRECTED = 403, 413, 421
 MAX_BODY_BYTES = 1 << 20
 
 
@@ -232,10 +233,10 @@ def refusal_of(
     """
     headers = Headers(scope=scope)
     if headers.getlist("host") not in [[address] for address in addresses]:
-        return Refusal(MISDIRECTED, "The Host header is not an address of this server")
+        return Refusal(HTTPStatus.MISDIRECTED_REQUEST, "The Host header is not an address of this server")
     own = [*origins, *(f"{scope['scheme']}://{address}" for address in addresses)]
     if not any_origin and any(origin not in own for origin in headers.getlist("origin")):
-        return Refusal(FORBIDDEN, "The request comes from a page on another server")
+        return Refusal(HTTPStatus.FORBIDDEN, "The request comes from a page on another server")
     announced = headers.get("content-length", "0")
     if announced.isascii() and announced.isdigit() and int(announced) > max_body_bytes:
         return too_large(max_body_bytes)
@@ -244,7 +245,7 @@ def refusal_of(
 
 def too_large(max_body_bytes: int) -> Refusal:
     """Return the response to a request whose body exceeds ``max_body_bytes``."""
-    return Refusal(TOO_LARGE, f"The body is larger than {max_body_bytes:,} bytes")
+    return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {max_body_bytes:,} bytes")
 
 
 @dataclass(slots=True)

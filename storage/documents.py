@@ -8,6 +8,9 @@ import enum
 import hashlib
 import re
 
+DocumentKey = tuple[str, str]
+"""A document's entity and path."""
+
 
 class DocumentState(enum.StrEnum):
     """The state of a document, as found by a scan."""

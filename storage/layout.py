@@ -233,7 +233,7 @@ _compiled = cache(re.compile)
 """Compiled on first use, because a search classifies no names."""
 
 
-class Name(NamedTuple):
+class PathName(NamedTuple):
     """A classified path. ``directory`` is the directory it belongs to; for a table's file, the table."""
 
     kind: ObjectKind
@@ -241,19 +241,19 @@ class Name(NamedTuple):
     rest: str = ""
 
 
-def parse_name(path: str) -> Name:
+def parse_name(path: str) -> PathName:
     """Classify ``path``, relative to the workspace; FOREIGN unless the layout defines such a name."""
     table = _compiled(_TABLE).fullmatch(path)
     if table is not None:
         for kind, pattern in _TABLE_KINDS:
             if _compiled(pattern).fullmatch(table["rest"]):
-                return Name(kind, table["directory"][:-1], table["rest"])
-        return Name(ObjectKind.FOREIGN)
+                return PathName(kind, table["directory"][:-1], table["rest"])
+        return PathName(ObjectKind.FOREIGN)
     for kind, pattern in _KINDS:
         match = _compiled(pattern).fullmatch(path)
         if match is not None:
-            return Name(kind, match["directory"].rstrip("/"), path[match.end("directory") :])
-    return Name(ObjectKind.FOREIGN)
+            return PathName(kind, match["directory"].rstrip("/"), path[match.end("directory") :])
+    return PathName(ObjectKind.FOREIGN)
 
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"

@@ -17,11 +17,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from driftline.storage.errors import UsageError
+from driftline.storage.sources.git_isolation import COMMIT_ID
 from driftline.tasks.git.commits import default_branch, head, index_name, is_in_branch, is_on_remote_branch, remote_url
 
 USUAL_DEFAULTS = ("main", "master")
 """Assumed names of the default branch if neither the CI system nor git reports it."""
-_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REQUEST_REF = re.compile(r"refs/(?:remotes/)?(?:pull|pull-requests|merge-requests)/(\d+)/.*")
 _CIRCLE_REQUEST = re.compile(r"pull/(\d+)(?:/(?:head|merge))?")
 _EVENTS = ("BUILD_REASON", "CI_PIPELINE_EVENT", "CI_PIPELINE_SOURCE", "CODEBUILD_WEBHOOK_EVENT", "gitlabActionType")
@@ -127,7 +127,7 @@ class Build:
         commit = environ.get(system.commit, "")
         build = cls(
             system=system.name,
-            commit=commit if _ID.fullmatch(commit) else None,  # Buildkite may set the commit to HEAD
+            commit=commit if COMMIT_ID.fullmatch(commit) else None,  # Buildkite may set the commit to HEAD
             committed=_moment(environ.get("CI_COMMIT_TIMESTAMP")),
             url=_first(environ, system.url),
             number=_number(environ.get(system.number)),

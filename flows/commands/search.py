@@ -190,7 +190,10 @@ def grep(
     redact: Annotated[Redaction, typer.Option(help="Which credentials in the text to redact.")] = DEFAULT_REDACTION,
     as_json: JsonOption = False,
 ) -> int:
-    """Search FILE semantically, without an index. Exit code 1 if nothing is found."""
+    """Search FILE semantically, without an index. For text or a regular expression: search -F, -E.
+
+    Exit code 1 if nothing is found.
+    """
     from driftline.flows.output.plain_text import print_search
     from driftline.tasks.search.unindexed import grep as search_texts
     from driftline.tasks.search.unindexed import open_embedder, read_texts

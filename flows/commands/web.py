@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from driftline.flows.ci.webhooks import Hooks
     from driftline.flows.config.driftline_toml import ConfiguredFleet
     from driftline.flows.served_memory import Memory
-    from driftline.flows.web.access import AccessRules, Authentication, FollowedReaders, Readable, TrustedProxy
+    from driftline.flows.web.access import AccessRules, Authentication, HostReaders, Readable, TrustedProxy
     from driftline.flows.web.api import Reader
     from driftline.flows.web.guard import RateLimit
     from driftline.flows.web.routes import Tools
@@ -203,8 +203,8 @@ def _access_rules(workspace: Workspace, proxy: TrustedProxy | None, within: str 
     from driftline.flows.web.access import AccessRules
 
     config, bounded = config_of(workspace.objects.uri), partial(boundary_in, workspace)
-    followed = {fleet.name: fleet for fleet in config.fleets if fleet.readers} if config is not None else {}
-    if config is None or (config.access is None and not followed):
+    restricted = {fleet.name: fleet for fleet in config.fleets if fleet.readers} if config is not None else {}
+    if config is None or (config.access is None and not restricted):
         if proxy is not None and within is None:
             uri = workspace.objects.uri
             where = str(config.path) if config is not None else f"no driftline.toml of {uri} is here or above"
@@ -223,13 +223,13 @@ def _access_rules(workspace: Workspace, proxy: TrustedProxy | None, within: str 
         {name: bounded(*entities) for name, entities in settings.users.items()},
         {name: bounded(*entities) for name, entities in settings.groups.items()},
         settings.groups_header or "",
-        _readers(workspace, followed) if followed else None,
+        _readers(workspace, restricted) if restricted else None,
     )
 
 
-def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> FollowedReaders:
+def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> HostReaders:
     """Return the readers of ``fleets``, which syncs write into the workspace."""
-    from driftline.flows.web.access import FollowedFleet, FollowedReaders
+    from driftline.flows.web.access import FleetReaders, HostReaders
     from driftline.storage.layout import FLEET, ObjectInfo
     from driftline.storage.workspace.fleet_state import read_fleets, readable_by_login
 
@@ -241,7 +241,7 @@ def _readers(workspace: Workspace, fleets: Mapping[str, ConfiguredFleet]) -> Fol
         return of_version(workspace.objects.head(FLEET))
 
     ages = {name: timedelta(seconds=each.readers_max_age_seconds) for name, each in fleets.items()}
-    return FollowedReaders(read, {name: FollowedFleet(each.readers, ages[name]) for name, each in fleets.items()})
+    return HostReaders(read, {name: FleetReaders(each.readers, ages[name]) for name, each in fleets.items()})
 
 
 def _newest(

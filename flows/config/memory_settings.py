@@ -30,7 +30,7 @@ from driftline.storage.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from driftline.storage.memory.store import MemoryStore
 
-CONFIG_VARIABLE = "LTM_CONFIG"
+MEMORY_CONFIG_VARIABLE = "LTM_CONFIG"
 SECTION = "settings.ltm"
 VARIABLES: Mapping[str, tuple[str, ...]] = {
     "DATABASE_URL": ("catalog", "url"),
@@ -189,7 +189,7 @@ def load_memory_configuration(
     """
     variables = os.environ if environ is None else environ
     found: dict[str, Any] = _resolve(dict(below or {}), variables, "[memory]")
-    where = str(path or (SECTION if settings is not None else variables.get(CONFIG_VARIABLE)) or "")
+    where = str(path or (SECTION if settings is not None else variables.get(MEMORY_CONFIG_VARIABLE)) or "")
     if path is None and settings is not None:
         found = merged(found, _resolve(settings, variables, where))
     elif where:

@@ -267,7 +267,7 @@ class WebTable(Table):
     hooks: HooksTable | None = None
 
 
-Block = Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")]
+PrefectBlock = Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")]
 """A Prefect block, ``TYPE/NAME``."""
 
 
@@ -313,7 +313,7 @@ class File(_IndexTable):
     prices: PriceTable = PriceTable()
     search: SearchTable = SearchTable()
     web: WebTable = WebTable()
-    notify: list[Block] = Field(
+    notify: list[PrefectBlock] = Field(
         default=[],
         description="Prefect blocks, `TYPE/NAME`, that [report failed runs](../guides/schedules.md#notify).",
     )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
-DEFAULT_CACHE_BYTES = 10 * 2**30
+DEFAULT_COPIES_BYTES = 10 * 2**30
 
 
 def workspace_for_reading(given: str | None) -> str:
@@ -133,7 +133,7 @@ def cache_settings(cache: bool | None = None) -> tuple[bool, int]:
     """
     settings = search_settings()
     enabled = settings.get("cache", False) if cache is None else cache
-    return bool(enabled), int(settings.get("cache_bytes", DEFAULT_CACHE_BYTES))
+    return bool(enabled), int(settings.get("cache_bytes", DEFAULT_COPIES_BYTES))
 
 
 AUTO = "auto"

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -38,7 +39,6 @@ _GRACE_SECONDS = 3
 """Grace period for requests in flight at shutdown."""
 UNCHECKED = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 """The SDK need not check Host and Origin: both servers' guards do."""
-_METHOD_NOT_ALLOWED = 405
 
 
 def http_server(tools: MCPServer[Any], host: str, port: int) -> HttpServer:
@@ -81,7 +81,7 @@ class WholePosts:
         if scope["method"] != "POST":
             from starlette.responses import PlainTextResponse
 
-            refused = PlainTextResponse("Only POST is allowed.", _METHOD_NOT_ALLOWED, {"Allow": "POST"})
+            refused = PlainTextResponse("Only POST is allowed.", HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "POST"})
             await refused(scope, receive, send)
             return
         body = bytearray()

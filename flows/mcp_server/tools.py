@@ -56,7 +56,7 @@ _RESERVED_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class SearchText:
+class SearchAnswer:
     """Formats a search's results: like grep, each window below its definition.
 
     ``branch`` is the searched branch. With ``shows_files``, the text tells where the sources' files are, for clients on
@@ -357,7 +357,7 @@ def _short(entry: dict[str, Any]) -> MemoryRecord:
 
 
 MAX_TOP_K = 50
-MAX_EXCERPT_LINES = 200
+MAX_CONTEXT_LINES = 200
 
 _P = ParamSpec("_P")
 
@@ -524,7 +524,7 @@ class LineTools:
         from driftline.tasks.search.query_language import parse_request
 
         branch = request.branch or parse_request(request).branch
-        return SearchText(max_tokens, branch, self.shows_files).of(report)
+        return SearchAnswer(max_tokens, branch, self.shows_files).of(report)
 
     def _named(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the options that are not empty, with the entities of the sources that are given by name."""
@@ -557,7 +557,7 @@ class LineTools:
         path: Annotated[str, Field(min_length=1, description="A result's path.")],
         line: Annotated[int, Field(ge=1, description="The line to read around, 1-based.")],
         n_lines: Annotated[
-            int, Field(ge=0, le=MAX_EXCERPT_LINES // 2, description="Lines of context on each side.")
+            int, Field(ge=0, le=MAX_CONTEXT_LINES // 2, description="Lines of context on each side.")
         ] = 20,
         source: Annotated[str | None, Field(description="The result's source, if it names one.")] = None,
         branch: Annotated[str | None, Field(max_length=200, description="The branch that was searched.")] = None,

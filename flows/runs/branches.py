@@ -183,7 +183,7 @@ def prune_branches(
     limit = duration("older_than_days", older_than_days * 86_400)
     pruned: list[Pruned] = []
     fleets = read_fleets(workspace.objects).values()
-    followed = {
+    of_fleets = {
         (each.entity, name) for fleet in fleets for each in fleet.repositories.values() for name in each.branches
     }
     for entity, known in workspace.readable_sources(within):
@@ -196,7 +196,7 @@ def prune_branches(
             skip(f"{entity} is outside the workspace's folder, so only the age of its branches is checked.")
         elif records and remote is None and known.origin is not None:
             skip(f"The remote of {entity} did not list its branches, so none is treated as deleted.")
-        for record in (each for each in records if (str(entity), each.name) not in followed):
+        for record in (each for each in records if (str(entity), each.name) not in of_fleets):
             why = _why_pruned(record, tree, on_remote, main, limit)
             if why is None:
                 continue

@@ -41,7 +41,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return cache_folder_of(FOLDER_VARIABLE, "workspaces", environ)
 
 
-def follow(
+def refreshed_copy(
     origin: str,
     storage_options: Mapping[str, Any] | None = None,
     *,
@@ -80,7 +80,7 @@ def follow(
 
 
 @dataclass(slots=True)
-class FollowedWorkspace:
+class RefreshedWorkspace:
     """The newest copy of ``workspace`` for a server's searches; only the first search waits for it.
 
     Searches keep the version that they started with. ``prepare`` is called with the next version before searches see
@@ -96,7 +96,7 @@ class FollowedWorkspace:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> Workspace:
-        """Return the copy as of the last comparison. Raises the same errors as ``follow``."""
+        """Return the copy as of the last comparison. Raises the same errors as ``refreshed_copy``."""
         with self._lock:
             if self._copy is None:
                 self._copy, self._failure = self._newest(), None
@@ -105,10 +105,10 @@ class FollowedWorkspace:
         return self._copy
 
     @contextmanager
-    def following(self) -> Iterator[None]:
+    def refreshing(self) -> Iterator[None]:
         """Once there is a copy, compare it with the bucket every REFRESH_SECONDS until the context exits."""
         stop = threading.Event()
-        thread = threading.Thread(target=self._follow, args=(stop,), daemon=True)
+        thread = threading.Thread(target=self._refresh, args=(stop,), daemon=True)
         thread.start()
         try:
             yield
@@ -116,7 +116,7 @@ class FollowedWorkspace:
             stop.set()
             thread.join(STOP_SECONDS)
 
-    def _follow(self, stop: threading.Event) -> None:
+    def _refresh(self, stop: threading.Event) -> None:
         while not stop.wait(REFRESH_SECONDS):
             if self._copy is None:
                 continue
@@ -153,9 +153,9 @@ def newest_of(
     if not cache or workspace.objects.is_local:
         yield workspace.reread
         return
-    followed = FollowedWorkspace(workspace, max_bytes, warn, prepare)
-    with followed.following():
-        yield followed
+    refreshed = RefreshedWorkspace(workspace, max_bytes, warn, prepare)
+    with refreshed.refreshing():
+        yield refreshed
 
 
 def has_copy(workspace: Workspace) -> bool:
@@ -170,9 +170,9 @@ def _folder_of(objects: ObjectStore) -> Path:
 def open_copy(
     workspace: Workspace, *, max_bytes: int, warn: Callable[[str], None], progress: Progress | None = None
 ) -> Workspace:
-    """Open the copy of ``workspace``, or itself, with its access policy. Raises the same errors as ``follow``."""
+    """Open the copy of ``workspace``, or itself, with its access policy. Propagates errors from ``refreshed_copy``."""
     objects = workspace.objects
-    location = follow(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
+    location = refreshed_copy(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
     return (
         workspace if objects.is_local or location == objects.uri else Workspace.open(location, None, workspace.access)
     )

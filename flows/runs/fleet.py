@@ -60,7 +60,7 @@ from driftline.storage.workspace.fleet_state import (
     fleet_lease,
     read_fleets,
     reconcile,
-    settled_stamp,
+    stable_stamp,
     to_retire,
     write_fleets,
 )
@@ -393,7 +393,7 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
         for identifier, each in part.repositories.items()
         if each.entity
         and each.needs_lookup(
-            now, is_current=part.is_present(identifier), retry=request.retry, followed=part.fleet.branches
+            now, is_current=part.is_present(identifier), retry=request.retry, branch_globs=part.fleet.branches
         )
     ]
     progress.phase(f"looking up the commits of {len(due):,} repositories")
@@ -407,7 +407,7 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
                 commit = current_commit(remote)
         except DriftlineError as error:
             return each.failed(error, now)
-        stamp = settled_stamp(part.fleet.host, part.listing, each.listed)
+        stamp = stable_stamp(part.fleet.host, part.listing, each.listed)
         found = each.at_commit(commit, now, part.settings, stamp=stamp)
         return found.with_branches(*_selected(part, each, branches), part.fleet.branches) if commit else found
 

@@ -32,10 +32,10 @@ from driftline.flows.runs.plan import (
     RECORDED,
     IndexPlan,
     SourcePlan,
-    followed_repositories,
     known_request,
     make_plan,
     plan_source,
+    restricted_repositories,
 )
 from driftline.flows.runs.remove import remove_documents, remove_source
 from driftline.flows.runs.source_group import run_all
@@ -142,7 +142,7 @@ def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
     )
 
 
-def settle_shares(plan: IndexPlan, report: IndexReport, progress: Progress) -> None:
+def take_over_files(plan: IndexPlan, report: IndexReport, progress: Progress) -> None:
     """Remove from other sources the documents that a finished run's sources took over.
 
     Raises LeaseLost, StorageError.
@@ -223,7 +223,7 @@ def _is_gone(record: SourceRecord) -> bool:
 def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[SourcePlan]:
     """Return the known sources that own files of a requested source."""
     neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
-    followed = followed_repositories(plan.workspace)
+    restricted = restricted_repositories(plan.workspace)
     kept: dict[str, Any] = dict.fromkeys(RECORDED)
     own = replace(plan.request, **kept)
     for part in plan.sources:
@@ -232,7 +232,7 @@ def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[Sourc
                 continue
             named = known_request(entity, known[entity])
             try:
-                found[entity] = replace(plan_source(named, own, plan.workspace, set(), followed), joined=True)
+                found[entity] = replace(plan_source(named, own, plan.workspace, set(), restricted), joined=True)
             except DriftlineError as error:
                 log.warning("%s is not updated: %s", entity, error)
     return [found[entity] for entity in sorted(found)]
@@ -347,7 +347,7 @@ def _run_sources(
             stale.add(run.owner)
     if not plan.request.dry_run:
         if failure is None and plan.request.branch is None:
-            settle_shares(plan, report, progress)
+            take_over_files(plan, report, progress)
         with watch.phase("index"), phase("index"):
             if plan.replaces is not None and failure is None:
                 complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)

@@ -116,7 +116,7 @@ class SourcePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class RestrictedRepository:
     """A repository of ``fleet`` whose readers its host lists, and the URIs it has had."""
 
     fleet: str
@@ -191,13 +191,13 @@ def make_plan(request: IndexRequest) -> IndexPlan:
         if not request.reembed and not _is_earlier_version(model, current):
             raise fingerprint_mismatch(workspace.objects.uri, workspace.config, model.name)
         replaces = current
-    followed = followed_repositories(workspace)
+    restricted = restricted_repositories(workspace)
     plans: list[SourcePlan] = []
     failures: list[tuple[str, DriftlineError]] = []
     entities, uris = set[Entity](), set[str]()
     for given in request.given:
         try:
-            plan = plan_source(given, request, workspace, entities, followed)
+            plan = plan_source(given, request, workspace, entities, restricted)
             if plan.source.is_local:
                 for root in (plan.source.uri, os.path.abspath(given if isinstance(given, str) else given.uri)):
                     plan.rules.check(root)
@@ -240,9 +240,9 @@ def plan_source(
     request: IndexRequest,
     workspace: Workspace,
     taken: set[Entity],
-    followed: Callable[[], Mapping[str, Followed]],
+    restricted: Callable[[], Mapping[str, RestrictedRepository]],
 ) -> SourcePlan:
-    """Plan one source; its default entity avoids those in ``taken``, and it must not take one of ``followed``.
+    """Plan one source; its default entity avoids those in ``taken``, and it must not take one of ``restricted``.
 
     Raises the same errors as ``make_plan``.
     """
@@ -281,7 +281,7 @@ def plan_source(
     else:
         entity, known = _default_entity(source.default_name, record, workspace, taken)
     if known is None or not known.same_location(record):
-        _refuse_followed(followed(), entity, source.uri)
+        _refuse_restricted(restricted(), entity, source.uri)
     if known is not None:  # damaged files are reported before anything is written
         peek(workspace.objects, lease_path(entity))
         workspace.manifest(entity).check()
@@ -296,27 +296,29 @@ def plan_source(
     return SourcePlan(source, entity, record, commit, before=known if isinstance(given, str) else None)
 
 
-def followed_repositories(workspace: Workspace) -> Callable[[], Mapping[str, Followed]]:
+def restricted_repositories(workspace: Workspace) -> Callable[[], Mapping[str, RestrictedRepository]]:
     """Return a function that reads the fleets' repositories whose readers their hosts list, once; keyed by entity."""
 
     @cache
-    def read() -> Mapping[str, Followed]:
-        found: dict[str, Followed] = {}
+    def read() -> Mapping[str, RestrictedRepository]:
+        found: dict[str, RestrictedRepository] = {}
         for name, fleet in read_fleets(workspace.objects).items():
             for each in fleet.repositories.values():
                 if each.readers is not None:
                     known = found.get(each.entity)
-                    found[each.entity] = Followed(name, each.uris if known is None else each.uris & known.uris)
+                    found[each.entity] = RestrictedRepository(
+                        name, each.uris if known is None else each.uris & known.uris
+                    )
         return found
 
     return read
 
 
-def _refuse_followed(followed: Mapping[str, Followed], entity: Entity, uri: str) -> None:
+def _refuse_restricted(restricted: Mapping[str, RestrictedRepository], entity: Entity, uri: str) -> None:
     """Raise SourceConflict if the readers of a fleet's repository would see another source."""
-    known = followed.get(str(entity))
+    known = restricted.get(str(entity))
     if known is not None and uri not in known.uris:
-        what = f"{entity} belongs to the fleet {known.fleet}, whose host says who may read it"
+        what = f"{entity} belongs to the fleet {known.fleet}, whose host determines its readers"
         raise SourceConflict(what, uri, "Choose another --entity.")
 
 

@@ -1,7 +1,7 @@
 """Execute one source's index run: lease, settle, scan, embed, commit, delete (DESIGN, "Index run", steps 1 to 6).
 
-``SourceRun`` takes the lease. ``Survey`` finds out what has changed; the ``Work`` that it returns does not change any
-more. ``LeasedRun`` commits it, and ``SourceTally`` counts it into the report.
+``SourceRun`` takes the lease, ``Survey`` finds the ``SourceChanges``, which are immutable, ``LeasedRun`` commits them,
+and ``SourceTally`` counts them into the report.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class ScanRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SourceChanges:
     """The work of a run, as its ``scans`` found it.
 
     ``changes`` are the new and changed documents, by path. ``retouched`` are documents of which only the metadata
@@ -197,7 +197,7 @@ class Survey:
         base = last.id if last is not None and changes.paths is not None else None
         return ScanRange(changes.paths, at, base, changes.why)
 
-    def work(self, scan_range: ScanRange) -> Work:
+    def work(self, scan_range: ScanRange) -> SourceChanges:
         """Scan the files in ``scan_range``, and compare them with the manifest."""
         job = self.job
         source, now_ns = job.source, time.time_ns()
@@ -220,7 +220,7 @@ class Survey:
             job.progress.message("Parts of the source could not be listed, so this run deletes nothing.")
             missing = DELETED_SCHEMA.empty_table()
         retouched = pa.concat_tables([scan.diff.retouched for scan in scans])
-        return Work(scan_range, tuple(scans), changes.sort_by("path"), retouched, missing)
+        return SourceChanges(scan_range, tuple(scans), changes.sort_by("path"), retouched, missing)
 
     def scan_spec(self, subtrees: tuple[Subtree, ...] = ()) -> ScanSpec:
         """Return the settings of the scan of ``subtrees``."""
@@ -228,7 +228,7 @@ class Survey:
         spec = ScanSpec.of(source.source, source.record, plan.model.fingerprint, source.claims)
         return replace(spec, subtrees=subtrees, full=plan.request.full)
 
-    def donations(self, work: Work) -> Donations:
+    def donations(self, work: SourceChanges) -> Donations:
         """Find lines that a branch or the main index already embedded."""
         plan, source = self.job.plan, self.job.source
         if plan.request.full or plan.replaces is not None or plan.new_workspace:
@@ -236,7 +236,7 @@ class Survey:
         paths = work.changes["path"].combine_chunks()
         return find_donations(plan.workspace, source.entity, paths, plan.model.fingerprint, source.superseded)
 
-    def batches(self, work: Work, donations: Donations, *, dry_run: bool = False) -> Iterator[BatchSpec]:
+    def batches(self, work: SourceChanges, donations: Donations, *, dry_run: bool = False) -> Iterator[BatchSpec]:
         """Split the changes into batches."""
         changes, executor = work.changes, self.job.executor
         paths, sizes = changes["path"].to_pylist(), changes["size_bytes"].to_pylist()
@@ -253,7 +253,9 @@ class Survey:
         if start < len(sizes):
             yield self.batch(work, changes[start:], donations, dry_run=dry_run)
 
-    def batch(self, work: Work, changes: pa.Table, donations: Donations, *, dry_run: bool = False) -> BatchSpec:
+    def batch(
+        self, work: SourceChanges, changes: pa.Table, donations: Donations, *, dry_run: bool = False
+    ) -> BatchSpec:
         """Return one batch with ``changes``, which are a slice of the work's."""
         # Copy, because pickling a slice sends the whole underlying table.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
@@ -397,7 +399,7 @@ class SourceRun:
                 tally.indexes_lag |= remove_strays(committer) > 0
         return LeasedRun(job, self._survey, committer, record, self._surveyed(scan_range))
 
-    def _surveyed(self, scan_range: ScanRange) -> Work:
+    def _surveyed(self, scan_range: ScanRange) -> SourceChanges:
         """Return the work in ``scan_range``, and count what its scans found."""
         tally = self._job.tally
         if scan_range.at is not None:
@@ -421,7 +423,7 @@ class SourceRun:
         tally.totals(job.manifest.read(columns=[*TOTALS]), is_partial=job.is_partial(work.scan_range))
 
 
-def deletion_refused(job: Job, work: Work) -> DeletionRefused | None:
+def deletion_refused(job: Job, work: SourceChanges) -> DeletionRefused | None:
     """Return the error if the deletion limit does not allow to delete the missing documents."""
     documents = unexpected(work.missing, job.source.rules, job.source.claims)
     if not len(documents):
@@ -443,7 +445,7 @@ class LeasedRun:
     survey: Survey
     committer: Committer
     record: SourceRecord
-    work: Work
+    work: SourceChanges
 
     @property
     def entity(self) -> Entity:

@@ -140,26 +140,27 @@ class TrustedProxy:
 
 
 @dataclass(frozen=True, slots=True)
-class FollowedFleet:
-    """A fleet whose host says who may read its repositories. ``spelling`` is how the proxy spells a ``{login}``."""
+class FleetReaders:
+    """A fleet whose host lists the readers of its repositories. ``pattern`` maps a login to the
+    proxy's user name."""
 
-    spelling: str
+    pattern: str
     max_age: timedelta
 
     def login_of(self, user: str) -> str:
         """Return the login of a user of the proxy, "" if it has none. Upper and lower case are the same.
 
-        >>> FollowedFleet("{login}@example.org", timedelta(1)).login_of("Ann@Example.org")
+        >>> FleetReaders("{login}@example.org", timedelta(1)).login_of("Ann@Example.org")
         'ann'
         """
-        before, _, after = self.spelling.lower().partition("{login}")
+        before, _, after = self.pattern.lower().partition("{login}")
         name = user.lower() if user.isascii() else ""
         if not (len(name) > len(before + after) and name.startswith(before) and name.endswith(after)):
             return ""
         return name[len(before) : len(name) - len(after)]
 
 
-class FollowedReaders(CachedRecords[Readable]):
+class HostReaders(CachedRecords[Readable]):
     """What the hosts of ``fleets``, by name, let their users read."""
 
     __slots__ = ("_fleets", "_now")
@@ -167,7 +168,7 @@ class FollowedReaders(CachedRecords[Readable]):
     def __init__(
         self,
         read: Callable[[], Mapping[str, Readable]],
-        fleets: Mapping[str, FollowedFleet],
+        fleets: Mapping[str, FleetReaders],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         super().__init__(read, "fleets")
@@ -199,15 +200,15 @@ class AccessRules:
     users: Mapping[str, Boundary] = field(default_factory=dict)
     groups: Mapping[str, Boundary] = field(default_factory=dict)
     groups_header: str = ""
-    readers: FollowedReaders | None = None
+    readers: HostReaders | None = None
 
     def boundary_of(self, user: str, headers: Headers) -> Boundary:
         """Return the union of what ``user`` and the groups in ``headers`` may see; unknown names add nothing."""
         sent = headers.getlist(self.groups_header) if self.groups_header else []
         groups = [group.strip() for line in sent for group in line.split(",")]
         found = [self.everyone, self.users.get(user, NOTHING), *(self.groups.get(each, NOTHING) for each in groups)]
-        followed = self.readers.readable_by(user) if self.readers is not None else ()
-        return Boundary.of(*(top for boundary in found for top in boundary.tops), *followed)
+        listed = self.readers.readable_by(user) if self.readers is not None else ()
+        return Boundary.of(*(top for boundary in found for top in boundary.tops), *listed)
 
 
 @dataclass(frozen=True, slots=True)

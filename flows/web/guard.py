@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from urllib.parse import urlencode
 
 import anyio
@@ -25,7 +26,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from driftline.flows.http_server import FORBIDDEN, MAX_BODY_BYTES, MISDIRECTED, LimitedBody, refusal_of, too_large
+from driftline.flows.http_server import MAX_BODY_BYTES, LimitedBody, refusal_of, too_large
 from driftline.flows.web import access
 from driftline.flows.web.access import Access, Authentication
 from driftline.flows.web.responses import problem, problem_of
@@ -97,8 +98,6 @@ def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Call
     return call
 
 
-NO_CONTENT = 204
-UNAUTHORIZED, TOO_MANY = 401, 429
 MAX_HOOK_BYTES = 8 << 20
 """Maximum size of a webhook's body; a push of thousands of commits lists all of their files."""
 SIGN_IN, MCP, API, HOOKS, REFERENCES = "/sign-in", "/mcp", "/api/v1/", "/hooks/", "/references"
@@ -151,7 +150,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 headers.update({**SECURITY_HEADERS, "X-Request-Id": number})
                 headers.setdefault("Cache-Control", "no-store")
-                if self._is_for_another_page(scope) and message["status"] != MISDIRECTED:
+                if self._is_for_another_page(scope) and message["status"] != HTTPStatus.MISDIRECTED_REQUEST:
                     headers.update({"Access-Control-Allow-Origin": Headers(scope=scope)["origin"], **_FOR_SCRIPTS})
                     headers.add_vary_header("Origin")
             await send(message)
@@ -182,7 +181,7 @@ class Guard:
         if refusal is not None:
             return problem(refusal.status, "usage", refusal.text)
         if is_cross_origin and scope["method"] == "OPTIONS":  # a preflight request, which carries no token
-            return Response(status_code=NO_CONTENT, headers=_MAY_BE_SENT)
+            return Response(status_code=HTTPStatus.NO_CONTENT, headers=_MAY_BE_SENT)
         if path.startswith(_FOR_ALL):
             return None
         for known in self.authentication.old:
@@ -212,7 +211,7 @@ class Guard:
         )
         if not seconds:
             return None
-        response = problem(TOO_MANY, "usage", "Too many requests", fix=f"Ask again in {seconds} s.")
+        response = problem(HTTPStatus.TOO_MANY_REQUESTS, "usage", "Too many requests", fix=f"Ask again in {seconds} s.")
         response.headers["Retry-After"] = str(seconds)
         return response
 
@@ -242,7 +241,7 @@ def _unauthorized(scope: Scope) -> Response:
         back = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
         return RedirectResponse(f"{SIGN_IN}?{urlencode({'next': back})}", 303)
     response = problem(
-        UNAUTHORIZED, "access_denied", "A valid token is required", fix="Send: Authorization: Bearer TOKEN"
+        HTTPStatus.UNAUTHORIZED, "access_denied", "A valid token is required", fix="Send: Authorization: Bearer TOKEN"
     )
     response.headers["WWW-Authenticate"] = "Bearer"
     return response
@@ -260,6 +259,6 @@ def _without_scope(allowed: Access, path: str) -> Response | None:
         return None
     if allowed.user:
         fix = "Ask the server's operator for access to an entity."
-        return problem(FORBIDDEN, "access_denied", "This user has no access to anything here", fix=fix)
+        return problem(HTTPStatus.FORBIDDEN, "access_denied", "This user has no access to anything here", fix=fix)
     fix = f"Ask for another: driftline token create --scope {needed}"
-    return problem(FORBIDDEN, "access_denied", f"The token does not have the scope {needed!r}", fix=fix)
+    return problem(HTTPStatus.FORBIDDEN, "access_denied", f"The token does not have the scope {needed!r}", fix=fix)

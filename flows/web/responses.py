@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -28,7 +29,6 @@ from driftline.storage.errors import (
 )
 from driftline.storage.option_table import nearest_name
 
-OK, NOT_MODIFIED, BAD_REQUEST, NOT_FOUND, UNAVAILABLE = 200, 304, 400, 404, 503
 _OF_A_BODY = frozenset({"content-length", "content-type"})
 _OF_THE_SERVER = (FingerprintMismatch, MissingExtra, ModelNotFound, WorkspaceNotFound, WorkspaceTooNew)
 
@@ -37,7 +37,7 @@ class TaggedAnswer(Response):
     """A response with an ETag of its content; clients that already have this content get a 304."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.status_code != OK:
+        if self.status_code != HTTPStatus.OK:
             await super().__call__(scope, receive, send)
             return
         # Weak, because the same content may be sent compressed or not.
@@ -48,7 +48,7 @@ class TaggedAnswer(Response):
         if tag in [each.strip().removeprefix("W/") for each in known.split(",")]:
             headers = {name: value for name, value in self.headers.items() if name not in _OF_A_BODY}
             headers["Vary"] = "Accept-Encoding"  # the same headers as in the full response
-            await Response(status_code=NOT_MODIFIED, headers=headers)(scope, receive, send)
+            await Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)(scope, receive, send)
             return
         await super().__call__(scope, receive, send)
 
@@ -82,8 +82,12 @@ class Problem(JsonAnswer):
 def status_of(error: DriftlineError) -> int:
     """Return 404 for missing data, 400 for other client errors, 503 for errors that only the server's owner can fix."""
     if isinstance(error, NotIndexed):
-        return NOT_FOUND
-    return BAD_REQUEST if isinstance(error, UsageError) and not isinstance(error, _OF_THE_SERVER) else UNAVAILABLE
+        return HTTPStatus.NOT_FOUND
+    return (
+        HTTPStatus.BAD_REQUEST
+        if isinstance(error, UsageError) and not isinstance(error, _OF_THE_SERVER)
+        else HTTPStatus.SERVICE_UNAVAILABLE
+    )
 
 
 def problem_of(error: DriftlineError, *, to_owner: bool = True) -> Problem:
@@ -92,7 +96,7 @@ def problem_of(error: DriftlineError, *, to_owner: bool = True) -> Problem:
     The location of the failure is shown only to the server's owner.
     """
     status = status_of(error)
-    if status == UNAVAILABLE and not to_owner:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE and not to_owner:
         return problem(status, error.kind, "Cannot read the workspace now", fix="Tell the server's owner.")
     return problem(status, error.kind, str(error), error.where, error.fix)
 

@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs
@@ -46,7 +47,6 @@ from driftline.flows.web.guard import (
     MCP,
     REFERENCES,
     SIGN_IN,
-    UNAUTHORIZED,
     Guard,
     RateLimit,
     in_thread,
@@ -65,9 +65,6 @@ from driftline.flows.web.observability import (
 )
 from driftline.flows.web.pages import outline, split_address
 from driftline.flows.web.responses import (
-    BAD_REQUEST,
-    NOT_FOUND,
-    UNAVAILABLE,
     JsonAnswer,
     TaggedAnswer,
     only_known_parameters,
@@ -263,7 +260,7 @@ def make_app(
     mcp: Tools | None = None,
     tracer: Tracer | None = None,
     cors_origins: Collection[str] = (),
-    hooks: Hooks | None = None,
+    hooks: WebhookReceiver | None = None,
 ) -> ASGIApp:
     """Return the application, which accepts requests for one of ``addresses`` (host:port), and serves ``mcp``.
 
@@ -314,7 +311,7 @@ def make_app(
     return Observed(Guard(api, addresses, origins, cors_origins, authentication, rate_limit), metrics, tracer)
 
 
-class Hooks(Protocol):
+class WebhookReceiver(Protocol):
     """Receives webhooks from git hosts."""
 
     def receive(self, host: str, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
@@ -324,7 +321,7 @@ class Hooks(Protocol):
         """Add metrics to ``registry``."""
 
 
-def _take(api: FastAPI, hooks: Hooks | None, metrics: Metrics) -> None:
+def _take(api: FastAPI, hooks: WebhookReceiver | None, metrics: Metrics) -> None:
     """Add the route and metrics of ``hooks``, if any."""
     if hooks is None:
         return
@@ -332,8 +329,8 @@ def _take(api: FastAPI, hooks: Hooks | None, metrics: Metrics) -> None:
     async def answer(host: str, request: Request) -> Response:
         body = await request.body()
         status, reason = await run_sync(hooks.receive, host, {**request.headers}, body)
-        if status >= BAD_REQUEST:
-            return problem(status, "access_denied" if status == UNAUTHORIZED else "usage", reason)
+        if status >= HTTPStatus.BAD_REQUEST:
+            return problem(status, "access_denied" if status == HTTPStatus.UNAUTHORIZED else "usage", reason)
         return JsonAnswer({"status": reason}, status)
 
     hooks.observe(metrics.registry)
@@ -350,15 +347,15 @@ async def _failed(request: Request, error: Exception) -> Response:
         error = wrong_parameters(error.errors())
     if isinstance(error, DriftlineError):
         failed = problem_of(error, to_owner=request.app.state.shows_locations)
-        if failed.status_code == UNAVAILABLE:
+        if failed.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
             log.warning("A request failed: %s", error)
         if is_page(request.url.path):
             request.state.error = failed.kind
             return HTMLResponse(pages.error_page(failed.detail), failed.status_code)
         return failed
     assert isinstance(error, HTTPException)
-    if error.status_code == NOT_FOUND and "text/html" in request.headers.get("accept", ""):
-        return HTMLResponse(pages.error_page("There is no such page."), NOT_FOUND)
+    if error.status_code == HTTPStatus.NOT_FOUND and "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(pages.error_page("There is no such page."), HTTPStatus.NOT_FOUND)
     failed = problem(error.status_code, "usage", error.detail)
     failed.headers.update(error.headers or {})
     return failed
@@ -366,7 +363,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 async def _incomplete(_: Request, __: Exception) -> Response:
     """Return a response for a client that disconnected, or whose body the guard cut off. It is never sent."""
-    return Response(status_code=BAD_REQUEST)
+    return Response(status_code=HTTPStatus.BAD_REQUEST)
 
 
 async def _unexpected(request: Request, _: Exception) -> Response:

@@ -14,7 +14,7 @@ from driftline.flows.web.access import Authentication
 from driftline.flows.web.api import Reader
 from driftline.flows.web.guard import RateLimit
 from driftline.flows.web.observability import tracer
-from driftline.flows.web.routes import Hooks, Tools, make_app
+from driftline.flows.web.routes import Tools, WebhookReceiver, make_app
 from driftline.storage.errors import UsageError
 
 GRACE_SECONDS = 10
@@ -47,7 +47,7 @@ def web_server(
     port: int,
     exposure: Exposure | None = None,
     mcp: Tools | None = None,
-    hooks: Hooks | None = None,
+    hooks: WebhookReceiver | None = None,
 ) -> HttpServer:
     """Listen; port 0 selects a free port.
 

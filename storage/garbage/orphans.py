@@ -27,8 +27,8 @@ from driftline.storage.layout import (
     BRANCH,
     CONFIG,
     SOURCE,
-    Name,
     ObjectKind,
+    PathName,
     branch_of_lease,
     cut_at,
     leased_entity,
@@ -103,7 +103,7 @@ class GarbageReport:
 
 
 def find_orphans(
-    named: Sequence[tuple[ObjectInfo, Name]],
+    named: Sequence[tuple[ObjectInfo, PathName]],
     references: References,
     *,
     now: datetime,
@@ -142,7 +142,7 @@ class _Classifier:
     @classmethod
     def of(
         cls,
-        named: Sequence[tuple[ObjectInfo, Name]],
+        named: Sequence[tuple[ObjectInfo, PathName]],
         references: References,
         now: datetime,
         max_age: timedelta,
@@ -168,7 +168,7 @@ class _Classifier:
         cuts = frozenset(cut for cut in dead if now - newest_of_cut[cut] >= max_age)
         return cls(references, now, max_age, run_retention, frozenset(newest_run.values()), orphaned, cuts)
 
-    def reason_of(self, info: ObjectInfo, name: Name) -> Reason | None:
+    def reason_of(self, info: ObjectInfo, name: PathName) -> Reason | None:
         """Return the reason why an object is an orphan, or None."""
         age = self.now - info.modified
         if name.directory in self.orphaned_tables:
@@ -203,7 +203,7 @@ class _Classifier:
         return None
 
 
-def _turn(name: Name, reason: Reason) -> int:
+def _turn(name: PathName, reason: Reason) -> int:
     """Return the position in the deletion order: in superseded tables, hint and versions go before their files."""
     if reason is Reason.NO_BRANCH and name.rest.startswith("_refs/"):
         return 0  # Lance must forget the branch before its files are deleted
@@ -226,7 +226,7 @@ class ReferenceScan:
     listed after ``listing``, so they include the lease of every listed file's writer.
     """
 
-    listing: tuple[tuple[ObjectInfo, Name], ...]
+    listing: tuple[tuple[ObjectInfo, PathName], ...]
     references: References
     leases: dict[str, LeaseStatus]
     committed: frozenset[str]
@@ -270,12 +270,12 @@ def _below(objects: ObjectStore, tenants: Set[str]) -> Iterator[ObjectInfo]:
         yield from objects.list(tenant, temporary=True)
 
 
-def _retired(objects: ObjectStore, paths: Sequence[str]) -> tuple[tuple[ObjectInfo, Name], ...]:
+def _retired(objects: ObjectStore, paths: Sequence[str]) -> tuple[tuple[ObjectInfo, PathName], ...]:
     found = in_parallel(objects.head, paths, objects.requests_at_once)
     return tuple((info, parse_name(info.path)) for info in found if info is not None)
 
 
-def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> dict[str, LeaseStatus]:
+def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, PathName]]) -> dict[str, LeaseStatus]:
     objects = workspace.objects
     roots = {info.path.partition("/")[0] for info, _ in listing if "/" in info.path}
     listed = workspace.map_parallel(lambda root: [*objects.list(f"{root}/_leases", recursive=False)], sorted(roots))
@@ -284,7 +284,7 @@ def _leases(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) ->
 
 
 def _branches(
-    workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]
+    workspace: Workspace, listing: Sequence[tuple[ObjectInfo, PathName]]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Return the cuts referenced by branch records, and the directories of existing or leased branches.
 
@@ -299,7 +299,7 @@ def _branches(
     return frozenset(record.cut for record in records.values()), frozenset({*records, *held})
 
 
-def _names_by_kind(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, Name]]) -> NamesByKind:
+def _names_by_kind(workspace: Workspace, listing: Sequence[tuple[ObjectInfo, PathName]]) -> NamesByKind:
     """Group names by kind and folder. Raises CorruptFile if a table version is empty or a source record is damaged."""
     names_by_kind: NamesByKind = defaultdict(lambda: defaultdict(list))
     for info, name in listing:

@@ -138,17 +138,17 @@ def is_damage(error: BaseException) -> bool:
     return is_lance_failure(error) and not is_network_failure(error) and not is_refusal(error)
 
 
-def with_retries(operation: Callable[[], _Result]) -> _Result:
+def with_lance_retries(operation: Callable[[], _Result]) -> _Result:
     """Run an idempotent ``operation`` with retries, and return its result; raises the last attempt's error."""
     return store_requests.with_retries(operation, _may_pass)
 
 
 def retried(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Decorate an idempotent ``function`` so that it runs through ``with_retries``."""
+    """Decorate an idempotent ``function`` so that it runs through ``with_lance_retries``."""
 
     @wraps(function)
     def persist(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
-        return with_retries(lambda: function(*arguments, **options))
+        return with_lance_retries(lambda: function(*arguments, **options))
 
     return persist
 
@@ -183,14 +183,14 @@ def reading(title: str, where: str) -> Iterator[None]:
 
 def index_stats(dataset: LanceDataset) -> dict[str, dict[str, Any] | None]:
     """Return Lance's statistics for the indexes of ``dataset``, keyed by name, or None for an unreadable index."""
-    names = [index.name for index in with_retries(dataset.describe_indices)]
+    names = [index.name for index in with_lance_retries(dataset.describe_indices)]
     # Each index takes several reads from a bucket, one after another.
     return dict(zip(names, in_parallel(partial(_index_stats, dataset), names, len(names)), strict=True))
 
 
 def _index_stats(dataset: LanceDataset, name: str) -> dict[str, Any] | None:
     try:
-        return with_retries(partial(dataset.stats.index_stats, name))
+        return with_lance_retries(partial(dataset.stats.index_stats, name))
     except BaseException as error:
         if not is_damage(error):
             raise
@@ -206,9 +206,9 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
     version = (dataset.uri, dataset.version)
     if version in _UNUSABLE:
         with reading(title, dataset.uri):
-            return with_retries(lambda: read(False))
+            return with_lance_retries(lambda: read(False))
     try:
-        return with_retries(lambda: read(True))
+        return with_lance_retries(lambda: read(True))
     except BaseException as error:
         if not is_lance_failure(error):
             raise
@@ -216,7 +216,7 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
             raise read_failed(f"Cannot read the {title} table", dataset.uri, error) from error
         reason = first_line(error)
     with reading(title, dataset.uri):
-        result = with_retries(lambda: read(False))
+        result = with_lance_retries(lambda: read(False))
     if len(_UNUSABLE) >= _MAX_REMEMBERED:
         _UNUSABLE.clear()
     _UNUSABLE[version] = None
@@ -240,7 +240,7 @@ def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = 
         if among is not None and fragment.fragment_id not in among:
             continue
         try:
-            with_retries(partial(_read_all, fragment))
+            with_lance_retries(partial(_read_all, fragment))
         except BaseException as error:
             if not is_damage(error):
                 raise

@@ -33,7 +33,7 @@ from driftline.storage.lance.failures import (
     retried,
     unreadable_fragments,
     with_indexes,
-    with_retries,
+    with_lance_retries,
     write_failed,
     writing,
 )
@@ -105,7 +105,7 @@ class LanceTable:
             through_cache = self._objects.cached_lance(self.path) if cached else None
             uri, options = through_cache or (self.uri, self.options)
             session = _session() if cached else None
-            dataset = with_retries(lambda: lance.dataset(uri, version, storage_options=options, session=session))
+            dataset = with_lance_retries(lambda: lance.dataset(uri, version, storage_options=options, session=session))
         except BaseException as error:
             if not is_lance_failure(error):
                 raise
@@ -218,7 +218,7 @@ class LanceTable:
         files: set[str] = set()
         try:
             dataset = self.open()
-            for batch in with_retries(lambda: list(dataset.tracked_files())):
+            for batch in with_lance_retries(lambda: list(dataset.tracked_files())):
                 files.update(pc.unique(batch.column("path")).to_pylist())
         except BaseException as error:
             if not is_lance_failure(error):
@@ -239,7 +239,7 @@ class LanceTable:
         from lance.fragment import write_fragments
 
         with writing(f"Cannot write the {self.TITLE} table", self.uri):
-            return with_retries(
+            return with_lance_retries(
                 lambda: list(
                     write_fragments(
                         rows,
@@ -385,7 +385,7 @@ def plan_compaction(table: LanceTable) -> CompactionPlan:
     from lance.optimize import Compaction
 
     dataset = table.open()
-    plan = with_retries(lambda: Compaction.plan(dataset, _OPTIONS))
+    plan = with_lance_retries(lambda: Compaction.plan(dataset, _OPTIONS))
     return CompactionPlan(dataset.version, tuple(plan.tasks))
 
 
@@ -395,7 +395,7 @@ def rewrite(table: LanceTable, task: CompactionTask) -> RewriteResult:
     Raises StorageError.
     """
     with writing("Could not rewrite fragments", table.uri):
-        return with_retries(lambda: task.execute(table.open(task.read_version)))
+        return with_lance_retries(lambda: task.execute(table.open(task.read_version)))
 
 
 def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequence[RewriteResult]) -> None:
@@ -427,7 +427,7 @@ def remove_old_versions(table: LanceTable, older_than: timedelta) -> int:
     fenced off every writer of the tenant. Raises StorageError.
     """
     with writing("Could not remove old versions", table.uri):
-        stats = with_retries(
+        stats = with_lance_retries(
             lambda: table.open().cleanup_old_versions(
                 max(older_than, timedelta(microseconds=1)), delete_unverified=False, error_if_tagged_old_versions=False
             )

@@ -21,7 +21,7 @@ from driftline.storage.lance.failures import (
     is_conflict,
     is_damage,
     retried,
-    with_retries,
+    with_lance_retries,
     write_failed,
     writing,
 )
@@ -189,7 +189,7 @@ class Segment:
     index: Any
 
 
-Build = Callable[[Iterable[SegmentSpec]], Iterable[Segment]]
+SegmentBuilder = Callable[[Iterable[SegmentSpec]], Iterable[Segment]]
 
 
 @retried
@@ -232,7 +232,7 @@ def maintain(
     *,
     thorough: bool = False,
     built: Sequence[Segment] = (),
-    build: Build | None = None,
+    build: SegmentBuilder | None = None,
 ) -> list[str]:
     """Create missing indexes and extend lagging ones; return the names of the changed indexes.
 
@@ -366,7 +366,7 @@ def check_indexes(table: LineTable, seed: str) -> Iterator[tuple[str, str]]:
     counts = _Counts(dataset)
     for name in known:
         try:
-            missed = sum(not with_retries(partial(_finds, dataset, counts, name, line)) for line in sample)
+            missed = sum(not with_lance_retries(partial(_finds, dataset, counts, name, line)) for line in sample)
         except BaseException as error:
             if not is_damage(error):
                 raise

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "LineFilter", "Passage", "Scored", "Strategy", "TableSearcher", "nearest_lines"]
 
-MAX_TEXT_BYTES = 64 * 2**20
+MAX_TEXT_INDEX_BYTES = 64 * 2**20
 """If the text index is larger, only the postings of the query's words are read."""
 
 PARTS = {TEXT: ("metadata.lance", "part_0_tokens.lance", "part_0_docs.lance", "part_0_invert.lance")}
@@ -106,7 +106,7 @@ def read_ahead(table: LineTable, dataset: LanceDataset, names: Iterable[str]) ->
     found = [
         (index.name, {(dataset.uri, str(segment.uuid), segment.base_id) for segment in index.segments})
         for index in dataset.describe_indices()
-        if index.name in requested and (index.name != TEXT or (index.total_size_bytes or 0) <= MAX_TEXT_BYTES)
+        if index.name in requested and (index.name != TEXT or (index.total_size_bytes or 0) <= MAX_TEXT_INDEX_BYTES)
     ]
     with _lock:
         missing = [(name, segments) for name, segments in found if not segments <= _done]

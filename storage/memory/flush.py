@@ -119,7 +119,7 @@ class Flusher:
         with self._state:
             return self._waiting > 0 or self._is_flushing
 
-    def settle(self) -> None:
+    def flush_visible_writes(self) -> None:
         """Flush this process's writes and other processes' overdue writes so that a search finds them all.
 
         Raises StorageError or CatalogError if this process's changes cannot be flushed; failures to flush other

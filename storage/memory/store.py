@@ -335,7 +335,7 @@ class MemoryStore(EntityRegistry):
         if rev is not None and scope is None and self.hierarchy.root is None:
             raise UsageError("A revision is valid only within a tenant", str(rev), "Pass a scope, such as org:acme.")
         remaining, rows = check_count(limit, "limit"), list[dict[str, Any]]()
-        self._flusher.settle()
+        self._flusher.flush_visible_writes()
         listing, now = MemoryListing(self.workspace.objects), self._now()
         for entity in self.names.tops(scope):
             if level:
@@ -584,7 +584,7 @@ class MemoryStore(EntityRegistry):
             own = [(visible.within,)] if isinstance(visible, Scope) else []
             limits.append(tuple(self.names.resolve(named, (*limits, *own))))
         if top_k and query.strip():
-            self._flusher.settle()
+            self._flusher.flush_visible_writes()
         scopes = [visible] if isinstance(visible, Scope) else self._scopes(limits, visible)
         filters = [VectorFilter(((each.within,), *limits), fields) for each in scopes]
         requests = [
@@ -636,7 +636,7 @@ class MemoryStore(EntityRegistry):
             _log.warning("Expired entries may hide others from this search, and were not deleted: %s", error)
             return False
         self._flusher.notify(removed)
-        self._flusher.settle()
+        self._flusher.flush_visible_writes()
         return removed > 0
 
 

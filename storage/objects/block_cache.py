@@ -25,6 +25,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from html import escape
+from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -37,10 +38,10 @@ from driftline.storage.layout import ByteRange
 
 log = logging.getLogger(__name__)
 
-CACHE_VARIABLE = "DRIFTLINE_BLOCK_CACHE"
-LIMIT_VARIABLE = "DRIFTLINE_BLOCK_CACHE_BYTES"
+BLOCK_CACHE_VARIABLE = "DRIFTLINE_BLOCK_CACHE"
+BLOCK_CACHE_LIMIT_VARIABLE = "DRIFTLINE_BLOCK_CACHE_BYTES"
 OFF = "off"
-DEFAULT_CACHE_BYTES = 2_000_000_000
+DEFAULT_BLOCK_CACHE_BYTES = 2_000_000_000
 FREED_SHARE = 0.1
 """The share of the limit that an eviction frees in addition so that not every write evicts."""
 MEMORY_BYTES = 48 * 2**20
@@ -91,14 +92,14 @@ def cache_folder() -> Path | None:
 
     Return None if the variable is "off".
     """
-    if os.environ.get(CACHE_VARIABLE) == OFF:
+    if os.environ.get(BLOCK_CACHE_VARIABLE) == OFF:
         return None
-    return cache_folder_of(CACHE_VARIABLE, "blocks")
+    return cache_folder_of(BLOCK_CACHE_VARIABLE, "blocks")
 
 
 def cache_bytes() -> int:
     """Return the size limit for all blocks. Raises UsageError."""
-    return byte_limit(LIMIT_VARIABLE, DEFAULT_CACHE_BYTES)
+    return byte_limit(BLOCK_CACHE_LIMIT_VARIABLE, DEFAULT_BLOCK_CACHE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -464,8 +465,6 @@ class _Files:
         return data, size
 
 
-_STATUS = {200: "OK", 206: "Partial Content", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed"}
-_UNAVAILABLE = 503
 CODE = "DriftlineRead"
 """The code of this server's errors; their message comes from the bucket's client."""
 _MAX_HEAD_BYTES = 2**16
@@ -488,7 +487,7 @@ class _Answer:
         return cls(status, f"<Error><Code>{CODE}</Code><Message>{escape(reason)}</Message></Error>".encode())
 
     def encoded(self) -> bytes:
-        lines = [f"HTTP/1.1 {self.status} {_STATUS.get(self.status, 'Service Unavailable')}"]
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in self.headers]
         lines += [f"content-length: {len(self.body) if self.length is None else self.length}", "", ""]
         return "\r\n".join(lines).encode() + self.body
@@ -578,9 +577,9 @@ class ReadServer:
         match = _CREDENTIAL.search(head)
         files = self._files.get(match[1].decode()) if match else None
         if files is None:
-            return _Answer.failed(403, "The request lacks the secret of this process.")
+            return _Answer.failed(HTTPStatus.FORBIDDEN, "The request lacks the secret of this process.")
         if method not in ("GET", "HEAD"):
-            return _Answer.failed(405, "This server only reads.")
+            return _Answer.failed(HTTPStatus.METHOD_NOT_ALLOWED, "This server only reads.")
         url = urlsplit(target)
         key = unquote(url.path).lstrip("/").partition("/")[2]
         try:
@@ -588,11 +587,11 @@ class ReadServer:
                 return await self._listing(files, parse_qs(url.query))
             return await self._object(files, key, _RANGE.search(head), is_head=method == "HEAD")
         except ObjectNotFound as error:
-            return _Answer.failed(404, error.what)
+            return _Answer.failed(HTTPStatus.NOT_FOUND, error.what)
         except AccessDenied as error:
-            return _Answer.failed(403, error.what)
+            return _Answer.failed(HTTPStatus.FORBIDDEN, error.what)
         except DriftlineError as error:
-            return _Answer.failed(_UNAVAILABLE, str(error))
+            return _Answer.failed(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
     async def _object(self, files: _Files, key: str, ranged: re.Match[bytes] | None, *, is_head: bool) -> _Answer:
         start, end = (int(ranged[1]), int(ranged[2]) + 1) if ranged else (0, None)

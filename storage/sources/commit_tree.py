@@ -23,8 +23,8 @@ from typing import Literal, NamedTuple
 
 from driftline.storage.documents import SkipReason
 from driftline.storage.errors import ObjectNotFound, StorageError
-from driftline.storage.sources.git_isolation import ask, spawn
-from driftline.storage.sources.mirror import COMMIT_ID, Mirror, Remote, parse_remote
+from driftline.storage.sources.git_isolation import COMMIT_ID, ask, spawn
+from driftline.storage.sources.mirror import Mirror, Remote, parse_remote
 
 MAX_TREE_BYTES = 512 * 1024 * 1024
 """Maximum size of a commit's listing, some four million files: a few small objects can expand to more than a disk."""

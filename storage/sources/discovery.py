@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -27,6 +28,7 @@ from driftline.storage.errors import (
 )
 from driftline.storage.globs import check_glob, glob_pattern
 from driftline.storage.json_records import from_json, to_json
+from driftline.storage.sources.git_isolation import COMMIT_ID
 from driftline.storage.sources.hosts import (
     READER,
     REPOSITORY_PATH,
@@ -36,7 +38,7 @@ from driftline.storage.sources.hosts import (
     Visibility,
     api_of,
 )
-from driftline.storage.sources.mirror import COMMIT_ID, Remote, bare_repository, parse_remote
+from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -59,7 +61,6 @@ ATTEMPTS = 3
 MAX_WAIT_SECONDS = 900.0
 """Maximum total time that a sync's requests wait because the host asks them to."""
 _CHUNK = 1 << 16
-_OK, _NOT_MODIFIED, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _TOO_MANY = 200, 304, 401, 403, 404, 429
 _MAX_ID = 200
 
 
@@ -363,7 +364,7 @@ class _HostReader:
         """Return the page at ``url``, which is ``known`` if it has not changed; ``add`` returns the id of an entry."""
         etag = known.etag if known is not None and known.reading == READING else ""
         status, headers, body = self._ask(url, etag)
-        if status == _NOT_MODIFIED and known is not None and etag:
+        if status == HTTPStatus.NOT_MODIFIED and known is not None and etag:
             if known.next:  # the state is in the workspace, which others may write to
                 self._on_this_host(url, known.next)
             self._count_unchanged()
@@ -422,7 +423,7 @@ class _HostReader:
         found, tag = dict[int, str](), ""
         while url:
             status, headers, body = self._ask(url, etag if url == first else "")
-            if status == _NOT_MODIFIED:
+            if status == HTTPStatus.NOT_MODIFIED:
                 self._count_unchanged()
                 return None
             answer = self._parsed(url, headers, body)
@@ -524,13 +525,13 @@ class _HostReader:
                     why = f"status {status}" if status else body.decode("utf-8", "replace")
                     raise StorageError("The host failed to list its repositories", self._host.name, f"It says: {why}.")
                 self._sleep(2.0 ** (attempts - 1))
-            elif status in (_UNAUTHORIZED, _FORBIDDEN):
+            elif status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
                 fix = f"Check the token in {self._host.variable}." if self._host.variable else "Set a token."
                 raise AccessDenied(f"The host denies access to its listing (status {status})", self._host.name, fix)
-            elif status == _NOT_FOUND:
+            elif status == HTTPStatus.NOT_FOUND:
                 what, fix = self._missing
                 raise SourceNotFound(what, self._host.name, fix)
-            elif status in (_OK, _NOT_MODIFIED):
+            elif status in (HTTPStatus.OK, HTTPStatus.NOT_MODIFIED):
                 return status, headers, body
             else:
                 raise StorageError("The host failed to list its repositories", self._host.name, f"Status {status}.")
@@ -565,16 +566,16 @@ class _HostReader:
 
     def _pause(self, status: int, headers: Mapping[str, str]) -> float | None:
         """Return the seconds that the host asks to wait before the next attempt, or None if it does not."""
-        if status not in (_TOO_MANY, _FORBIDDEN, 503):
+        if status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.FORBIDDEN, HTTPStatus.SERVICE_UNAVAILABLE):
             return None
         after = headers.get("Retry-After") or ""
         if after.isdecimal():
             return float(after)
         reset = headers.get("X-RateLimit-Reset") or headers.get("RateLimit-Reset") or ""
         is_empty = (headers.get("X-RateLimit-Remaining") or headers.get("RateLimit-Remaining")) == "0"
-        if reset.isdecimal() and (is_empty or status == _TOO_MANY):
+        if reset.isdecimal() and (is_empty or status == HTTPStatus.TOO_MANY_REQUESTS):
             return max(0.0, float(reset) - (_time_of(headers) or time.time())) + 1.0
-        return 60.0 if status == _TOO_MANY else None
+        return 60.0 if status == HTTPStatus.TOO_MANY_REQUESTS else None
 
     def _wait(self, seconds: float, waits: int) -> None:
         """Wait for the rate limit, unless another request already waited (``limit.waits`` differs from ``waits``).

@@ -23,6 +23,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+COMMIT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _TIMEOUT_SECONDS = 120
 _LOOK_SECONDS = 1.0
 """The interval between two looks at a git that has not ended."""

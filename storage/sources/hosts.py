@@ -132,9 +132,9 @@ class Host:
         return bool(api_of(self).readers) and (self.provider != "gitea" or self.owner_kind == "org")
 
     @property
-    def settle_seconds(self) -> float | None:
+    def stamp_resolution_seconds(self) -> float | None:
         """Seconds after a push until another push is sure to change ``Repository.changed``, or None if none is."""
-        return None if self.provider in ("folder", "list") else api_of(self).settle_seconds
+        return None if self.provider in ("folder", "list") else api_of(self).stamp_resolution_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class HostApi:
     parse: Callable[[Any], HostedRepository]
     git_user: str = "x-access-token"
     clone_path: str = ""
-    settle_seconds: float | None = 60.0
+    stamp_resolution_seconds: float | None = 60.0
     headers: tuple[tuple[str, str], ...] = ()
     pulls: str = ""
     pull_ref: str = "refs/pull/{}/head"
@@ -282,7 +282,7 @@ _API_OF: dict[str, HostApi] = {
         _linked,
         _gitlab,
         git_user="oauth2",
-        settle_seconds=7200.0,  # last_activity_at is raised at most once an hour
+        stamp_resolution_seconds=7200.0,  # last_activity_at is raised at most once an hour
         pulls="/projects/{id}/merge_requests?state=opened&per_page=100&order_by=created_at&sort=asc",
         pull_ref="refs/merge-requests/{}/head",
         readers=("/projects/{id}/members/all?per_page=100",),
@@ -322,7 +322,7 @@ _BITBUCKET_SERVER = HostApi(
     _bitbucket_server,
     git_user="x-token-auth",
     clone_path="/scm",
-    settle_seconds=None,
+    stamp_resolution_seconds=None,
 )
 OWNERS: Mapping[str, frozenset[str]] = {
     "github": frozenset({"org", "user", ""}),

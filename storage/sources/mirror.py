@@ -30,13 +30,13 @@ from typing import IO
 
 from driftline.storage.environment import byte_limit, cache_folder_of
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, without_secrets
-from driftline.storage.sources.git_isolation import REACHING, ask, spawn
+from driftline.storage.sources.git_isolation import COMMIT_ID, REACHING, ask, spawn
 
 log = logging.getLogger(__name__)
 
-CACHE_VARIABLE = "DRIFTLINE_GIT_CACHE"
-LIMIT_VARIABLE = "DRIFTLINE_GIT_CACHE_BYTES"
-DEFAULT_CACHE_BYTES = 20 * 10**9
+GIT_CACHE_VARIABLE = "DRIFTLINE_GIT_CACHE"
+GIT_CACHE_LIMIT_VARIABLE = "DRIFTLINE_GIT_CACHE_BYTES"
+DEFAULT_GIT_CACHE_BYTES = 20 * 10**9
 """Maximum size of all mirrors; the least recently used are evicted."""
 KEPT_COMMITS = 16
 """Number of commits, branches included, whose objects a mirror keeps, to compare commits with previous ones."""
@@ -50,7 +50,6 @@ _DELETED = ".deleted"
 _ERROR_BYTES = 8192
 
 REDIRECTS = "The host redirects to another URL"
-COMMIT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SCHEMES = frozenset({"file", "http", "https", "ssh"})
 _SCP = re.compile(r"(?P<user>[A-Za-z0-9._-]+)@(?P<host>[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):(?P<path>[^\\:].*)")
 _CREDENTIAL = re.compile(r"(?:(?P<user>[A-Za-z0-9._~-]+):)?\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
@@ -428,7 +427,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _too_large(limit: int) -> str:
-    return f"The repository has more than {limit / 1e9:g} GB, the limit of {LIMIT_VARIABLE}"
+    return f"The repository has more than {limit / 1e9:g} GB, the limit of {GIT_CACHE_LIMIT_VARIABLE}"
 
 
 def _incoming_bytes(git_dir: str) -> int:
@@ -465,12 +464,12 @@ def _failure(remote: Remote, why: str, stderr: str) -> AccessDenied | SourceNotF
 
 def cache_folder() -> Path:
     """Return the folder for all mirrors: $DRIFTLINE_GIT_CACHE, or ``driftline/git`` in the user's cache folder."""
-    return cache_folder_of(CACHE_VARIABLE, "git")
+    return cache_folder_of(GIT_CACHE_VARIABLE, "git")
 
 
 def cache_bytes() -> int:
     """Return the size limit for all mirrors. Raises UsageError."""
-    return byte_limit(LIMIT_VARIABLE, DEFAULT_CACHE_BYTES)
+    return byte_limit(GIT_CACHE_LIMIT_VARIABLE, DEFAULT_GIT_CACHE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,7 +547,7 @@ class Mirror:
                     yield
                     return
         raise StorageError(
-            "Mirrors in use leave no room for this repository", self.remote.uri, f"Raise {LIMIT_VARIABLE}."
+            "Mirrors in use leave no room for this repository", self.remote.uri, f"Raise {GIT_CACHE_LIMIT_VARIABLE}."
         )
 
     @property

@@ -19,7 +19,7 @@ from driftline.storage.deltas.manifest import token_of
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import NotIndexed, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.json_records import to_json
-from driftline.storage.lance.failures import with_retries, writing
+from driftline.storage.lance.failures import with_lance_retries, writing
 from driftline.storage.layout import BASE, BRANCH, branches_directory, cut_of, lance_branch, new_ulid
 from driftline.storage.lines.commit_marker import CommitMarker
 from driftline.storage.lines.line_table import LineTable
@@ -145,11 +145,11 @@ def _new_cut(table: LineTable, dataset: LanceDataset) -> str:
     with writing("Could not create a branch", table.uri):
         for _ in range(CUT_ATTEMPTS - 1):
             try:
-                return with_retries(attempt)
+                return with_lance_retries(attempt)
             except (OSError, ValueError) as error:
                 if not _ANSWER_LOST.search(str(error)):
                     raise
-        return with_retries(attempt)
+        return with_lance_retries(attempt)
 
 
 def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[LanceDataset, CommitMarker, bytes, int]:
@@ -206,7 +206,7 @@ def delete_cut(workspace: Workspace, tenant: Entity, cut: str, index_directory: 
     """
     for table in workspace.on(()).line_tables(tenant.tenant):
         with writing("Could not delete a branch", table.uri):
-            with_retries(partial(_delete_from, table, cut))
+            with_lance_retries(partial(_delete_from, table, cut))
     if index_directory is not None:
         objects = workspace.objects
         objects.delete([info.path for info in objects.list(index_directory, temporary=True)])
@@ -225,7 +225,7 @@ def cuts_of(table: LineTable) -> dict[str, datetime]:
     """Return the cuts in a line table with their creation times. Raises StorageError, CorruptFile."""
     if not table.exists():
         return {}
-    found = with_retries(table.open().branches.list)
+    found = with_lance_retries(table.open().branches.list)
     return {
         cut: datetime.fromtimestamp(branch["create_at"], UTC)
         for name, branch in found.items()

@@ -128,16 +128,16 @@ class KnownRepository:
         """Return how long the index has been known to be behind."""
         return (now - self.behind_since).total_seconds() if self.behind_since is not None else 0.0
 
-    def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, followed: tuple[str, ...]) -> bool:
+    def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, branch_globs: tuple[str, ...]) -> bool:
         """Return whether its host must be asked for its commit; not if the listing shows that nothing was pushed.
 
         ``is_current`` means that the current listing has the repository; if not, another repository may now have its
-        path. ``retry`` ignores its backoff. ``followed`` contains its branch globs.
+        path. ``retry`` ignores its backoff. ``branch_globs`` are the fleet's.
         """
         if not is_current or self.excluded or (self.is_waiting(now) and not retry):
             return False
         is_quiet = bool(self.stamp) and self.stamp == self.listed.stamp and not self.failures
-        is_quiet &= self.followed == followed
+        is_quiet &= self.followed == branch_globs
         return not is_quiet or self.looked_at is None or now - self.looked_at >= LOOKED_AT_AGAIN_AFTER
 
     def is_waiting(self, now: datetime) -> bool:
@@ -159,10 +159,10 @@ class KnownRepository:
         return replace(fine, commit=commit, looked_at=now, behind_since=since, stamp=stamp)
 
     def with_branches(
-        self, commits: Mapping[str, str], skipped: Mapping[str, str], followed: tuple[str, ...]
+        self, commits: Mapping[str, str], skipped: Mapping[str, str], branch_globs: tuple[str, ...]
     ) -> KnownRepository:
-        """Return the repository updated with the ``commits`` of its branches that match ``followed``, as reported by
-        its host.
+        """Return the repository updated with the ``commits`` that its host reported for branches that match
+        ``branch_globs``.
 
         ``skipped`` maps other branches to why they are not indexed.
         """
@@ -171,7 +171,7 @@ class KnownRepository:
         known = {
             name: replace(self.branches.get(name, KnownBranch()), commit=commit) for name, commit in commits.items()
         }
-        return replace(self, branches=gone | known, skipped_branches=dict(skipped), followed=followed)
+        return replace(self, branches=gone | known, skipped_branches=dict(skipped), followed=branch_globs)
 
     def with_pulls(self, commits: Mapping[int, str], etag: str) -> KnownRepository:
         """Return the repository updated with its host's pull request ``commits``; "" marks closed pull requests."""
@@ -323,12 +323,12 @@ def to_retire(repositories: Mapping[str, KnownRepository], now: datetime, grace:
     ]
 
 
-def settled_stamp(host: Host, listing: HostListing, repository: HostedRepository) -> str:
+def stable_stamp(host: Host, listing: HostListing, repository: HostedRepository) -> str:
     """Return a repository's stamp if any later push will change it, or "" if one might not.
 
     Hosts write the time of the last push in whole seconds, or update it once an hour.
     """
-    after, pushed = host.settle_seconds, parse_timestamp(repository.changed)
+    after, pushed = host.stamp_resolution_seconds, parse_timestamp(repository.changed)
     if after is None or pushed is None or listing.at is None or listing.at - pushed < after:
         return ""
     return repository.stamp

@@ -24,7 +24,7 @@ Scope = Literal["search", "memory", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "driftline_"
 _SECRET_BYTES = 32
-MAX_TOKENS = 10_000
+MAX_WORKSPACE_TOKENS = 10_000
 MAX_NOTE_CHARACTERS = 200
 
 
@@ -101,8 +101,8 @@ def create_token(
     def add(known: tuple[TokenRecord, ...]) -> tuple[TokenRecord, ...]:
         now = datetime.now(UTC)
         kept = tuple(each for each in known if each.is_valid(now))
-        if len(kept) >= MAX_TOKENS:
-            what = f"The workspace has its maximum of {MAX_TOKENS:,} tokens"
+        if len(kept) >= MAX_WORKSPACE_TOKENS:
+            what = f"The workspace has its maximum of {MAX_WORKSPACE_TOKENS:,} tokens"
             raise UsageError(what, workspace.objects.uri, "Revoke unused ones: driftline token revoke ID")
         return (*kept, record)
 

@@ -190,8 +190,8 @@ class Shape:
     epsilon: float
 
 
-def encoder(tensors: Tensors, shape: Shape) -> bytes:
-    """Build and serialise the graph from ``input_ids`` and ``attention_mask`` to ``last_hidden_state``.
+def build_graph(tensors: Tensors, shape: Shape) -> bytes:
+    """Build and serialize the graph from ``input_ids`` and ``attention_mask`` to ``last_hidden_state``.
 
     The inputs are ``(n, length) int64``, the output is ``(n, length, dim) float32``. Raises KeyError for a missing
     tensor.
@@ -437,7 +437,7 @@ def _drawn(files: DeepFiles) -> bytes:
         )
         tensors = load(files.read(SAFETENSORS))
         prefix = next((name for name in ("", "bert.") if f"{name}embeddings.word_embeddings.weight" in tensors), "")
-        return encoder({name.removeprefix(prefix): values for name, values in tensors.items()}, shape)
+        return build_graph({name.removeprefix(prefix): values for name, values in tensors.items()}, shape)
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         raise unreadable(files, error) from error
 

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from driftline.storage.globs import is_unicode
-from driftline.storage.sources.git_isolation import Repository, ask, ask_remote, find_repository, finish, run, start
+from driftline.storage.sources.git_isolation import (
+    COMMIT_ID,
+    Repository,
+    ask,
+    ask_remote,
+    find_repository,
+    finish,
+    run,
+    start,
+)
 from driftline.tasks.git.work_tree import WorkTree
 
 MAX_CHANGED_PATHS = 20_000
@@ -22,7 +31,6 @@ MAX_CHANGED_PATHS = 20_000
 _ATTRIBUTES = ".gitattributes"
 """The file that determines how git writes other files to disk."""
 _REMOTE, _HEADS = "refs/remotes/origin/", "refs/heads/"
-_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SUBMODULE = b"160000"
 _PLAIN_ENTRY, _SUBMODULE_ENTRY = b"\0H 1", b"\0H 160000"
 """The starts of entries in a list of tracked files. Other entries have a flag or a conflict."""
@@ -62,20 +70,20 @@ def head(root: str) -> Commit | None:
 
 def commit_time(root: str, commit: str) -> datetime | None:
     """Return a commit's time in UTC, or None if the clone does not have it."""
-    repository = find_repository(root) if _ID.fullmatch(commit) else None
+    repository = find_repository(root) if COMMIT_ID.fullmatch(commit) else None
     return _time_of(repository, commit) if repository is not None else None
 
 
 def is_ancestor(root: str, commit: str, later: str) -> bool:
     """Return whether ``commit`` is an ancestor of ``later``, or False if the clone lacks one of them."""
-    repository = find_repository(root) if _ID.fullmatch(commit) and _ID.fullmatch(later) else None
+    repository = find_repository(root) if COMMIT_ID.fullmatch(commit) and COMMIT_ID.fullmatch(later) else None
     return repository is not None and run(repository, root, "merge-base", "--is-ancestor", commit, later) is not None
 
 
 def _head_id(root: str) -> str | None:
     answer = ask(root, "rev-parse", "--verify", "--quiet", "HEAD")
     commit = answer.decode().strip() if answer else ""
-    return commit if _ID.fullmatch(commit) else None
+    return commit if COMMIT_ID.fullmatch(commit) else None
 
 
 def _time_of(repository: Repository, commit: str) -> datetime | None:
@@ -117,7 +125,7 @@ def pushed_commit(root: str) -> PushedCommit | None:
     for name in [*names, f"{_REMOTE}HEAD"]:
         answer = ask(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         tip = answer.decode().strip() if answer else ""
-        if _ID.fullmatch(tip):
+        if COMMIT_ID.fullmatch(tip):
             base = run(repository, root, "merge-base", commit, tip)
             found = base.decode().split()[:1] if base else []
             return PushedCommit(repository, found[0]) if found else None
@@ -151,7 +159,7 @@ def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Col
 
     A changed file whose name is in ``ignore_files`` affects other files, so it requires a full scan.
     """
-    if not _ID.fullmatch(base):
+    if not COMMIT_ID.fullmatch(base):
         return ChangedPaths(None, "the last indexed commit is not a commit id")
     if run(tree.repository, tree.root, "cat-file", "-e", f"{base}^{{commit}}") is None:
         return ChangedPaths(None, f"this clone does not have {base[:12]}, the last indexed commit")
@@ -278,7 +286,7 @@ def is_in_branch(root: str, commit: str, branch: str) -> bool | None:
         return None
     remote = ask_remote_branches(root)
     tip = remote.tips.get(branch, "") if remote is not None else ""
-    if _ID.fullmatch(tip) and _time_of(repository, tip) is None:
+    if COMMIT_ID.fullmatch(tip) and _time_of(repository, tip) is None:
         return None
     return commit == tip or is_ancestor(root, commit, tip)
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from driftline.storage.documents import DocumentKey
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.lance.failures import without_panic
@@ -90,9 +91,6 @@ bucket, where reading some of them takes as long as reading one.
 
 _IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
 """The start of an import line, in the languages that Driftline parses."""
-
-DocumentKey = tuple[str, str]
-"""Entity and path."""
 
 
 class IndexedDocument(NamedTuple):

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 from cachetools import LRUCache, TTLCache
 
 from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
-from driftline.storage.documents import INSIDE, container_of, content_hash
+from driftline.storage.documents import INSIDE, DocumentKey, container_of, content_hash
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.redaction import split_mark
@@ -34,9 +34,6 @@ if TYPE_CHECKING:  # a search of sources that are elsewhere needs no git
     from driftline.tasks.git.commits import PushedCommit
 
 log = logging.getLogger(__name__)
-
-DocumentKey = tuple[str, str]
-"""A document's entity and path."""
 
 KNOWN_DOCUMENTS = 50_000
 """Number of documents to cache, with their content at a commit; each takes some 400 bytes."""

@@ -109,7 +109,7 @@ def _passages(window: Window) -> list[Passage]:
     return [*head, Passage(window.entity, window.path, first, last)]
 
 
-CANDIDATE_DEFINITIONS = 60
+DEEP_DEFINITIONS = 60
 """Number of definitions to look up by vector."""
 JOINED_WINDOWS = 50
 """Number of windows from the hybrid search to join with the definitions."""
@@ -159,10 +159,10 @@ class DeepSearch:
         """Return the definitions nearest to ``query``, best first, each with its cosine."""
         vector = self.encoder.embed([query])[0]
         sql = self.where.to_sql() if self.where else None
-        found = [table.nearest(vector, CANDIDATE_DEFINITIONS, sql) for table in self.tables]
+        found = [table.nearest(vector, DEEP_DEFINITIONS, sql) for table in self.tables]
         if not found:
             return {}
-        rows = pa.concat_tables(found).sort_by("distance").slice(0, CANDIDATE_DEFINITIONS)
+        rows = pa.concat_tables(found).sort_by("distance").slice(0, DEEP_DEFINITIONS)
         nearest: dict[DefinitionKey, float] = {}
         for row in rows.to_pylist():
             definition = Definition(row["kind"], row["name"], row["line"], row["first"], row["last"])

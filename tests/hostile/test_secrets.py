@@ -16,7 +16,7 @@ import pytest
 
 import driftline as dl
 from driftline.flows.actions import register_actions
-from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
+from driftline.flows.config.memory_settings import MEMORY_CONFIG_VARIABLE, VARIABLES
 from driftline.storage.errors import StorageError, has_query, may_hold_secret, without_secrets
 from driftline.storage.memory.catalog import database
 from driftline.storage.memory.store import MemoryStore
@@ -74,7 +74,7 @@ def location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch, tiny
     """The current folder, which contains a source; the environment refers to no real service."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "DRIFTLINE_", "LTM_", "GOOGLE_", "AZURE_"))]:
         monkeypatch.delenv(name)
-    for name in (CONFIG_VARIABLE, *VARIABLES):
+    for name in (MEMORY_CONFIG_VARIABLE, *VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

@@ -36,8 +36,8 @@ from driftline.flows.web import access
 from driftline.flows.web.access import (
     AccessRules,
     Authentication,
-    FollowedFleet,
-    FollowedReaders,
+    FleetReaders,
+    HostReaders,
     KnownTokens,
     TrustedProxy,
 )
@@ -96,7 +96,7 @@ class Site:
     address: str
     workspace: Workspace
     tokens: KnownTokens
-    readers: FollowedReaders
+    readers: HostReaders
 
     def token(self, *scopes: Scope, within: str | None = None, expires: datetime | None = None) -> str:
         boundary = boundary_in(self.workspace, within).tops[0] if within else None
@@ -130,7 +130,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
             memory.store(name, {"text": f"parser {name}"}, project, {"project": name})
     workspace = Workspace.open(uri)
     known = KnownTokens(lambda: read_tokens(workspace.objects))
-    readers = FollowedReaders(lambda: FOLLOWED, {"fleet": FollowedFleet("{login}@acme.example", DAY)}, lambda: NOW)
+    readers = HostReaders(lambda: FOLLOWED, {"fleet": FleetReaders("{login}@acme.example", DAY)}, lambda: NOW)
     proxy = TrustedProxy("X-User", [ip_network("127.0.0.0/8")])
     recalled = Memory(workspace, load_memory_configuration(environ={}, embedding=model))
     reader = Reader(workspace.reread, lambda: recalled)
@@ -143,7 +143,7 @@ def test_readers_that_cannot_be_read_grant_nothing_and_refuse_nobody_else(caplog
     def fail() -> Any:
         raise StorageError("The record is damaged", "_fleet.json")
 
-    readers = FollowedReaders(lambda: FOLLOWED, {"fleet": FollowedFleet("{login}@acme.example", DAY)}, lambda: NOW)
+    readers = HostReaders(lambda: FOLLOWED, {"fleet": FleetReaders("{login}@acme.example", DAY)}, lambda: NOW)
     readers.refresh()
     assert [*readers.readable_by("ann@acme.example")] == [_OWN]
     readers.read = fail
@@ -386,7 +386,7 @@ def test_the_access_that_a_host_gives_expires(site: Site, monkeypatch: pytest.Mo
     ],
 )
 def test_a_login_is_what_the_spelling_leaves_of_the_user(spelling: str, user: str, login: str) -> None:
-    assert FollowedFleet(spelling, DAY).login_of(user) == login
+    assert FleetReaders(spelling, DAY).login_of(user) == login
 
 
 def test_lists_omit_everything_beyond_the_boundary(site: Site, bound: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 import driftline as dl
 from driftline.flows.commands import web
 from driftline.flows.runs import cached_copies
-from driftline.flows.runs.cached_copies import FollowedWorkspace, cache_folder, follow
+from driftline.flows.runs.cached_copies import RefreshedWorkspace, cache_folder, refreshed_copy
 from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, WorkspaceNotFound
 from driftline.storage.objects.store_requests import request_counter
 from driftline.storage.workspace.copies import WorkspaceCopy
@@ -73,23 +73,23 @@ def test_a_copy_gives_the_answers_of_the_bucket_and_follows_it(
     index: Callable[[str], str], s3_bucket: str, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin, warned = index(s3_bucket), Warnings()
-    location = follow(origin, max_bytes=PLENTY, warn=warned)
+    location = refreshed_copy(origin, max_bytes=PLENTY, warn=warned)
     assert location != origin
     assert answers(location) == answers(origin)
 
     with request_counter() as requests:
-        assert follow(origin, max_bytes=PLENTY, warn=warned) == location
+        assert refreshed_copy(origin, max_bytes=PLENTY, warn=warned) == location
     assert sum(sum(kinds.values()) for kinds in requests.counts.values()) <= 3  # nothing has changed
 
     (tree / "new.txt").write_text(f"{WORDS[0]} anew\n")
     index(s3_bucket)
-    assert follow(origin, max_bytes=PLENTY, warn=warned) == location
+    assert refreshed_copy(origin, max_bytes=PLENTY, warn=warned) == location
     assert ("new.txt", 1, f"{WORDS[0]} anew") in answers(location)
     assert answers(location) == answers(origin)
     assert not warned
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    assert follow(origin, {"client_max_retries": "0"}, max_bytes=PLENTY, warn=warned) == location
+    assert refreshed_copy(origin, {"client_max_retries": "0"}, max_bytes=PLENTY, warn=warned) == location
     assert ("new.txt", 1, f"{WORDS[0]} anew") in answers(location)
     assert len(warned) == 1
     assert "Searching the copy of" in warned[0]
@@ -97,38 +97,38 @@ def test_a_copy_gives_the_answers_of_the_bucket_and_follows_it(
 
 def test_a_deleted_file_of_a_copy_is_fetched_again(index: Callable[[str], str], s3_bucket: str) -> None:
     origin, warned = index(s3_bucket), Warnings()
-    location = follow(origin, max_bytes=PLENTY, warn=warned)
+    location = refreshed_copy(origin, max_bytes=PLENTY, warn=warned)
     before = answers(location)
     next(Path(location).rglob("*.lance/data/*.lance")).unlink()
-    assert follow(origin, max_bytes=PLENTY, warn=warned) == location
+    assert refreshed_copy(origin, max_bytes=PLENTY, warn=warned) == location
     assert answers(location) == before
 
 
 def test_a_local_workspace_is_not_copied(index: Callable[[str], str], tmp_path: Path, folder: Path) -> None:
     origin = index(str(tmp_path / "ws"))
-    assert follow(origin, max_bytes=PLENTY, warn=Warnings()) == origin
+    assert refreshed_copy(origin, max_bytes=PLENTY, warn=Warnings()) == origin
     assert not folder.exists()
 
 
 def test_copies_stay_within_the_limit(index: Callable[[str], str], s3_bucket: str, folder: Path) -> None:
     first, second, warned = index(f"{s3_bucket}/first"), index(f"{s3_bucket}/second"), Warnings()
-    follow(first, max_bytes=PLENTY, warn=warned)
+    refreshed_copy(first, max_bytes=PLENTY, warn=warned)
     (one,) = folder.iterdir()
     size = cached_copies._size_bytes(one)
     limit = int(1.5 * size)
 
-    assert follow(second, max_bytes=limit, warn=warned) == second  # a search may still read the first
+    assert refreshed_copy(second, max_bytes=limit, warn=warned) == second  # a search may still read the first
     assert "more than the space left" in warned.pop()
     assert copied(folder) == [one / "copy"]
 
     long_ago = time.time() - 2 * cached_copies.RECENT_SECONDS
     os.utime(one / "used", (long_ago, long_ago))
-    location = follow(second, max_bytes=limit, warn=warned)
+    location = refreshed_copy(second, max_bytes=limit, warn=warned)
     assert [str(each) for each in copied(folder)] == [location]
     assert sum(map(cached_copies._size_bytes, folder.iterdir())) <= limit
     assert not warned
 
-    assert follow(first, max_bytes=10, warn=warned) == first
+    assert refreshed_copy(first, max_bytes=10, warn=warned) == first
     assert answers(location) == answers(first)
 
 
@@ -147,19 +147,21 @@ def test_a_search_works_on_a_full_disk(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_bytes", full)
-        assert follow(origin, max_bytes=PLENTY, warn=warned) == origin
+        assert refreshed_copy(origin, max_bytes=PLENTY, warn=warned) == origin
     assert "No space left on device" in warned.pop()
     assert copied(folder) == []
-    location = follow(origin, max_bytes=PLENTY, warn=warned)  # once there is space again
+    location = refreshed_copy(origin, max_bytes=PLENTY, warn=warned)  # once there is space again
     assert answers(location) == answers(origin)
 
 
 def test_processes_share_a_copy(index: Callable[[str], str], s3_bucket: str, folder: Path) -> None:
     origin, warned, locations = index(s3_bucket), Warnings(), list[str]()
-    follow(origin, max_bytes=PLENTY, warn=warned)
+    refreshed_copy(origin, max_bytes=PLENTY, warn=warned)
     copy = WorkspaceCopy(copied(folder)[0])
     with copy.locked():  # like a concurrent pull by another process
-        waiting = threading.Thread(target=lambda: locations.append(follow(origin, max_bytes=PLENTY, warn=warned)))
+        waiting = threading.Thread(
+            target=lambda: locations.append(refreshed_copy(origin, max_bytes=PLENTY, warn=warned))
+        )
         waiting.start()
         until(lambda: warned, "the warning")
         assert "waiting for it" in warned[0]
@@ -170,9 +172,9 @@ def test_processes_share_a_copy(index: Callable[[str], str], s3_bucket: str, fol
 
 def test_errors_of_the_original_are_reported(s3_bucket: str, s3_environment: S3Server) -> None:
     with pytest.raises(WorkspaceNotFound):
-        follow(s3_bucket, max_bytes=PLENTY, warn=Warnings())
+        refreshed_copy(s3_bucket, max_bytes=PLENTY, warn=Warnings())
     with pytest.raises(AccessDenied):
-        follow(s3_bucket, {"aws_secret_access_key": "wrong"}, max_bytes=PLENTY, warn=Warnings())
+        refreshed_copy(s3_bucket, {"aws_secret_access_key": "wrong"}, max_bytes=PLENTY, warn=Warnings())
 
 
 def test_a_server_refreshes_its_copy_while_searches_go_on(
@@ -186,7 +188,7 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
 
     may_pull.set()
     monkeypatch.setattr(cached_copies, "REFRESH_SECONDS", 0.01)
-    newest = FollowedWorkspace(Workspace.open(index(s3_bucket)), PLENTY, Warnings(), prepare)
+    newest = RefreshedWorkspace(Workspace.open(index(s3_bucket)), PLENTY, Warnings(), prepare)
     before = newest()
     assert before.objects.is_local
     assert dl.search(before, WORDS[0]).results
@@ -194,7 +196,7 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
     index(s3_bucket)
     pulled.clear()
     may_pull.clear()
-    with newest.following():
+    with newest.refreshing():
         assert pulled.wait(PATIENCE_SECONDS)
         assert newest() is before  # the newer one is not ready yet
         assert "new.txt" not in {hit.path for hit in dl.search(newest(), f"{WORDS[0]} anew").results}
@@ -208,10 +210,10 @@ def test_a_search_says_why_the_copy_of_the_server_cannot_be_refreshed(
 ) -> None:
     monkeypatch.setattr(cached_copies, "REFRESH_SECONDS", 0.01)
     workspace, warned = Workspace.open(index(s3_bucket)), Warnings()
-    newest = FollowedWorkspace(workspace, PLENTY, warned)
+    newest = RefreshedWorkspace(workspace, PLENTY, warned)
     newest()
     config = workspace.objects.get("_workspace.json")
-    with newest.following():
+    with newest.refreshing():
         workspace.objects.delete(["_workspace.json"])
         until(lambda: warned)
         with pytest.raises(CorruptFile):

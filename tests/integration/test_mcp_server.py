@@ -21,7 +21,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import driftline as dl
-from driftline.flows.config.memory_settings import CONFIG_VARIABLE, find_memory, load_memory_configuration
+from driftline.flows.config.memory_settings import MEMORY_CONFIG_VARIABLE, find_memory, load_memory_configuration
 from driftline.flows.mcp_server import tools as mcp_memory
 from driftline.flows.mcp_server.server import make_server
 from driftline.flows.mcp_server.tools import (
@@ -453,7 +453,7 @@ def remembered(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tu
         store.store("long", "namespace " * 20_000, "org:acme/project:long", {"note": "x" * 10_000})
         store.store_many(dl.MemoryItem(f"many {n}", "subcommand " * 300, "org:many") for n in range(50))
         store.store("foreign", "parser plan", "org:other")
-    return folder / "ws", {CONFIG_VARIABLE: str(configuration)}
+    return folder / "ws", {MEMORY_CONFIG_VARIABLE: str(configuration)}
 
 
 def recall(remembered: tuple[Path, dict[str, str]], **arguments: Any) -> Outcome:

@@ -17,7 +17,7 @@ import pytest
 
 import driftline as dl
 from driftline.flows.actions import register_actions
-from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
+from driftline.flows.config.memory_settings import MEMORY_CONFIG_VARIABLE, VARIABLES
 from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_workspace
 from driftline.flows.runs.verify_and_repair import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.errors import CatalogMismatch, CatalogMissing, StorageError
@@ -37,7 +37,7 @@ LARGE = "a value that is not inlined " * 100
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (CONFIG_VARIABLE, *VARIABLES):
+    for name in (MEMORY_CONFIG_VARIABLE, *VARIABLES):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
+from driftline.flows.config.memory_settings import MEMORY_CONFIG_VARIABLE, VARIABLES
 from driftline.storage.errors import CatalogMismatch
 from driftline.storage.layout import CATALOG, CATALOG_RECORD
 from driftline.storage.memory.catalog import database
@@ -26,7 +26,7 @@ OWNER, LARGE = "org:acme/project:p/user:u", "a value that is not inlined " * 100
 @pytest.fixture
 def location(tmp_path: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A workspace with an external catalog that is not configured in the environment."""
-    for name in (CONFIG_VARIABLE, *VARIABLES):
+    for name in (MEMORY_CONFIG_VARIABLE, *VARIABLES):
         monkeypatch.delenv(name, raising=False)
     uri = str(tmp_path / "workspace")
     with MemoryStore(uri, catalog_url=sqlite_catalog) as store:

@@ -13,7 +13,7 @@ import pytest
 
 import driftline as dl
 from driftline.flows.actions import register_actions
-from driftline.flows.config.memory_settings import CONFIG_VARIABLE, VARIABLES
+from driftline.flows.config.memory_settings import MEMORY_CONFIG_VARIABLE, VARIABLES
 from driftline.flows.memory_backend import HierarchicalLTMBackend
 from driftline.storage.errors import CatalogConnectionError, UsageError
 from driftline.storage.memory.catalog.database import Catalog
@@ -24,7 +24,7 @@ LARGE = "a value that is not inlined " * 100
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (CONFIG_VARIABLE, *VARIABLES):
+    for name in (MEMORY_CONFIG_VARIABLE, *VARIABLES):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -208,7 +208,7 @@ def test_actions_share_a_store_that_closes_with_the_engine(
 ) -> None:
     settings = {"ltm": {"storage": {"uri": str(tmp_path / "workspace")}, "embedding": {"model": str(tiny_model)}}}
     (tmp_path / "memory.yaml").write_text(json.dumps({"settings": settings}))  # JSON is YAML
-    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "memory.yaml"))
+    monkeypatch.setenv(MEMORY_CONFIG_VARIABLE, str(tmp_path / "memory.yaml"))
     registry: dict[str, Callable[..., Any]] = {}
     engine = Engine()
     register_actions(registry, engine)

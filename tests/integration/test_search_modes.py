@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 import driftline as dl
-from driftline.flows.mcp_server.tools import SearchText
+from driftline.flows.mcp_server.tools import SearchAnswer
 from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.line_filter import LineFilter
@@ -248,7 +248,7 @@ def test_a_query_without_results_says_so_in_every_interface(corpus: Path, driftl
         4,
         3,
     )
-    verdict, *nearest = SearchText().of(ask(corpus, nonsense)).splitlines()
+    verdict, *nearest = SearchAnswer().of(ask(corpus, nonsense)).splitlines()
     assert verdict.startswith(f"No good match. The nearest 3 of {count} results"), "the answer to MCP"
     assert len(hits_of("\n".join(nearest))) == len(nearest) == 3
     assert ask(corpus, "get http response").notes == ()

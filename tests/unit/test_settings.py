@@ -117,7 +117,12 @@ def test_a_relative_folder_of_xdg_is_ignored(project: Path, monkeypatch: pytest.
     monkeypatch.setenv("HOME", "/home/ann")
     for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, "mine")
-    for name in ("DRIFTLINE_HOME", cached_copies.FOLDER_VARIABLE, mirror.CACHE_VARIABLE, block_cache.CACHE_VARIABLE):
+    for name in (
+        "DRIFTLINE_HOME",
+        cached_copies.FOLDER_VARIABLE,
+        mirror.GIT_CACHE_VARIABLE,
+        block_cache.BLOCK_CACHE_VARIABLE,
+    ):
         monkeypatch.delenv(name, raising=False)
     assert workspace_for_reading("@ws") == "/home/ann/.local/share/driftline/workspaces/ws"
     folders = [module.cache_folder() for module in (cached_copies, mirror, block_cache)]
