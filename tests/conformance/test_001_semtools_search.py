@@ -112,7 +112,7 @@ def test_files_may_be_a_list(either: Search) -> None:
 
 @criterion("001", "AC 4", "max_distance drops what is farther")
 @criterion("001", "T4", "max_distance drops what is farther")
-def test_max_distance_drops_what_is_farther(either: Search) -> None:
+def test_max_distance_drops_more_distant_lines(either: Search) -> None:
     plant(Path(), {"three.txt": "onions\nthe gate of a garden\nthe quality gate\n"})
     given = {"query": "the quality gate", "files": "three.txt"}
     best, second = ok(either({}, **given, max_distance=1.0))["matches"][:2]
@@ -254,7 +254,7 @@ def test_a_missing_file_is_named(files: Any, either: Search) -> None:
 
 @criterion("001", "AC 15", "no match is no error")
 @criterion("001", "T12", "no match is no error")
-def test_no_match_is_no_error(either: Search) -> None:
+def test_no_match_is_not_an_error(either: Search) -> None:
     answer = ok(either({}, query="zebra crossing", files="docs/stories/8.md", max_distance=0.1))
     assert (answer["matches"], answer["best_match"], answer["has_matches"], answer["total_matches"]) == (
         [],

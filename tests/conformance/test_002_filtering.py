@@ -112,9 +112,7 @@ def test_a_directory_filters_before_the_search(mode: str, search: Search) -> Non
 
 
 @criterion("002", "solution 2", "named workspaces change without indexing again")
-def test_named_workspaces_need_no_new_index(
-    search: Search, location: Path, tmp_path: Path, driftline: Driftline
-) -> None:
+def test_views_need_no_new_index(search: Search, location: Path, tmp_path: Path, driftline: Driftline) -> None:
     assert search("parser", "--in", "work")["explanation"]["matches"] == 40
     runs = driftline("runs", "--workspace", location / "ws", "--json").json["runs"]
     source = f'[[sources]]\nuri = "{location}/home"\nentity = "source:home"\n'
@@ -151,7 +149,7 @@ def test_each_strategy_gives_the_same_answer(mode: str, search: Search) -> None:
 
 @criterion("002", "normalization", "a directory may end in a slash or not, and be spelt in any way")
 @pytest.mark.parametrize("spelling", ["work", "work/", "./work", "work//", "work/.", "work/notes/..", "{home}/work/"])
-def test_a_directory_may_be_spelt_in_any_way(spelling: str, search: Search, location: Path) -> None:
+def test_a_directory_may_be_written_in_any_form(spelling: str, search: Search, location: Path) -> None:
     answer = search("parser", "--dir", spelling.format(home=location / "home"), "--entity", "source:home")
     assert answer["explanation"]["matches"] == 40
 

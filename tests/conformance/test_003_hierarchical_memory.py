@@ -214,7 +214,7 @@ def test_a_path_of_an_entity_may_have_slashes_around_it(registered: Hierarchical
 
 @criterion("003", "AC 3", "a value that is no JSON is refused, wherever it holds what JSON lacks")
 @pytest.mark.parametrize("value", [{(1, 2): 3}, [{("a",): 1}], {"a": {frozenset(): 1}}, {b"a": 1}, {1, 2}], ids=repr)
-def test_a_value_that_is_no_json_is_refused(backend: HierarchicalLTMBackend, value: object) -> None:
+def test_a_value_that_is_not_json_is_refused(backend: HierarchicalLTMBackend, value: object) -> None:
     assert backend.store("key", value, S123)["error_type"] == "bad_entry"
 
 
@@ -264,7 +264,7 @@ def test_store_takes_metadata_and_a_time_of_expiry(registered: HierarchicalLTMBa
 
 
 @criterion("003", "AC 5", "retrieve_by_entity gives an entity with its descendants, in pages")
-def test_retrieve_by_entity_covers_all_that_lies_below(registered: HierarchicalLTMBackend) -> None:
+def test_retrieve_by_entity_includes_descendants(registered: HierarchicalLTMBackend) -> None:
     """The positional arguments are type, id, include_descendants, limit and offset."""
     for n in range(5):
         ok(registered.store(f"of the session {n}", n, S123))

@@ -228,7 +228,7 @@ def test_each_search_embeds_its_query_once(store: MemoryStore, embedder: Directi
 
 
 @criterion("004", "review 2", "the distance is that of cosine, between 0 and 2")
-def test_the_distance_is_that_of_cosine(tmp_path: Path) -> None:
+def test_the_distance_is_the_cosine_distance(tmp_path: Path) -> None:
     """An entry opposite to the query scores -1: scores are not clipped."""
     with dl.MemoryStore(str(tmp_path / "memory"), embedder=Directions) as store:
         for text in ("record0", "record10", "opposite"):
@@ -253,7 +253,7 @@ def test_a_search_for_no_hits_embeds_nothing(store: MemoryStore, embedder: Direc
 
 
 @criterion("004", "review 5", "fewer records than top_k are no error")
-def test_fewer_records_than_asked_are_no_error(store: MemoryStore, tmp_path: Path) -> None:
+def test_fewer_records_than_requested_is_not_an_error(store: MemoryStore, tmp_path: Path) -> None:
     assert len(found(store, "query", 1_000)) == 10
     with dl.MemoryStore(str(tmp_path / "empty"), embedder=Directions) as empty:
         assert empty.search_memory("query", 5, None, ACME) == []

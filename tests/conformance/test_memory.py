@@ -598,7 +598,7 @@ def test_the_tables_carry_a_prefix(folder: Path, tmp_path: Path) -> None:
 
 
 @criterion("memory", "6", "the catalog lives beside the application's tables and Alembic history")
-def test_the_catalog_lives_beside_an_application(folder: Path, postgres_server: PostgresServer) -> None:
+def test_the_catalog_shares_a_database_with_an_application(folder: Path, postgres_server: PostgresServer) -> None:
     url = postgres_server.database()
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY)")
@@ -738,7 +738,9 @@ def test_verify_never_passes_silently(damaged: Damaged, driftline: Run) -> None:
 
 
 @criterion("memory", "7", "LTM_COMPACTION_THRESHOLD counts for the command line")
-def test_the_threshold_of_the_environment_counts(folder: Path, monkeypatch: pytest.MonkeyPatch, driftline: Run) -> None:
+def test_the_threshold_can_be_set_in_the_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, driftline: Run
+) -> None:
     with open_backend(folder) as backend:
         for n in range(3):
             ok(backend.store(f"key {n}", n, S123))
@@ -790,7 +792,9 @@ def test_all_indexes_are_compacted_without_a_path(two_organisations: Hierarchica
 
 
 @criterion("memory", "8", "with a path that index is compacted, however few deltas it has")
-def test_the_index_of_a_path_is_compacted_anyway(two_organisations: HierarchicalLTMBackend, folder: Path) -> None:
+def test_the_index_of_a_path_is_compacted_even_with_few_deltas(
+    two_organisations: HierarchicalLTMBackend, folder: Path
+) -> None:
     answer = ok(two_organisations.compact_indexes(ALICE, max_deltas=100))
     assert answer["compacted_paths"] == [ALICE]
     assert answer["entries_processed"] == 1
@@ -1045,7 +1049,7 @@ def test_words_are_found_as_well_as_meaning(remembered: HierarchicalLTMBackend) 
 
 
 @criterion("memory", "12", "max_distance drops what is farther")
-def test_max_distance_drops_what_is_farther(remembered: HierarchicalLTMBackend) -> None:
+def test_max_distance_drops_more_distant_lines(remembered: HierarchicalLTMBackend) -> None:
     options: dict[str, Any] = {"max_distance": 0.01}
     whole = "a namespace of its own"
     assert hits(remembered.search_memory(whole, 5, **options)) == ["other"]

@@ -557,7 +557,7 @@ def named(ws: str, project: Path) -> Path:
 
 
 @criterion("search", "8", "a named workspace can be searched from Python and actions")
-def test_named_workspaces_are_searched_everywhere(named: Path, ws: str, registry: Registry) -> None:
+def test_views_are_searched_everywhere(named: Path, ws: str, registry: Registry) -> None:
     search: Any = dl.search
     assert {hit.text for hit in search(ws, "parser", workspace_name="sub").results} == {"action"}
     given = {"workspace": ws, "query": "parser", "workspace_name": "sub"}
@@ -567,7 +567,7 @@ def test_named_workspaces_are_searched_everywhere(named: Path, ws: str, registry
 
 
 @criterion("search", "8", "a named workspace narrows a filter whose paths are absolute")
-def test_a_named_workspace_narrows_absolute_paths(named: Path, ws: str) -> None:
+def test_a_view_narrows_absolute_paths(named: Path, ws: str) -> None:
     def found(*paths: str) -> set[str]:
         where = dl.LineFilter(paths=tuple(str(named / path) for path in paths))
         return {hit.text for hit in dl.search(ws, "parser", where=where, workspace_name="sub").results}
@@ -577,7 +577,7 @@ def test_a_named_workspace_narrows_absolute_paths(named: Path, ws: str) -> None:
 
 
 @criterion("search", "8", "a name that is not there is an error that lists those that are")
-def test_an_unknown_named_workspace_is_an_error(named: Path, ws: str, registry: Registry) -> None:
+def test_an_unknown_view_is_an_error(named: Path, ws: str, registry: Registry) -> None:
     search: Any = dl.search
     with pytest.raises(dl.DriftlineError, match="sub"):
         search(ws, "parser", workspace_name="sup")
@@ -677,7 +677,7 @@ def test_actions_take_a_model(registry: Registry, project: Path, tmp_path: Path,
 
 
 @criterion("search", "10", "a model is never ignored: a workspace of another one is an error")
-def test_another_model_than_that_of_the_workspace_is_an_error(
+def test_a_model_other_than_the_workspaces_is_an_error(
     registry: Registry, project: Path, ws: str, tiny_model: Path
 ) -> None:
     other = "wordllama:l2_supercat_256"

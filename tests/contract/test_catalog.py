@@ -76,7 +76,7 @@ def test_a_catalog_of_an_unreleased_format_is_refused_with_the_command_that_rebu
     catalog.close()
 
 
-def test_tables_of_an_application_are_no_catalog(empty_url: str) -> None:
+def test_application_tables_are_not_taken_for_a_catalog(empty_url: str) -> None:
     """An Alembic history or table names do not make a database a catalog."""
     tables = ["alembic_version", "entries", "ltm_entries", "outbox"]
 

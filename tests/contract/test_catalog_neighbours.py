@@ -50,7 +50,7 @@ def test_the_catalog_avoids_foreign_tables_of_its_names(taken: tuple[str, Rows],
     assert find_catalog(Workspace.open(location), url) == url
 
 
-def test_looking_for_a_catalog_beside_such_tables_creates_none(taken: tuple[str, Rows], tmp_path: Path) -> None:
+def test_looking_for_a_catalog_next_to_such_tables_creates_none(taken: tuple[str, Rows], tmp_path: Path) -> None:
     url, theirs = taken
     before = sorted(tmp_path.rglob("*"))
     workspace = Workspace.open_for_writing(str(tmp_path / "workspace"))

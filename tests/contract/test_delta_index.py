@@ -371,7 +371,9 @@ def _parquet(footer: bytes | None) -> bytes:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("victim", ["base", "delta"])
-def test_a_damaged_or_foreign_file_is_named_and_nothing_is_deleted(disk: DeltaIndex, victim: str, damage: str) -> None:
+def test_a_damaged_or_foreign_file_is_reported_and_nothing_is_deleted(
+    disk: DeltaIndex, victim: str, damage: str
+) -> None:
     change(disk, 1, {"a": 1, "b": 2})
     disk.compact(now=NOON)
     names = {"base": BASE, "delta": change(disk, 2, {"a": 3})}

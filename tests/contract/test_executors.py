@@ -462,13 +462,13 @@ def test_an_address_without_a_scheduler_is_a_usage_error(
     assert not runner.workspace.exists()
 
 
-def test_a_scheduler_without_workers_is_named(forking: ForkServerContext, runner: Runner, tmp_path: Path) -> None:
+def test_a_scheduler_without_workers_is_reported(forking: ForkServerContext, runner: Runner, tmp_path: Path) -> None:
     with cluster(forking, tmp_path, workers=0) as started, pytest.raises(ExecutorError, match="no workers"):
         runner.index(Choice(started.address, None))
     assert not runner.workspace.exists()
 
 
-def test_workers_without_driftline_are_named(forking: ForkServerContext, runner: Runner, tmp_path: Path) -> None:
+def test_workers_without_driftline_are_reported(forking: ForkServerContext, runner: Runner, tmp_path: Path) -> None:
     with (
         cluster(forking, tmp_path, workers=1, work=_work_without_driftline) as started,
         pytest.raises(ExecutorError, match="driftline"),

@@ -487,7 +487,7 @@ def test_a_forked_process_neither_renews_nor_releases(disk: ObjectStore) -> None
 
 
 @pytest.mark.parametrize("content", [b"", b"not json", b"{}", b'{"token": 1}', b"[]", b"\xff\xfe"])
-def test_a_damaged_lease_file_is_named_and_never_overwritten(disk: ObjectStore, content: bytes) -> None:
+def test_a_damaged_lease_file_is_reported_and_never_overwritten(disk: ObjectStore, content: bytes) -> None:
     disk.create(PATH, content)
     with pytest.raises(CorruptFile, match=PATH):
         acquire(disk, PATH, "run-1", wait_seconds=5)
@@ -502,7 +502,7 @@ def test_a_lease_of_a_newer_format_is_not_touched(disk: ObjectStore) -> None:
         acquire(disk, PATH, "run-2")
 
 
-def test_an_unexpected_error_of_one_renewal_ends_no_other(disk: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_renewal_error_stops_no_other_renewal(disk: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[object] = []
 
     def fail(*_: object) -> str:

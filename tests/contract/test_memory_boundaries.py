@@ -140,7 +140,7 @@ def test_a_long_key_is_refused_whether_it_is_taken_or_not(opened: Opened) -> Non
         alpha.store(longest + "k", 1, ALPHA)
 
 
-def test_an_explanation_counts_what_lies_inside(opened: Opened) -> None:
+def test_an_explanation_counts_only_entries_inside(opened: Opened) -> None:
     opened(BETA).store_many(MemoryItem(f"key {n}", "a parser", BETA) for n in range(5))
     alpha = opened(ALPHA)
     alpha.store("key", "a parser", ALPHA)

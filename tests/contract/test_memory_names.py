@@ -127,7 +127,7 @@ def test_stored_entries_are_found_without_a_scope(root: Any, owner: Any, opened:
 
 
 @pytest.mark.parametrize("root", ["org:acme", ALPHA])
-def test_nothing_is_written_outside_of_the_root(root: str, opened: Opened) -> None:
+def test_nothing_is_written_outside_the_root(root: str, opened: Opened) -> None:
     opened().store("theirs", 1, "org:globex/project:alpha")
     store = opened(root)
     writes: list[Callable[[], object]] = [
@@ -191,7 +191,7 @@ def test_a_private_key_is_found_without_a_scope(opened: Opened) -> None:
     assert store.retrieve("plan").value == "of alpha"  # type: ignore[union-attr]
 
 
-def test_search_by_meaning_covers_all_tenants_without_a_scope(opened: Opened, tmp_path: Path, tiny_model: Path) -> None:
+def test_semantic_search_covers_all_tenants_without_a_scope(opened: Opened, tmp_path: Path, tiny_model: Path) -> None:
     uri, catalog = str(tmp_path / "workspace"), opened().catalog.url.render_as_string(False)
     with MemoryStore(uri, catalog_url=catalog, embedder=lambda: WordTableEmbedder.open(str(tiny_model))) as store:
         for location in (S123, "org:globex", "org:default/project:p"):

@@ -100,7 +100,7 @@ def test_a_value_comes_back_as_it_was_stored(store: MemoryStore) -> None:
 
 
 @everywhere
-def test_a_large_value_lies_in_a_blob_below_its_owner_and_a_small_one_does_not(store: MemoryStore) -> None:
+def test_a_large_value_is_stored_in_a_blob_and_a_small_one_inline(store: MemoryStore) -> None:
     store.store_many([MemoryItem("small", "x", S1), MemoryItem("large", LARGE, S1)])
     blobs = [info.path for info in store.workspace.objects.list(S1) if info.path.endswith(".json")]
     assert len(blobs) == 1

@@ -449,7 +449,7 @@ def test_a_directory_without_permission_is_access_denied(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("uri", ["http://host/x", "ftp://user:secret@host/x", "s3a://b/x"])
-def test_an_unknown_scheme_is_named(uri: str) -> None:
+def test_an_unknown_scheme_is_reported(uri: str) -> None:
     with pytest.raises(UnknownScheme, match=uri.partition(":")[0]) as caught:
         ObjectStore.open(uri)
     assert "secret" not in str(caught.value)
@@ -536,7 +536,7 @@ def test_wrong_credentials_are_access_denied_and_not_shown(
         assert caught.value.__cause__ is None
 
 
-def test_a_missing_bucket_is_named(s3_environment: Any) -> None:
+def test_a_missing_bucket_is_reported(s3_environment: Any) -> None:
     store = ObjectStore.open("s3://no-such-bucket/x")
     for operation in (lambda: store.get("a"), lambda: store.create("a", b"1"), lambda: list(store.list())):
         with pytest.raises(AccessDenied, match="does not exist: s3://no-such-bucket"):

@@ -163,7 +163,7 @@ def test_a_source_that_was_emptied_can_still_be_opened(location: tuple[str, Put]
     assert listed(open_source(uri, allow_empty=True)) == []
 
 
-def test_a_prefix_without_objects_and_a_key_are_no_sources(
+def test_an_empty_prefix_and_a_single_key_are_rejected_as_sources(
     location: tuple[str, Put], tiny_model: Path, tmp_path: Path
 ) -> None:
     uri, put = location
@@ -308,7 +308,7 @@ def test_invalid_sources_are_one_line_errors(uri: str, error: type[Exception], t
 
 
 @pytest.mark.parametrize(("uri", "extra"), [("gs://b/x", "gcs"), ("az://b/x", "azure"), ("abfs://b@a/x", "azure")])
-def test_a_missing_extra_is_named(uri: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported(uri: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ImportError(f"Please install the library for {name}")
 

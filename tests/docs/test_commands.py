@@ -204,7 +204,7 @@ def test_the_session_in_the_readme_is_what_the_commands_print() -> None:
     assert comparable(written[0]) == comparable(recorder.transcript(recorder.README_COMMANDS))
 
 
-def test_the_commands_of_the_session_are_those_to_paste() -> None:
+def test_the_session_shows_the_commands_of_the_snippet() -> None:
     block = next(block for block in BLOCKS if block.values[0] == "docs/start/first-search.md")
     assert tuple(str(block.values[2]).splitlines()) == the_recorder().README_COMMANDS
 

@@ -74,7 +74,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dry_run", [False, True], ids=["delete", "dry run"])
-def test_a_damaged_file_is_named_and_nothing_is_deleted(
+def test_a_damaged_file_is_reported_and_nothing_is_deleted(
     corner: Corner, target: str, damage: str, dry_run: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corner.plant()
@@ -92,7 +92,7 @@ def test_a_damaged_file_is_named_and_nothing_is_deleted(
     assert listed(corner.uri) == before
 
 
-def test_a_missing_file_of_a_table_is_named_and_nothing_is_deleted(corner: Corner) -> None:
+def test_a_missing_file_of_a_table_is_reported_and_nothing_is_deleted(corner: Corner) -> None:
     corner.plant()
     for path in [name for name in corner.table.tracked_files() if name.startswith("data/")]:
         file = Path(corner.uri, corner.table.path, path)

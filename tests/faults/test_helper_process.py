@@ -53,7 +53,7 @@ def test_a_request_that_gets_no_answer_fails(name: str, is_beyond_limit: bool, h
         helper.ask(PATIENCE_SECONDS, b"x")
 
 
-def test_requests_are_answered_side_by_side_until_one_is_too_slow(helper: HelperProcess) -> None:
+def test_requests_are_answered_concurrently_until_one_is_too_slow(helper: HelperProcess) -> None:
     with ThreadPoolExecutor(2) as pool:
         neighbour = pool.submit(helper.ask, PATIENCE_SECONDS, b"x", b"sleep")
         assert helper.ask(PATIENCE_SECONDS, b"x" * 2**20) == b"x" * 2**21
@@ -78,7 +78,7 @@ def test_a_helper_killed_while_a_request_is_written_fails_it() -> None:
         helper.ask(PATIENCE_SECONDS, bytes(2**24))
 
 
-def test_an_answer_that_cannot_be_decoded_ends_its_helper_only() -> None:
+def test_an_undecodable_answer_kills_only_its_helper() -> None:
     pool = HelperPool(lambda environment: HelperProcess(HELPER, environment))
     with pytest.raises(ValueError, match="Expecting value"):
         pool.ask(PATIENCE_SECONDS, json.loads, b"x")

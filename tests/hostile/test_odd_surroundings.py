@@ -133,7 +133,7 @@ def test_an_interpreter_starts_and_ends_clearly_with(condition: str, location: P
 
 
 @pytest.mark.parametrize("output", [">/dev/full", ">&-"])
-def test_a_failure_is_told_on_standard_error_if_it_cannot_be_printed_as_json(location: Path, output: str) -> None:
+def test_a_failure_is_printed_to_standard_error_if_it_cannot_be_printed_as_json(location: Path, output: str) -> None:
     ended = run(["search", "heron", "--ext", "*", "--json"], location, output)
     check_end("search", ended, (2, 3))
     assert ended.stderr.startswith(b"driftline: ")

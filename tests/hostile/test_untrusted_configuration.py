@@ -108,9 +108,7 @@ def test_an_untrusted_configuration_is_ignored(
     assert TOKEN not in done.out + done.err
 
 
-def test_a_trusted_configuration_counts_until_it_changes(
-    unpacked: Path, endpoint: Endpoint, driftline: Driftline
-) -> None:
+def test_trust_ends_when_the_configuration_changes(unpacked: Path, endpoint: Endpoint, driftline: Driftline) -> None:
     trusted = driftline("trust")
     assert (trusted.code, TOKEN in trusted.out) == (0, False)
     assert "aws_access_key_id = ${CI_TOKEN}" in trusted.out

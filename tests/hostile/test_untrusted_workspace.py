@@ -144,7 +144,7 @@ def test_sources_that_the_caller_names_are_read(
     assert server.requests == ["/docs/a.txt"]
 
 
-def test_a_workspace_that_was_found_reads_no_local_files_outside_of_its_folder(
+def test_a_workspace_that_was_found_reads_no_local_files_outside_its_folder(
     unpacked: Path, driftline: Driftline, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
@@ -163,7 +163,7 @@ def test_a_workspace_that_was_found_reads_no_local_files_outside_of_its_folder(
     assert driftline("search", "needle", "--json").json["results"][0]["freshness"] == "fresh"
 
 
-def test_branches_of_a_workspace_that_was_found_contact_nothing_outside_of_its_folder(
+def test_branches_of_a_workspace_that_was_found_contact_nothing_outside_its_folder(
     unpacked: Path, server: Server, driftline: Driftline, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
@@ -202,7 +202,7 @@ def test_pipes_and_links_that_replace_files_are_not_read(unpacked: Path, driftli
     assert driftline("search", "needle", "--json").json["results"][0]["freshness"] in (None, "gone")
 
 
-def test_pipes_that_replace_objects_of_the_workspace_end_no_search(unpacked: Path) -> None:
+def test_pipes_in_place_of_workspace_objects_abort_no_search(unpacked: Path) -> None:
     opened = Workspace.open(str(unpacked))
     names = [info.path for info in opened.objects.list() if info.path.endswith(".json")]
     assert len(names) >= 2

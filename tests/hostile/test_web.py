@@ -132,7 +132,7 @@ def test_a_branch_is_searched_and_read_by_its_name(
     assert (response.status, json.loads(body)["fix"]) == (404, f"It has: {name}.")
 
 
-def test_the_page_of_sql_survives_what_is_no_number(server: HttpServer) -> None:
+def test_the_sql_page_accepts_values_that_are_not_numbers(server: HttpServer) -> None:
     for over in ("'a'", "TIMESTAMP '2026-01-01' + INTERVAL (i) DAY"):
         rows = "(VALUES (1, 'nan'), (2, 'inf'), (3, '-inf'), (4, '7')) AS t(i, v)"
         response, body = ask(server, f"/sql?{urlencode({'q': f'SELECT {over} AS x, v::DOUBLE AS v FROM {rows}'})}")
@@ -312,6 +312,6 @@ def test_browsers_keep_what_all_pages_load_until_it_changes(server: HttpServer) 
 
 
 @pytest.mark.parametrize("data", [b"[" * 5_000, b"[" * 60_000, b"[-1.5]", b"[true]", b'["1"]', b"{}", b"", b"\xff"])
-def test_a_cursor_that_nobody_gave_out_is_no_page(data: bytes) -> None:
+def test_an_unissued_cursor_is_rejected(data: bytes) -> None:
     with pytest.raises(NotIndexed, match="no page at this cursor"):
         parse_cursor(tuple[int], urlsafe_b64encode(data).decode())

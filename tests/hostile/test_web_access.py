@@ -601,7 +601,7 @@ def test_a_request_with_several_users_names_nobody() -> None:
         assert proxy.user_of("11.1.2.3", headers) == proxy.user_of("unknown", headers) == ""
 
 
-def test_the_boundary_of_the_server_holds_for_every_token(site: Site, bound: str) -> None:
+def test_the_servers_boundary_applies_to_every_token(site: Site, bound: str) -> None:
     everything, beyond = site.token("search"), site.token("search", within=FOREIGN["secretx"])
     within = boundary_in(site.workspace, OWN)
     exposure = Exposure(authentication=Authentication(site.tokens, within=within))

@@ -529,7 +529,7 @@ def test_no_stream_is_held_open_for_clients_of_mcp(workspace: Workspace) -> None
             assert (answer.status, answer.headers["allow"]) == (405, "POST"), method
 
 
-def test_a_body_that_is_cut_off_is_no_failure_of_the_server(
+def test_a_truncated_body_is_not_a_server_error(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "driftline.access")

@@ -120,7 +120,7 @@ def test_a_huge_body_is_refused_with_or_without_a_length(site: Site) -> None:
     ["", "{", "[]", "null", '"x"', "[" * 100_000, '{"repository": ' * 50_000, '{"a": 1e999999, "b": "\\ud800"', "\0"],
     ids=range(9),
 )
-def test_a_signed_body_that_is_no_object_is_refused(site: Site, body: str) -> None:
+def test_a_signed_body_that_is_not_an_object_is_rejected(site: Site, body: str) -> None:
     assert deliver(site.address, "github", "push", body).status == 400
     assert ask(site.address, "/healthz").status == 200
 

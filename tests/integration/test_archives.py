@@ -280,7 +280,7 @@ def reasons(data: bytes, path: str = "a.zip") -> dict[str, str]:
         ("x" * 2_000, SkipReason.ODD_KEY),
     ],
 )
-def test_names_that_are_no_plain_paths_are_skipped(name: str, reason: SkipReason) -> None:
+def test_members_without_a_plain_path_are_skipped(name: str, reason: SkipReason) -> None:
     for path, data in ("a.zip", zipped({name: b"x"})), ("a.tgz", tarred({name: b"x"})):
         assert reasons(data, path) == {f"{path}!/{name}": reason}
 

@@ -151,7 +151,7 @@ def test_a_usage_error_does_not_change_the_workspace(
     assert_refused(driftline, kind, workspace, given[0], "--workspace", workspace, *given[1:], says=says)
 
 
-def test_a_missing_extra_is_named(
+def test_a_missing_extra_is_reported(
     tmp_path: Path, tiny_model: Path, driftline: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
@@ -226,7 +226,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(("kind", "pattern", "damage", "reader"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_file_is_named_and_nothing_is_written(
+def test_a_damaged_file_is_reported_and_nothing_is_written(
     tree: Path, workspace: Path, tiny_model: Path, driftline: Cli, kind: str, pattern: str, damage: Damage,
     reader: str | None,
 ) -> None:  # fmt: skip
@@ -241,7 +241,7 @@ def test_a_damaged_file_is_named_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("damage", [truncate, make_empty, make_foreign])
-def test_a_damaged_base_is_named_and_nothing_is_written(
+def test_a_damaged_base_is_reported_and_nothing_is_written(
     tree: Path, workspace: Path, tiny_model: Path, driftline: Cli, damage: Damage
 ) -> None:
     from driftline.storage.entities import Entity
@@ -254,7 +254,7 @@ def test_a_damaged_base_is_named_and_nothing_is_written(
     assert_refused(driftline, "corrupt_file", workspace, *index, says=victim.name)
 
 
-def test_a_damaged_table_is_named(tree: Path, workspace: Path, tiny_model: Path, driftline: Cli) -> None:
+def test_a_damaged_table_is_reported(tree: Path, workspace: Path, tiny_model: Path, driftline: Cli) -> None:
     for manifest in workspace.glob("**/_versions/*"):
         make_empty(manifest)
     for command in (["search", "word1"], ["status"]):

@@ -467,7 +467,7 @@ def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
     assert said == []
 
 
-def test_a_merge_that_was_not_pushed_is_no_reason_to_prune(repository: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_an_unpushed_merge_does_not_prune_the_branch(repository: Path, tmp_path: Path, tiny_model: Path) -> None:
     """The clone does not know the remote's default branch, as after ``git init`` and ``git fetch``."""
     remote, workspace = tmp_path / "remote.git", str(tmp_path / "index")
     git(tmp_path, "clone", "-q", "--bare", str(repository), str(remote))

@@ -199,7 +199,7 @@ def test_a_folder_without_git_is_scanned(ci: Driftline, repository: Path, tmp_pa
 # Sources from driftline.toml.
 
 
-def test_the_sources_of_the_file_that_lie_in_the_work_tree_are_indexed(
+def test_ci_indexes_the_configured_sources_inside_the_work_tree(
     ci: Driftline, repository: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()

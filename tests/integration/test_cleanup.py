@@ -227,7 +227,7 @@ def test_without_a_record_that_is_valid_everything_is_listed(local: Corner, reco
     ],
     ids=["plain", "slash", "slashes", "file", "FILE", "relative", "dots", "parent", "link"],
 )
-def test_live_files_survive_however_a_local_workspace_is_spelled(
+def test_live_files_survive_for_any_spelling_of_a_local_workspace(
     local: Corner, spell: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(local.uri)
@@ -246,7 +246,7 @@ def test_live_files_survive_in_a_workspace_with_an_unusual_name(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "//"])
-def test_live_files_survive_however_a_bucket_is_spelled(s3_bucket: str, original: Corner, suffix: str) -> None:
+def test_live_files_survive_for_any_spelling_of_the_bucket(s3_bucket: str, original: Corner, suffix: str) -> None:
     bucket = original.copied(f"{s3_bucket}/deep er/ü%41")
     planted = bucket.plant()
     assert found(clean(bucket.uri.replace("/deep", "//deep") + suffix)) == planted
@@ -485,7 +485,7 @@ def test_failing_deletions_are_retried_only_while_they_progress(local: Corner, m
 # -- command line --------------------------------------------------------------------------------
 
 
-def test_the_command_is_a_dry_run_unless_told_otherwise(local: Corner, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cleanup_is_a_dry_run_by_default(local: Corner, capsys: pytest.CaptureFixture[str]) -> None:
     planted = local.plant()
     arguments = ["cleanup", "--workspace", local.uri, "--max-age-seconds", "0", "--json"]
     assert cli.main(arguments) == 0

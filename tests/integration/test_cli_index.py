@@ -189,7 +189,7 @@ def test_removing_an_unknown_source_is_a_usage_error(tree: Path, driftline: Drif
 # Location of the workspace.
 
 
-def test_the_default_workspace_lies_at_the_root_of_the_source_and_ignores_itself(
+def test_the_default_workspace_is_at_the_root_of_the_source_and_ignored(
     tree: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subprocess.run(["git", "init", "-q", str(tree)], check=True)
@@ -714,7 +714,7 @@ def test_a_process_with_another_encoding_of_names_indexes_nothing(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_repository_that_joins_an_index_above_it_is_told_so(driftline: Driftline, tree: Path) -> None:
+def test_joining_an_index_above_is_reported(driftline: Driftline, tree: Path) -> None:
     """The index above may have been forgotten; a project's folders and named workspaces are expected."""
     clone = tree.parent / "clone"
     subprocess.run(["git", "init", "-q", clone], check=True)

@@ -106,7 +106,7 @@ def test_outputs_and_markup_of_a_notebook_are_not_indexed(workspace: Path) -> No
     assert search(Workspace.open(str(workspace)), "cell_type", mode="text").results == ()
 
 
-def test_the_lines_around_a_hit_are_those_of_the_extracted_text(workspace: Path) -> None:
+def test_context_lines_come_from_the_extracted_text(workspace: Path) -> None:
     opened = Workspace.open(str(workspace))
     excerpt = read_excerpt(opened, "nb.ipynb", 5, n_lines=2)
     assert excerpt.lines == ("Where they nest.", "", "def count_herons(pond):", "    return 1", "")

@@ -316,7 +316,7 @@ def test_options_of_exact_text_need_some(workspace: Workspace) -> None:
         assert find(workspace, '"csrf_token"', **option).results
 
 
-def test_the_field_case_is_no_word(workspace: Workspace) -> None:
+def test_case_is_not_searched_as_a_word(workspace: Workspace) -> None:
     assert not parse("case:yes csrf token").is_plain
     with_field, without = (find(workspace, query).results for query in ("case:yes csrf token", "csrf token"))
     assert with_field == without
@@ -395,7 +395,7 @@ def test_files_with_excluded_text_are_left_out(workspace: Workspace, monkeypatch
         find(workspace, 'csrf_token -"csrf"')
 
 
-def test_slashes_beside_blanks_are_no_regular_expression(workspace: Workspace) -> None:
+def test_slashes_next_to_blanks_are_not_a_regular_expression(workspace: Workspace) -> None:
     assert parse("read / write / execute").is_plain
     assert parse("client /server / proxy").is_plain
     report = find(workspace, "/csrf_[a-z]+/ request")
@@ -423,7 +423,7 @@ def test_parts_of_paths_ignore_case_unless_they_have_a_capital(tmp_path: Path) -
     assert find(str(tmp_path / "ws"), "file:nowhere").notes == ("No indexed document matches nowhere.",)
 
 
-def test_the_case_of_names_counts(tmp_path: Path) -> None:
+def test_names_are_case_sensitive(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/a.py").write_text("class Token:\n    pass\n\n\ndef token():\n    return Token()\n")
     (tmp_path / "tree/b.py").write_text("class Token:\n    pass\n")
@@ -436,7 +436,7 @@ def test_the_case_of_names_counts(tmp_path: Path) -> None:
     assert locations(find(str(tmp_path / "ws"), "def:TOKEN case:no")) == [("a.py", 1), ("a.py", 5), ("b.py", 1)]
 
 
-def test_a_document_must_hold_a_use_of_each_name(tmp_path: Path) -> None:
+def test_a_document_must_use_each_name(tmp_path: Path) -> None:
     files = {
         "defines.py": "def foo(token):\n    return token\n",
         "uses.py": "foo(token)\n",
@@ -467,7 +467,7 @@ def test_uses_are_nearest_first(tmp_path: Path) -> None:
     assert locations(find(str(tmp_path / "ws"), "uses:foo")) == nearest
 
 
-def test_the_case_of_the_query_holds_for_options(workspace: Workspace) -> None:
+def test_case_in_the_query_applies_to_options(workspace: Workspace) -> None:
     options: tuple[dict[str, Any], ...] = ({"fixed": ["token = 3"]}, {"regex": ["token = \\d"]})
     for exact in options:
         assert (

@@ -212,7 +212,9 @@ def test_a_failing_repository_is_retried_with_backoff_and_does_not_stop_others(
     assert states(fleet.sync(retry=True))["team/gone"] == "indexed"
 
 
-def test_an_empty_repository_is_no_failure(git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet) -> None:
+def test_an_empty_repository_is_not_a_failure(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
+) -> None:
     git_server.create("team/empty.git")
     report = fleet.sync()
     assert (states(report)["team/empty"], fleet.has_failed) == ("empty", False)

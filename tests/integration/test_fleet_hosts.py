@@ -531,7 +531,7 @@ def readable(fleet: Fleet) -> dict[str, set[str]]:
     return {login: {entity.id for entity, _ in found} for login, found in readable_by_login(record).items()}
 
 
-def test_the_last_answer_about_readers_holds_until_the_host_denies_another(
+def test_the_last_list_of_readers_is_valid_until_the_host_denies_access(
     hosted: tuple[Fleet, HostApi, dict[int, Checkout]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet, api, _ = hosted

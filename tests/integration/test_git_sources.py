@@ -291,7 +291,7 @@ def test_a_mirror_that_is_being_fetched_is_not_evicted(git_server: GitServer, pr
     assert not left.exists(), "the remains of a killed deletion go with the next fetch"
 
 
-def test_interrupting_a_git_command_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupting_a_git_command_kills_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def spawned(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -367,7 +367,7 @@ def test_a_token_in_a_url_is_refused(driftline: Driftline, tmp_path: Path) -> No
         assert (outcome.code, "s3cret" in outcome.err) == (2, False)
 
 
-def test_tokens_of_a_file_count_once_it_is_trusted(
+def test_tokens_are_used_once_the_file_is_trusted(
     git_server: GitServer,
     project: Checkout,
     tmp_path: Path,

@@ -106,7 +106,7 @@ def test_lancedb_opens_reads_and_searches_the_same_table(tmp_path: Path, index: 
     assert min(found["line_number"] for found in words) >= 0
 
 
-def test_a_vector_index_exists_from_256_lines_on_and_search_is_right_before(
+def test_a_vector_index_is_built_from_256_lines_and_search_is_right_before(
     tmp_path: Path, index: Callable[..., Any], status: Callable[[], Any], best: Callable[..., list[str]]
 ) -> None:
     write(tmp_path / "tree", 0, 25)

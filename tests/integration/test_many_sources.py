@@ -63,7 +63,7 @@ entity = "org:acme/project:alpha/source:handbook"
 @pytest.mark.parametrize(
     "read", [scan_references, partial(verify, on_phase=print, run_id="")], ids=["cleanup", "verify"]
 )
-def test_sources_in_a_bucket_are_read_side_by_side(
+def test_sources_in_a_bucket_are_read_concurrently(
     tmp_path: Path, tiny_model: Path, read: Callable[[Workspace], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):

@@ -466,7 +466,7 @@ def recall(remembered: tuple[Path, dict[str, str]], **arguments: Any) -> Outcome
     return outcome
 
 
-def test_memory_is_searched_by_meaning_filter_and_entity(remembered: tuple[Path, dict[str, str]]) -> None:
+def test_memory_is_searched_semantically_and_by_filter_and_entity(remembered: tuple[Path, dict[str, str]]) -> None:
     def keys(**arguments: Any) -> list[str]:
         outcome = recall(remembered, query="parser", **arguments)
         assert not outcome.is_error, outcome

@@ -166,7 +166,7 @@ def names_in_the_wheel(distributions: Path) -> list[str]:
         return wheel.namelist()
 
 
-def test_each_install_holds_every_module_and_the_package_data(probe: dict[str, Any], checkout: Path) -> None:
+def test_each_install_contains_every_module_and_the_package_data(probe: dict[str, Any], checkout: Path) -> None:
     assert not Path(probe["location"]).is_relative_to(ROOT)
     sources = [path.relative_to(checkout) for package in CONTENT[4:] for path in (checkout / package).rglob("*.py")]
     modules = {".".join(("driftline", *path.with_suffix("").parts)).removesuffix(".__init__") for path in sources}
@@ -215,7 +215,7 @@ def test_type_checkers_accept_a_program_against_each_install(
     assert pyright(tmp_path, environment.python) == ""
 
 
-def test_distributions_hold_the_package_alone(distributions: Path) -> None:
+def test_distributions_contain_only_the_package(distributions: Path) -> None:
     names = names_in_the_wheel(distributions)
     top = {name.partition("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == {"driftline"}

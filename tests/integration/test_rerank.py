@@ -158,7 +158,7 @@ def test_a_missing_extra_is_reported_and_ends_the_command(
     assert driftline("search", QUESTION, "--workspace", indexed).code == 0
 
 
-def test_missing_weights_are_named(indexed: str, driftline: Driftline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_weights_are_reported(indexed: str, driftline: Driftline, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     hidden = "all_minilm_l6_v2"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, at=None: None if name == hidden else real(name, at))

@@ -280,7 +280,7 @@ def test_more_results_than_lines_are_all_lines(corpus: Path) -> None:
     assert [hit.distance for hit in found] == sorted(hit.distance for hit in found)
 
 
-def test_max_distance_drops_lines_that_are_farther(corpus: Path) -> None:
+def test_max_distance_drops_more_distant_lines(corpus: Path) -> None:
     everything = hits(corpus, "subcommand", top_k=1000, n_lines=0, mode="vector")
     limit = everything[3].distance
     assert [

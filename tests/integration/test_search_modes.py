@@ -92,7 +92,7 @@ WEB = LineFilter(entities=(Entity.parse("source:web"),))
 # Modes.
 
 
-def test_an_entry_without_a_common_word_is_found_by_meaning(corpus: Path) -> None:
+def test_an_entry_without_a_common_word_is_found_semantically(corpus: Path) -> None:
     query = "vehicle traffic signal"
     assert found(corpus, query, mode="text") == ()
     prose = LineFilter(exts=("md",))
@@ -172,7 +172,7 @@ def test_a_trace_finds_each_of_its_lines_though_they_are_near(tmp_path: Path) ->
     assert {hit.line for hit in found(tmp_path / "ws", trace, n_lines=0, top_k=2)} == {43, 30}
 
 
-def test_a_line_with_all_words_is_no_weak_hit_in_a_tiny_workspace(tmp_path: Path) -> None:
+def test_a_line_with_all_words_is_not_labelled_weak_in_a_tiny_workspace(tmp_path: Path) -> None:
     write(tmp_path / "tree", {"a.txt": "heron\n"})
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
     for mode in ("text", "hybrid"):
@@ -190,7 +190,7 @@ def test_places_of_any_size_are_searched(corpus: Path, query: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_max_distance_holds_in_each_mode(corpus: Path, mode: Mode) -> None:
+def test_max_distance_applies_in_each_mode(corpus: Path, mode: Mode) -> None:
     everything = found(corpus, "get http response", top_k=100, n_lines=0, mode=mode)
     distances = sorted(hit.distance for hit in everything)
     limit = sum(distances[len(distances) // 2 - 1 :][:2]) / 2
@@ -392,7 +392,7 @@ def config(corpus: Path) -> Path:
         ("mixed", {"web:food/soup.md", "web:food/it's 100%_done.md", "docs:net/cars.md", "docs:guide.md"}),
     ],
 )
-def test_a_named_workspace_holds_its_directories_and_sources(
+def test_a_view_contains_its_directories_and_sources(
     config: Path, driftline: Driftline, name: str, expected: set[str]
 ) -> None:
     at = ("--in", name, "--config", config, "--top-k", 50, "--json")
@@ -407,7 +407,7 @@ def test_a_named_workspace_holds_its_directories_and_sources(
     }
 
 
-def test_an_empty_named_workspace_allows_nothing(config: Path, driftline: Driftline) -> None:
+def test_an_empty_view_allows_nothing(config: Path, driftline: Driftline) -> None:
     outcome = driftline("search", "bread", "--in", "empty", "--config", config, "--json")
     assert (outcome.code, outcome.json["results"]) == (1, [])
 

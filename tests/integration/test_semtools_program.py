@@ -181,7 +181,7 @@ def test_more_files_than_one_call_takes_are_searched_by_several(
     assert search(files=["a.md", "notes/b.md"], n_results=1)["total_matches"] == 1
 
 
-def test_no_file_that_can_be_searched_is_no_call(program: Program, tmp_path: Path) -> None:
+def test_the_program_is_not_called_without_searchable_files(program: Program, tmp_path: Path) -> None:
     (tmp_path / "photo.bin").write_bytes(b"\0\1" * 100)
     found = search(files="photo.bin")
     assert (found["matches"], found["skipped_files"]) == ([], [{"path": "photo.bin", "reason": "binary"}])

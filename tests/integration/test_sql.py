@@ -106,7 +106,7 @@ def test_each_view_shows_the_data_of_the_workspace(
     assert rows(workspace, text) == expected
 
 
-def test_the_lines_of_a_document_are_those_of_its_text(tmp_path: Path, tiny_model: Path) -> None:
+def test_line_counts_equal_the_lines_of_the_text(tmp_path: Path, tiny_model: Path) -> None:
     tree, ws = tmp_path / "tree", str(tmp_path / "ws")
     tree.mkdir()
     texts = {

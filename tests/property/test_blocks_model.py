@@ -71,7 +71,7 @@ def blocks_by_hand(given_documents: Documents) -> dict[tuple[str, int], str]:
 
 @settings(max_examples=150, deadline=None)
 @given(given_documents=documents)
-def test_blocks_hold_their_path_and_lines(given_documents: Documents) -> None:
+def test_blocks_contain_their_path_and_lines(given_documents: Documents) -> None:
     paths, rows = as_rows(given_documents)
     found = blocks(
         paths,
@@ -193,7 +193,7 @@ def hit(path: str, number: int, rank: int) -> FoundLine:
 
 @settings(max_examples=300, deadline=None)
 @given(rows=hits, reach=st.integers(0, 9), top_k=st.integers(1, 12))
-def test_windows_hold_what_is_near_and_never_touch(rows: list[FoundLine], reach: int, top_k: int) -> None:
+def test_windows_contain_nearby_lines_and_never_touch(rows: list[FoundLine], reach: int, top_k: int) -> None:
     windows = merge_windows(rows, reach, top_k)
     assert len(windows) <= top_k
     assert [w.distance for w in windows] == sorted(w.distance for w in windows)

@@ -185,7 +185,7 @@ def sample(shard: int, lines: list[str]) -> Iterator[SearchCase]:
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_the_lines_of_each_pattern_are_those_that_ripgrep_finds(corpus: Corpus, shard: int) -> None:
+def test_each_pattern_finds_the_lines_that_ripgrep_finds(corpus: Corpus, shard: int) -> None:
     matching = 0
     for pattern in sample(shard, corpus.lines):
         expected = pattern.found_by_ripgrep(corpus.plain)
@@ -209,7 +209,7 @@ def across(chance: Random, texts: list[str]) -> SearchCase:
     return SearchCase(text, ignore_case=chance.random() < 0.3, multiline=True)
 
 
-def test_the_lines_of_patterns_over_several_lines_are_those_that_ripgrep_finds(corpus: Corpus) -> None:
+def test_each_multiline_pattern_finds_the_lines_that_ripgrep_finds(corpus: Corpus) -> None:
     chance = Random(5)
     read = (path.read_text("utf-8") for path in sorted(corpus.plain.rglob("*")) if path.is_file())
     texts = [text for text in read if text.count("\n") > 1]

@@ -154,7 +154,7 @@ def test_a_number_that_python_does_not_print_is_an_error(name: str) -> None:
         read(**{name: 10**5000})
 
 
-def test_all_wrong_arguments_are_named_at_once() -> None:
+def test_all_invalid_arguments_are_reported_at_once() -> None:
     with pytest.raises(UsageError) as refusal:
         PARAMETERS.read((), {"top_k": -1, "deep": "perhaps"})
     assert [part.split()[0] for part in str(refusal.value).split("; ")] == ["query", "top_k", "deep"]

@@ -140,7 +140,7 @@ def test_files_that_the_user_ignores_everywhere_are_left_out(
     assert look(repository).scanned_with != before.scanned_with
 
 
-def test_an_ignore_file_outside_of_the_repository_that_names_it_is_ignored(repository: Path, tmp_path: Path) -> None:
+def test_an_ignore_file_outside_the_repository_that_names_it_is_ignored(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "global-ignore").write_text("*.log\n")
     git(repository, "config", "core.excludesFile", str(tmp_path / "global-ignore"))
     (repository / "x.log").write_text("indexed all the same\n")

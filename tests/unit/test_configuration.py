@@ -101,7 +101,7 @@ def test_sources_are_resolved_relative_to_the_file(team: Configuration, tmp_path
     assert (shared.uri, shared.entity, shared.schedule) == (str(tmp_path / "shared"), SHARED, None)
 
 
-def test_the_options_of_a_run_are_those_of_its_table(write: Write) -> None:
+def test_an_index_run_takes_the_options_of_its_table(write: Write) -> None:
     """The command, the file and Python have each option that the table declares for them."""
     path = write('redact = "strict"\narchives = false\nmax_file_bytes = 10\n')
     assert load_config(path).index == {"redact": "strict", "archives": False, "max_file_bytes": 10}
@@ -268,7 +268,7 @@ def test_references_are_resolved_only_when_they_are_used(team: Configuration, mo
 # Named workspaces.
 
 
-def test_a_named_workspace_is_the_union_of_its_sources_and_directories(team: Configuration) -> None:
+def test_a_view_is_the_union_of_its_sources_and_directories(team: Configuration) -> None:
     found = view_filter(team, "backend")
     assert found.any_of is not None
     assert set(found.any_of) == {

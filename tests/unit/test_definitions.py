@@ -560,7 +560,7 @@ def test_unparsable_code_does_no_harm(extension: str) -> None:
     st.sampled_from(sorted([*BY_EXTENSION, "md", "rst", "html", "lua"])),
     st.text(st.sampled_from("a ={}()[]:\n\t#-*<>h1'\"/")),
 )
-def test_definitions_lie_in_their_document_and_in_each_other(extension: str, text: str) -> None:
+def test_definitions_are_nested_within_their_document(extension: str, text: str) -> None:
     around: list[Definition] = []
     for each in definitions(f"x.{extension}", text):
         assert 0 <= each.first <= each.last <= text.count("\n")

@@ -66,7 +66,7 @@ def test_each_source_has_a_deployment_with_its_own_schedule(tmp_path: Path) -> N
     assert {spec["parameters"]["workspace"] for spec in found.values()} == {str(tmp_path / ".driftline")}
 
 
-def test_each_fleet_has_one_deployment_whatever_it_has(tmp_path: Path) -> None:
+def test_each_fleet_has_one_deployment(tmp_path: Path) -> None:
     found = by_name(
         tmp_path,
         'redact = "strict"\n'

@@ -139,7 +139,7 @@ def test_code_of_a_page_has_no_headings() -> None:
     assert found == [("Waders", 0, 7), ("Waders > Curlews", 6, 7), ("Gulls", 8, 8)]
 
 
-def test_a_box_beside_the_text_is_text_and_navigation_is_not() -> None:
+def test_a_box_next_to_the_text_is_text_and_navigation_is_not() -> None:
     boxes = '<div class="sphinxsidebar">Next</div><div class="sidebar"><p>Herons wade.</p></div><nav>Birds</nav>'
     assert lines(read_document("a.html", f"<html><body>{boxes}<p>Nests</p></body></html>".encode())) == [
         "Herons wade.",
@@ -302,7 +302,7 @@ def test_a_chart_of_a_word_document_is_read_once() -> None:
     assert lines(read_document("a.docx", data)) == ["one", "Herons by year", "2024\t2025"]
 
 
-def test_the_number_of_a_slide_is_no_text() -> None:
+def test_slide_numbers_are_not_indexed() -> None:
     number = '</a:t></a:r><a:fld type="slidenum"><a:t>7</a:t></a:fld><a:r><a:t>'
     assert lines(read_document("a.pptx", pptx(f"one{number}two"))) == ["onetwo"]
 
@@ -342,7 +342,7 @@ def test_a_date_of_a_sheet_reads_as_a_date(style: int, value: str, shown: str) -
     assert lines(read_document("a.xlsx", data)) == [f"{shown}\tx"]
 
 
-def test_the_pronunciation_of_a_cell_is_no_part_of_it() -> None:
+def test_phonetic_text_of_a_cell_is_not_indexed() -> None:
     rows = '<row><c r="A1" t="s"><v>0</v></c></row>'
     spoken = "豊田</t><rPh sb='0' eb='2'><t>トヨタ</t></rPh><t>車"
     assert lines(read_document("a.xlsx", xlsx(rows, strings=(spoken,)))) == ["豊田車"]

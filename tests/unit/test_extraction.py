@@ -56,7 +56,7 @@ def test_a_notebook_is_its_cells_in_order_each_with_its_number_and_language() ->
     assert reading.mark == "notebook/1"
 
 
-def test_definitions_of_a_notebook_are_those_of_its_cells() -> None:
+def test_a_notebook_has_the_definitions_of_its_cells() -> None:
     reading = read_document("a.ipynb", NOTEBOOK)
     texts, joined = definitions_by_part([("b.py", extractor.Extracted("x = 1\n")), ("a.ipynb", reading.extracted)])
     found = joined([definitions(path, text) for path, text in texts])

@@ -27,7 +27,7 @@ def variables(run_uv: dict[str, Any], listing: str, own_index: bool = False, **e
     return result
 
 
-def test_the_index_of_pip_becomes_that_of_uv(run_uv: dict[str, Any]) -> None:
+def test_pips_index_is_passed_to_uv(run_uv: dict[str, Any]) -> None:
     listing = ":env:.cert='/a.pem'\nglobal.cert='/b.pem'\nglobal.index-url='https://mirror.test/simple'\n"
     expected = {"UV_DEFAULT_INDEX": "https://mirror.test/simple", "SSL_CERT_FILE": "/a.pem"}
     assert variables(run_uv, listing) == expected

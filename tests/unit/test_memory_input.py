@@ -57,7 +57,7 @@ def test_a_path_too_long_for_a_bucket_is_refused(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "a\x00b", "a\nb", "x" * 1_025, "語" * 900, "\udc80", None, 7], ids=ascii)
-def test_a_key_that_no_database_can_hold_is_refused(store: MemoryStore, key: Any) -> None:
+def test_a_key_that_no_database_can_store_is_rejected(store: MemoryStore, key: Any) -> None:
     calls: list[Callable[[], object]] = [
         lambda: store.store(key, LARGE, "org:acme"),
         lambda: store.retrieve(key, "org:acme"),
@@ -161,7 +161,7 @@ def test_a_filter_value_must_be_a_scalar(store: MemoryStore, fields: dict[str, A
         store.search("", fields)
 
 
-def test_a_search_by_meaning_needs_a_model(store: MemoryStore) -> None:
+def test_a_semantic_search_needs_a_model(store: MemoryStore) -> None:
     with pytest.raises(UsageError, match="embedding model"):
         store.search_memory("query")
 

@@ -285,7 +285,7 @@ def test_weights_of_a_type_that_numpy_lacks_are_refused(tmp_path: Path, kind: ob
 
 
 @pytest.mark.parametrize("config", ["null", "7", '"x"', "[]"])
-def test_a_config_that_is_no_object_is_named(tmp_path: Path, config: str) -> None:
+def test_a_config_that_is_not_an_object_is_reported(tmp_path: Path, config: str) -> None:
     folder = save_model(tmp_path / "model", {"embeddings": vectors()})
     (tmp_path / "model/config.json").write_text(config)
     with pytest.raises(ModelNotFound, match=r"its config.json is not an object"):

@@ -111,7 +111,7 @@ def test_every_dotted_name_of_the_package_exists() -> None:
     assert lost == set()
 
 
-def test_every_file_that_is_named_is_there() -> None:
+def test_every_file_that_the_docs_mention_exists() -> None:
     lost = {
         f"{name}: {match[1]}"
         for name, text in texts().items()

@@ -75,7 +75,7 @@ def test_documents_below_a_folder(folder: str, path: str, inside: str | None) ->
     assert below(folder, path) == inside
 
 
-def test_neighbours_are_those_that_hold_a_folder_or_lie_in_it() -> None:
+def test_neighbours_contain_a_folder_or_are_inside_it() -> None:
     uris = ["/", "/p", "/p/a", "/p/a/b", "/p/ab", "/p-x", "/q", "s3://b/p", "s3://b/p/a"]
     known = Neighbours({entity(f"s{at}"): record(uri) for at, uri in enumerate(uris)})
 

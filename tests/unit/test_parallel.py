@@ -48,7 +48,7 @@ def test_no_item_starts_after_the_first_failure(shared: bool) -> None:
     assert next(started) <= MOST_STARTED + 1  # nor later
 
 
-def test_an_interruption_ends_the_items_in_progress_and_starts_no_other() -> None:
+def test_an_interrupt_stops_items_in_progress_and_starts_no_others() -> None:
     started, ended = itertools.count(), itertools.count()
 
     def work(_number: int) -> None:

@@ -83,7 +83,7 @@ def test_a_killed_process_loses_no_answer(pool: helper_process.HelperPool) -> No
 
 
 @pytest.mark.parametrize(("text", "processes"), [("die", 5), ("raise", 5), ("spin", 3), ("lie", 3)])
-def test_a_document_that_ends_the_parser_has_no_definitions(
+def test_a_document_that_crashes_the_parser_has_no_definitions(
     text: str, processes: int, started: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     documents = [("a.py", "def f(): pass\n"), ("odd.py", text), ("b.py", "def g(): pass\n")]

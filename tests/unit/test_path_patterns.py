@@ -191,7 +191,7 @@ def test_files_named_like_secrets_are_recognized(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", NOT_NAMED_LIKE_SECRETS.split())
-def test_files_named_otherwise_are_no_secrets(path: str) -> None:
+def test_files_with_other_names_are_not_secrets(path: str) -> None:
     assert not Matcher(Rules()).secret(pa.array([path, f"deep/er/{path}"])).any()
 
 

@@ -70,9 +70,7 @@ def test_a_constant_has_capitals_and_an_underscore() -> None:
         ("Session", "", False),
     ],
 )
-def test_a_definition_has_a_name_if_its_last_names_are_those_asked_for(
-    own: str, requested: str, *, named: bool
-) -> None:
+def test_a_qualified_name_matches_by_its_last_parts(own: str, requested: str, *, named: bool) -> None:
     assert Definition("method", own, 1, 1, 2).matches_name(requested) is named
 
 

@@ -228,7 +228,7 @@ def test_copies_in_other_sources_are_merged() -> None:
     assert (first.path, first.copies, other.path) == ("a/x.py", ("source:b/b/x.py",), "b/y.py")
 
 
-def test_documents_without_a_hash_are_no_copies() -> None:
+def test_documents_without_a_hash_are_not_copies() -> None:
     windows = [window("a/x.py", 1, 9, ""), window("b/x.py", 1, 8, "")]
     assert [each.path for each in without_copies(windows, ["a lease", "a lock"])] == ["a/x.py", "b/x.py"]
 

@@ -54,7 +54,7 @@ def test_lines_that_only_look_like_credentials_stay(line: str) -> None:
     assert redact([line], "strict") == ([line], Counter())
 
 
-def test_only_strict_replaces_random_values_behind_a_key_word() -> None:
+def test_only_strict_replaces_random_values_after_a_keyword() -> None:
     line = line_of("random-value")
     assert redact([line], "known") == ([line], Counter())
     assert redact([line.replace("db_password", "db_colour")], "strict")[1] == Counter()

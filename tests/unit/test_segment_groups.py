@@ -21,7 +21,7 @@ def test_fragments_are_packed_in_order_and_large_ones_are_alone() -> None:
     assert packed(rows, rows) == [(1,), (2, 3, 9), (7,), (10,)]
 
 
-def test_the_first_build_covers_everything_however_little() -> None:
+def test_the_first_build_covers_even_a_few_rows() -> None:
     assert groups_to_build({0: 1}, []) == [(0,)]
     assert groups_to_build({}, []) == []
 

@@ -45,7 +45,7 @@ def test_reading_finds_the_nearest_folder_upward(project: Path, monkeypatch: pyt
     assert workspace_for_reading(None) == str(project / ".driftline")
 
 
-def test_a_file_named_like_the_folder_is_no_workspace(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_called_dot_driftline_is_not_a_workspace(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project / "src")
     (project / "src" / ".driftline").write_text("")
     (project / ".driftline").mkdir()

@@ -156,7 +156,7 @@ def test_looking_for_a_declaration_takes_little_time(part: str) -> None:
 @pytest.mark.parametrize(
     "name", ["hex", "zlib", "rot13", "utf-16", "unicode_escape", "raw-unicode-escape", "idna", "x" * 30, "utf-8", "hz"]
 )
-def test_a_declaration_that_cannot_hold_is_ignored(name: str) -> None:
+def test_a_false_declaration_is_ignored(name: str) -> None:
     text = f"# coding: {name}\n{RUSSIAN}"
     assert decode(text.encode("cp1251")) == (text, None)
 

@@ -107,7 +107,7 @@ def in_numpy(tensors: Tensors, ids: list[int], *, first_token: bool = False) -> 
 TEXTS = ["the holder renews its lease before it expires", "lease", "the lease expires", "its holder renews it", ""]
 
 
-def test_vectors_are_those_of_the_model_but_for_the_loss_of_eight_bits(folder: Path, tensors: Tensors) -> None:
+def test_quantized_vectors_are_close_to_the_models(folder: Path, tensors: Tensors) -> None:
     vectors = load_transformer(str(folder)).embed(TEXTS[:-1])
     expected = [in_numpy(tensors, [WORDS.index(word) for word in text.split()]) for text in TEXTS[:-1]]
     assert vectors.dtype == np.float32
@@ -238,14 +238,14 @@ def broken(folder: Path, location: Path, name: str, content: bytes | None) -> Pa
         ("model.onnx", b"no graph", "Cannot read"),
     ],
 )
-def test_a_model_that_is_no_transformer_is_refused(
+def test_a_model_that_is_not_a_transformer_is_rejected(
     folder: Path, tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
     with pytest.raises(ModelNotFound, match=message):
         load_transformer(str(broken(folder, tmp_path / "broken", name, content)))
 
 
-def test_a_missing_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
 
     def without_onnxruntime(name: str, package: str | None = None) -> ModuleSpec | None:
