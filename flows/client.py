@@ -195,7 +195,7 @@ DOCUMENTS_AT_ONCE = 1_000
 
 
 class ReadOnlyWorkspace(ABC):
-    """An index to search and inspect: a ``Workspace`` in a folder or bucket, or a server's, as a ``Client``.
+    """The reading methods that ``Workspace`` (a folder or bucket) and ``Client`` (a server) share.
 
     Examples:
         >>> for index in (driftline.open(location), driftline.connect(url)):
@@ -311,7 +311,7 @@ class ReadOnlyWorkspace(ABC):
         """Yield the indexed documents, sorted by source and path.
 
         Args:
-            sources: only documents of these sources, projects or organisations.
+            sources: only documents of these sources, projects or organizations.
             dirs: only documents under these directories.
             exts: only documents with these file extensions.
 

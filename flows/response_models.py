@@ -16,7 +16,7 @@ from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
 class ExactMatches(BaseModel):
     """How many lines and documents match the exact ``terms``; ``reason`` explains why the counts are incomplete.
 
-    Of ``partial`` documents, only the first and last lines are indexed.
+    ``partial`` documents are indexed only at both ends.
     """
 
     lines: int

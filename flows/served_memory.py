@@ -35,8 +35,9 @@ class _Shared:
 
 @dataclass(slots=True)
 class MemoryStores:
-    """Opens stores with ``find``, which returns a function that opens a boundary's store, or None if there is no
-    memory.
+    """Opens and shares memory stores, one per boundary.
+
+    ``find(boundary)`` returns a function that opens the store, or None if there is no memory.
     """
 
     find: Callable[[Entity | None], Callable[[], MemoryStore] | None]

@@ -1,6 +1,4 @@
-"""Define the states of documents, the reasons to skip one, the hash of its content, and which names get a treatment of
-their own.
-"""
+"""Define the states of documents, the reasons to skip one, its content hash, and patterns for special file names."""
 
 from __future__ import annotations
 
@@ -78,9 +76,9 @@ def container_of(path: str) -> str:
 
 
 GAP_LINE = "<[{(|~^...^~|)}]>"
-"""The line that replaces the first of the lines that are not indexed of a large file; empty lines replace the others.
+"""Replaces the first line of the part of a large file that is not indexed; the other lines of the part are empty.
 
-It has no letter or digit, so that it has no row, but enough punctuation for the grams of a pack to find it.
+It has no letter or digit, so it gets no row, but enough punctuation to be found by a pack's grams.
 """
 
 

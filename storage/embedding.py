@@ -1,4 +1,4 @@
-"""Define what storage knows of embeddings: the protocol that tasks implement, and the version of text preparation."""
+"""Define the embedder protocol that tasks implement, and the version of text preparation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find what surrounds Driftline: the user's folders, the limits of caches, and how it was installed.
+"""Find the user's folders, cache limits, and the command that installed Driftline.
 
 ``install_command``, ``upgrade_command`` and ``package_command`` return commands for the hints of errors.
 """
@@ -35,7 +35,7 @@ def with_home(path: str | os.PathLike[str]) -> Path:
     """
     found = Path(os.path.expanduser(path))
     if os.fspath(path).startswith("~") and not found.is_absolute():
-        raise UsageError("No home folder is known", str(path)[:200], "Set HOME, or use an absolute path.")
+        raise UsageError("The home folder is unknown", str(path)[:200], "Set HOME, or use an absolute path.")
     return found
 
 

@@ -57,7 +57,7 @@ _CONTAINERS = frozenset({"az", "adl", "abfs", "abfss"})
 """Schemes whose URIs may have a container before the @."""
 _WEB = frozenset({"http", "https"})
 _STORES = frozenset({"s3", "s3a", "gs", "gcs", *_CONTAINERS})
-"""Schemes whose keys may hold any character, so a question mark does not start a query."""
+"""Schemes whose keys may contain any character, so a question mark does not start a query."""
 
 
 def without_secrets(text: str) -> str:

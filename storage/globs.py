@@ -116,7 +116,7 @@ def glob_pattern(glob: str) -> str:
 
 
 def normal_glob(glob: str) -> str:
-    """Normalise a glob for whole paths: remove ``.``, doubled slashes, and slashes at its ends."""
+    """Normalize a glob for whole paths: remove ``.``, doubled slashes, and slashes at its ends."""
     names = [name for name in glob.split("/") if name not in ("", ".")]
     names = [name for name, before in zip(names, ["", *names], strict=False) if name != "**" or before != "**"]
     if not names:

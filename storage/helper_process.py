@@ -65,7 +65,7 @@ class HelperProcess:
         try:
             self._process = _start(code, self.environment, quiet)
         except OSError as error:
-            raise StorageError(f"No process could be started ({error})", "", "Run it again.") from error
+            raise StorageError(f"No process could be started ({error})", "", "Run the command again.") from error
         threading.Thread(target=self._receive, daemon=True).start()
 
     @property
@@ -181,7 +181,7 @@ class HelperPool:
         """Return the decoded answer to a request; refuse one that kills two helpers, of which the second is new.
 
         The first may have been killed while idle or for lack of memory. A request beyond a limit is not repeated.
-        Raises HelperDied, TimeoutError, StorageError, and the errors of ``decode``, which end the helper.
+        Raises HelperDied, TimeoutError, StorageError, and any exception from ``decode``, which kills the helper.
         """
         try:
             return self._ask(self._take(), seconds, decode, data, name)
@@ -246,9 +246,9 @@ def _received(pipe: IO[bytes], most_bytes: int = 2**40) -> tuple[int, bytes, byt
 def serve(
     answer: Callable[[bytes, bytes], bytes], threads: int = 1, begin: Callable[[], object] | None = None
 ) -> NoReturn:
-    """Call ``begin``, then answer requests, given as data and name, in up to ``threads`` at once, until their end.
+    """Call ``begin``, then answer requests (data and a name), up to ``threads`` at once, until the input is closed.
 
-    An error of ``answer`` ends the process.
+    An exception from ``answer`` terminates the process.
     """
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keeps output printed by libraries out of the answers

@@ -33,7 +33,7 @@ _SETTINGS = ("json", "yaml", "yml", "toml", "ini", "properties", "txt", "env", "
 _FOLDERS_OF_WORDS = ("i18n", "l10n", "lang", "locale", "locales", "translation", "translations", "schema", "schemas")
 """Folders of translations and schemas: words about secrets."""
 _AS_PARTS = ("", "s", "[-_.0-9 (]*")
-"""How a name continues behind a whole word, unlike ``keyboard``."""
+"""What may follow a whole word in a name, unlike in ``keyboard``."""
 
 SECRETS = (
     # environments
@@ -122,7 +122,7 @@ SECRETS = (
     *("!**/.ssh/authorized_keys", "!.secrets.baseline"),
 )
 """Names of files that usually contain credentials; matching is case-insensitive, and also applies to their backups.
-``holds_key`` finds keys under any name.
+``contains_private_key`` finds keys under any name.
 """
 BACKUPS = r"(?i)(?:\.(?:bak|backup|old|orig|save)|~|-)$"
 """The ends of the names of backup copies (RE2)."""
@@ -142,14 +142,14 @@ key's first line.
 """
 _KEY_CHARS = 1_200
 _MAX_BEGINS = 4_096
-"""A text is judged by its first places where a key may begin, so that it takes bounded time."""
+"""Only the first places where a key may begin are checked, which bounds the time."""
 _DECORATION = re.compile(r"\\+[nrt]|%0[ADad]|&#[xX]?[0-9A-Fa-f]{1,4};")
 """Escaped ends of lines."""
 _KEY_LINE = re.compile(r"(?<![\w.@+/])[A-Za-z0-9+/]{40,}+(?![_(@]|[.-]\w)")
 _KEY_LINE_CHARS = 64
 """Formats of keys have lines of 64, 70 or 76 characters. A shorter line is the last one, or not alone."""
 _DECORATED_CHARS = 400
-"""A key's first line follows within as many: behind headers, quotes, line numbers, markup."""
+"""Maximum number of characters before a key's first line, such as headers, quotes, line numbers or markup."""
 _IN_WORDS = re.compile(r"[a-z]{3,}")
 _MAX_IN_WORDS = 0.4
 """In a path or an identifier, more of the characters are in a row of lower-case letters; in random base64, 15%."""
@@ -171,7 +171,7 @@ _ALLOWED = ("gitleaks:allow", "pragma: allowlist secret")
 """Comments that secret scanners accept as the author's assurance that a file contains no secrets."""
 
 
-def holds_key(path: str, text: str) -> bool:
+def contains_private_key(path: str, text: str) -> bool:
     """Return whether a file is or contains a private key, and has no comment that allows it.
 
     A file named ``*.key`` also qualifies if it is a single long word; other ``.key`` files are often translations.
@@ -195,7 +195,7 @@ def _is_followed_by_key(text: str, start: int) -> bool:
     That may be quotes, comment signs, line numbers, markup, but not a new block.
     """
     key = _KEY.match(text, start, start + _KEY_CHARS)
-    if key is not None and not _is_of_words(key["line"]):
+    if key is not None and not _looks_like_words(key["line"]):
         return True
     part, dashes, _ = text[start : start + _DECORATED_CHARS].partition("-----")
     lines = [line for line in _KEY_LINE.findall(_DECORATION.sub("\n", part)) if _is_mixed(line)]
@@ -209,10 +209,10 @@ def _is_followed_by_key(text: str, start: int) -> bool:
 def _is_mixed(line: str) -> bool:
     """Return whether a line has digits, capital and small letters, but no words."""
     kinds = any(map(str.isdigit, line)) and any(map(str.isupper, line)) and any(map(str.islower, line))
-    return kinds and not _is_of_words(line)
+    return kinds and not _looks_like_words(line)
 
 
-def _is_of_words(line: str) -> bool:
+def _looks_like_words(line: str) -> bool:
     """Return whether most of a line is words, as in a path or an identifier, so it is not base64."""
     return sum(map(len, _IN_WORDS.findall(line))) >= _MAX_IN_WORDS * len(line)
 
@@ -503,7 +503,7 @@ def redact_value(value: Any, mode: Redaction) -> tuple[Any, Counter[str]]:
         _rebuilt(value, collect)
         found, counts = redact(texts, mode)
         for at, text in enumerate(found if mode != "off" else ()):
-            if _KEY_MARK in text and holds_key("", text):
+            if _KEY_MARK in text and contains_private_key("", text):
                 found[at], count = _KEY_BLOCK.subn(f"{_REDACTED}{_OF_KEYS}]", text)
                 counts[_OF_KEYS] += count
         safe = iter(found)
@@ -531,7 +531,7 @@ def redact_lines(lines: Sequence[str], mode: Redaction) -> list[str]:
     return redact(["\n".join(lines)], mode)[0][0].split("\n") if lines else []
 
 
-def holds_redacted(text: str) -> bool:
+def is_redacted(text: str) -> bool:
     """Return whether a text is or looks redacted. Only such text can differ from the same lines of its document."""
     return _REDACTED in text
 

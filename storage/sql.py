@@ -646,8 +646,8 @@ def _skipped_by_scans(
 ) -> dict[tuple[str, str | None], dict[str, str]]:
     """Return the reasons of skipped files by path, keyed by source and branch, from ``runs``, newest first.
 
-    Of each source, the last run that listed all files counts, and later ones that listed only some. Stops once that is
-    known for all ``wanted`` sources.
+    For each source, uses the last run that listed all files, and later runs that listed only some. Stops once these
+    are known for all ``wanted`` sources.
     """
     found: dict[tuple[str, str | None], dict[str, str]] = {}
     complete = set[tuple[str, str | None]]()

@@ -62,7 +62,7 @@ _MAX_ASCII_PAIRS = 0.85
 In misread single-byte text, nearly all do.
 """
 _MIN_SURELY_PLAIN_FRACTION = 0.3
-"""Misread single-byte text has fewer plain characters than this, whatever the others are."""
+"""Misread single-byte text has a smaller share of plain characters."""
 _JUDGED_CHARACTERS = 2_048
 _PLAIN = re.compile("[\\t\\n\\r -~\u3000-\u3002\uff01-\uff1f]")
 """ASCII, and Chinese and Japanese punctuation: all text contains some of it, but misread single-byte text does not."""

@@ -1,8 +1,8 @@
 """Detect a CI build's commit, and the branch that it may index, from CI variables and git.
 
 A build is indexed as a branch only if the CI system reports a push to that branch, or a pull request from a branch of
-the same repository, and git does not contradict. Pull requests from forks, or of unknown origin, are indexed as
-``pr/NUMBER``; for anything else, ``Build.index_branch`` raises.
+the same repository, and git confirms it, as far as it can tell. Pull requests from forks, or of unknown origin, are
+indexed as ``pr/NUMBER``; for anything else, ``Build.index_branch`` raises.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Build:
     the branch of pull request ``pull_request``, to be merged into ``target``. ``is_own`` is set if the branch is known
     to belong to the repository itself, and ``head_commit`` is its last commit. ``other_commit`` is the commit of the
     branch whose workflow runs, if the build is about something else. ``is_inferred`` is set if the CI system does not
-    say that the branch was pushed. ``repository`` is the URL or path of what is built. ``unclear`` says why the branch
-    is unknown, ``fix`` what to do about it, and ``nothing_to_index`` why there is none.
+    report a push. ``repository`` is the URL or path of what is built. ``unclear`` is the reason why the branch is
+    unknown, ``fix`` how to correct it, and ``nothing_to_index`` the reason why there is none.
     """
 
     system: str = ""
@@ -408,7 +408,7 @@ def _github(build: Build, environ: Variables) -> Build:
 
 
 def _github_after_another(build: Build, event: Mapping[str, Any], environ: Variables) -> Build:
-    """Fill in a ``workflow_run``: its variables contain the default branch, whatever the first workflow built."""
+    """Fill in a ``workflow_run``: its variables always contain the default branch, not the first workflow's."""
     branch, commit = _text(event, "workflow_run", "head_branch"), _text(event, "workflow_run", "head_sha")
     is_own = _is_own_of_github(event, environ, "workflow_run", "head_repository")
     build = replace(build, branch=branch, head_commit=commit)

@@ -90,7 +90,7 @@ def _refuse_ignored(given: Set[str]) -> None:
     """Raise UsageError if an option in ``given`` would have no effect beside another."""
     for option in _IGNORED_WITH.keys() & given:
         if ignored := _IGNORED_WITH[option] & given:
-            raise UsageError(f"{option} excludes {', '.join(sorted(ignored))}", fix="Omit one of them.")
+            raise UsageError(f"{option} cannot be combined with {', '.join(sorted(ignored))}", fix="Omit one of them.")
 
 
 @app.command("ci")
@@ -175,9 +175,9 @@ def _run(request: CiRequest, report: CiReport, summary: Path | None) -> None:
         with open_progress() as progress:
             run_ci(request, report, progress)
     except DriftlineError as error:
-        _summarise(report, summary, error)
+        _summarize(report, summary, error)
         raise
-    _summarise(report, summary, None)
+    _summarize(report, summary, None)
 
 
 def _print(report: CiReport) -> None:
@@ -187,7 +187,7 @@ def _print(report: CiReport) -> None:
         say(line)
 
 
-def _summarise(report: CiReport, file: Path | None, error: DriftlineError | None) -> None:
+def _summarize(report: CiReport, file: Path | None, error: DriftlineError | None) -> None:
     if file is None:
         return
     from driftline.flows.ci.job import markdown

@@ -231,7 +231,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         tree = _command_tree(len(app.registered_commands), len(app.registered_groups))
         code = int(tree(args=list(arguments), prog_name="driftline", standalone_mode=False) or DONE)
     except _WRONG_USE_ERRORS as error:
-        message, fix = _of_wrong_use(error, command)
+        message, fix = _usage_message(error, command)
         message, fix = shortened(message), shortened(fix)
         return _fail(WRONG_USE, "usage", f"{message}. {fix}", as_json, fix=fix)
     except DriftlineError as error:
@@ -276,7 +276,7 @@ def _before_command(arguments: Sequence[str]) -> Iterator[str]:
         previous = argument
 
 
-def _of_wrong_use(error: Any, command: str | None) -> tuple[str, str]:
+def _usage_message(error: Any, command: str | None) -> tuple[str, str]:
     """Return a usage error's message (no final period) and fix; typer suggests too many similar names."""
     of = f"{command} " if command in COMMANDS else ""
     message, fix = error.format_message().rstrip("."), f"Try 'driftline {of}--help'."

@@ -209,7 +209,7 @@ def _access_rules(workspace: Workspace, proxy: TrustedProxy | None, within: str 
             uri = workspace.objects.uri
             where = str(config.path) if config is not None else f"no driftline.toml of {uri} is here or above"
             fix = "Write [access] there, name the file with DRIFTLINE_CONFIG, or pass --within to show it to all users."
-            raise UsageError("No rules say what users of the proxy may see", where, fix)
+            raise UsageError("Users of the proxy have no access rules", where, fix)
         if proxy is not None:
             warn(f"without [access] rules, users of the proxy see everything within {within}")
         return None

@@ -214,7 +214,7 @@ def _has_other_users(file: str, scope: InstallLevel, folder: Path, names: Sequen
 
 
 def _restored(part: _Part, text: str, path: Path) -> str | None:
-    """Return ``text`` with ``part`` removed: the backup if ``part`` was the only change. None: delete the file."""
+    """Return ``text`` without ``part``, or the backup if ``part`` was the only change, or None to delete the file."""
     present = part.present_in(text, path)
     if present is None:
         return text

@@ -287,7 +287,10 @@ def prices_for() -> Mapping[str, float]:
 
 
 def config_of(workspace: str) -> Configuration | None:
-    """Return the located configuration if it is that of ``workspace``, however both spell it. Raises UsageError."""
+    """Return the located configuration if its ``workspace`` is this one, in any notation, or None.
+
+    Raises UsageError.
+    """
     config = locate_config(None)
     target = absolute_uri(absolute_workspace(workspace), Path.cwd())
     return config if config is not None and config.workspace == target else None
@@ -567,7 +570,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
 def _check_readers(spelling: str, host: Host) -> None:
     if spelling.count(LOGIN) != 1 or "{" in spelling.replace(LOGIN, ""):
         fix = f'Write "{LOGIN}", or for example "{LOGIN}@example.org".'
-        raise UsageError("The spelling of readers has no {login}, or another placeholder", repr(spelling), fix)
+        raise UsageError("readers must contain {login} once, and no other placeholder", repr(spelling), fix)
     if not host.has_readers:
         what = f"A fleet of {host.provider} cannot follow who may read its repositories"
         raise UsageError(what, "", "Remove readers. It needs a token of github or gitlab, or for an org of gitea.")

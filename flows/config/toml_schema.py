@@ -132,7 +132,7 @@ class FleetTable(Table):
         ),
     )
     org: Text | None = Field(
-        default=None, description="The organisation of `github` or `gitea`, or the workspace or project of `bitbucket`."
+        default=None, description="The organization of `github` or `gitea`, or the workspace or project of `bitbucket`."
     )
     group: Text | None = Field(default=None, description="The group of `gitlab`, with its subgroups.")
     user: Text | None = Field(

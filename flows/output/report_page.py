@@ -1,4 +1,4 @@
-"""Compute statistics of runs: rows for ``driftline runs``, series, and plots and the page of ``driftline report``.
+"""Compute statistics of runs (rows and time series), and draw the plots and the HTML page of ``driftline report``.
 
 The page is a self-contained HTML file with SVG plots and no scripts.
 """

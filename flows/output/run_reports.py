@@ -161,7 +161,7 @@ class SourceTally:
         self._skip(zip(*(scan.skipped[name].to_pylist() for name in ("path", "reason")), strict=True))
 
     def retouched(self, documents: pa.Table) -> None:
-        """Count ``documents`` (diff.CHANGE_SCHEMA) of which only the metadata changed."""
+        """Count ``documents`` (diff.CHANGE_SCHEMA) whose metadata changed, but not their content."""
         indexed = pc.is_null(documents["reason"])
         self.report.states[DocumentState.TOUCHED] += pc.sum(indexed, min_count=0).as_py()
         skipped = documents.filter(pc.invert(indexed))

@@ -301,7 +301,7 @@ def _cut(
     """Snapshot a branch under its lease. A fenced-off holder then commits to the old snapshot, which has no readers."""
     workspace, entity, request = plan.workspace, part.entity, plan.request
     if read_branch(workspace, entity, name) != known:
-        raise LeaseHeld("Another run changed this branch concurrently", name, "Run it again.")
+        raise LeaseHeld("Another run changed this branch concurrently", name, "Run the command again.")
     maintenance = lease_path(entity.tenant, "maintenance")
     wait = max(request.wait_seconds, MAINTENANCE_WAIT_SECONDS)
     with acquire(workspace.objects, maintenance, lease.run_id, wait_seconds=wait) as fence:

@@ -203,11 +203,11 @@ class _Cleanup:
             return first.orphans
         if self._request.dry_run:
             idle = unleased(scan, tenants | {source.tenant for source in sources}, self._skip)
-            return within(first.orphans, *idle)
+            return fenced_orphans(first.orphans, *idle)
         try:
             _take(fence, scan, tenants, sources)
         except StorageError as error:
-            free = within(first.orphans, (), ())
+            free = fenced_orphans(first.orphans, (), ())
             if not is_disk_full(error) or not free:
                 raise
             self._skip(f"Deleted {len(free)} objects before taking leases, because no lease could be written: {error}")
@@ -215,7 +215,7 @@ class _Cleanup:
             _take(fence, scan, tenants, sources)
         scan = self._scan()
         second = self._classified(scan, now)
-        rest = within(seen_twice(first.orphans, second.orphans), fence.tenants, fence.sources)
+        rest = fenced_orphans(in_both(first.orphans, second.orphans), fence.tenants, fence.sources)
         return (*deletion.deleted, *rest)
 
     def _scan(self) -> ReferenceScan:
@@ -330,7 +330,7 @@ def _take(fence: Fence, scan: ReferenceScan, tenants: Iterable[Entity], sources:
         fence.take_source(source)
 
 
-def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
+def in_both(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orphan, ...]:
     """Return the orphans of ``second`` that are also in ``first``.
 
     A superseded table's files are returned only together.
@@ -344,7 +344,7 @@ def seen_twice(first: Sequence[Orphan], second: Sequence[Orphan]) -> tuple[Orpha
     return tuple(o for o in second if o.path in first_paths and parse_name(o.path).directory not in growing)
 
 
-def within(orphans: Iterable[Orphan], tenants: Container[str], sources: Container[str]) -> tuple[Orphan, ...]:
+def fenced_orphans(orphans: Iterable[Orphan], tenants: Container[str], sources: Container[str]) -> tuple[Orphan, ...]:
     """Return the ``orphans`` that are safe to delete behind a fence around these tenant and source directories.
 
     Drops other tenants' table files and other sources' staged deltas.

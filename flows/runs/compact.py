@@ -1,4 +1,4 @@
-"""Run a compaction: fold deltas, then optimise, compact and clean tables (DESIGN, "Compaction").
+"""Run a compaction: fold deltas, then optimize, compact and clean tables (DESIGN, "Compaction").
 
 A compaction may stop after any step: the workspace stays consistent, and the next compaction continues.
 """
@@ -182,7 +182,7 @@ class _Compaction:
             lease = self._lease(stack, self.tenant, "maintenance") if tables else None
             if lease is not None:
                 for table in tables:
-                    self._optimise(table, lease)
+                    self._optimize(table, lease)
         self._check_recall()
         self._remove_old_versions(tables)
 
@@ -196,7 +196,7 @@ class _Compaction:
                 fence.check()
                 self.report.versions_removed += remove_old_versions(table, older_than)
 
-    def _optimise(self, table: LineTable, maintenance: Lease) -> None:
+    def _optimize(self, table: LineTable, maintenance: Lease) -> None:
         for _ in range(COMPACTION_ATTEMPTS):
             self.progress.phase(f"building indexes of {self.tenant}")
             self.report.indexes += maintain(table, thorough=True, build=partial(self._build, table))

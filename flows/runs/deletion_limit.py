@@ -70,7 +70,7 @@ def missing_documents(scans: Sequence[ScanResult]) -> pa.Table | None:
     return missing if not len(missing) or all(scan.complete for scan in scans) else None
 
 
-def unexpected(missing: pa.Table, rules: Rules, claims: Sequence[Claim]) -> pa.Table:
+def unexplained_deletions(missing: pa.Table, rules: Rules, claims: Sequence[Claim]) -> pa.Table:
     """Return the ``missing`` documents that count towards the limit.
 
     Documents that the request excludes or another source claims do not count, nor do files that were skipped.
@@ -83,6 +83,6 @@ def unexpected(missing: pa.Table, rules: Rules, claims: Sequence[Claim]) -> pa.T
     return documents.filter(pa.array(~left_out))
 
 
-def lost(documents: pa.Table, new_hashes: Counter[str]) -> int:
+def count_missing(documents: pa.Table, new_hashes: Counter[str]) -> int:
     """Return how many ``documents`` are gone; those whose content a new document has were only renamed."""
     return len(documents) - (Counter(documents["hash"].to_pylist()) & new_hashes).total()

@@ -331,13 +331,15 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                     raise ExecutorError(
                         f"No Dask worker was available for {error.timeout:.0f} s",
                         self._address or "local",
-                        "Find out why the workers died (often because memory ran out), then run it again.",
+                        "Find out why the workers died (often because memory ran out), then run the command again.",
                     ) from error
                 except (FutureCancelledError, CommClosedError) as error:
                     if self._stopped.is_set():
                         raise KeyboardInterrupt from None
                     raise ExecutorError(
-                        "The connection to the Dask scheduler was lost", self._address or "local", "Run it again."
+                        "The connection to the Dask scheduler was lost",
+                        self._address or "local",
+                        "Run the command again.",
                     ) from error
                 # Dask would rerun a finished task if its worker died while the future is held.
                 future.release()

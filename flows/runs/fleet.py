@@ -87,7 +87,7 @@ class FleetRequest:
 
     @property
     def limit(self) -> DeletionLimit:
-        """What a sync may retire of each fleet's repositories, and delete of each repository's branches."""
+        """The maximum number of repositories of a fleet to retire, and of branches of a repository to delete."""
         return DeletionLimit.of_repositories(self.run)
 
     @classmethod

@@ -343,7 +343,7 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
 def _enclosing_source(
     workspace: Workspace, uri: str, free: Entity, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """Return the source recorded at ``uri``, whatever its name, if the workspace lies inside ``uri``.
+    """Return the source recorded at ``uri``, under any name, if the workspace is inside ``uri``.
 
     Otherwise, return the new entity ``free``.
     """

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.output.run_reports import TOTALS, SourceReport, SourceTally
-from driftline.flows.runs.deletion_limit import DeletionLimit, lost, missing_documents, unexpected
+from driftline.flows.runs.deletion_limit import DeletionLimit, count_missing, missing_documents, unexplained_deletions
 from driftline.flows.runs.executors import Executor, SegmentBuilds
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS
@@ -64,7 +64,7 @@ AtCommit = WorkTreeAtCommit | RepositoryAtCommit
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A source's part of a run, and what it works with.
+    """The workspace, executor, locks and settings that the run of one source uses.
 
     Concurrent sources share the ``committing`` lock: they commit to the same table, one after another.
     """
@@ -123,8 +123,8 @@ class ScanRange:
 class SourceChanges:
     """The work of a run, as its ``scans`` found it.
 
-    ``changes`` are the new and changed documents, by path. ``retouched`` are documents of which only the metadata
-    changed. ``missing`` are those to delete: none if the listing is incomplete.
+    ``changes`` are the new and changed documents, by path. ``retouched`` are documents with new metadata and the same
+    content. ``missing`` are those to delete: none if the listing is incomplete.
     """
 
     scan_range: ScanRange
@@ -425,7 +425,7 @@ class SourceRun:
 
 def deletion_refused(job: Job, work: SourceChanges) -> DeletionRefused | None:
     """Return the error if the deletion limit does not allow to delete the missing documents."""
-    documents = unexpected(work.missing, job.source.rules, job.source.claims)
+    documents = unexplained_deletions(work.missing, job.source.rules, job.source.claims)
     if not len(documents):
         return None
     if work.scan_range.paths is None:
@@ -433,7 +433,7 @@ def deletion_refused(job: Job, work: SourceChanges) -> DeletionRefused | None:
     else:  # the limit applies to the whole manifest
         documents_before, _ = totals(job.manifest.read(columns=["lines", "reason"]))
         known = documents_before - job.tally.report.states[DocumentState.NEW]
-    limit, gone = DeletionLimit.of_documents(job.plan.request), lost(documents, job.tally.new_hashes)
+    limit, gone = DeletionLimit.of_documents(job.plan.request), count_missing(documents, job.tally.new_hashes)
     return limit.refusal(gone, known, "documents", str(job.entity))
 
 

@@ -31,7 +31,7 @@ MAX_TOKEN_CHARACTERS = 200
 _Record = TypeVar("_Record")
 NOTHING = Boundary(())
 Readable = Mapping[str, Sequence[tuple[Entity, datetime]]]
-"""The repositories of a fleet that each login may read, and when the host said so; "" is everyone."""
+"""Maps each login ("" for everyone) to the repositories it may read, with the time of the host's report."""
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class HostReaders(CachedRecords[Readable]):
         self._fleets, self._now = fleets, now
 
     def readable_by(self, user: str) -> Iterator[Entity]:
-        """Yield the sources that a user of the proxy may read by an answer of the host that is not too old.
+        """Yield the sources that a user of the proxy may read according to a host report that has not expired.
 
         Stale records grant nothing: tokens and other rules do not depend on the hosts.
         """

@@ -150,7 +150,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 headers.update({**SECURITY_HEADERS, "X-Request-Id": number})
                 headers.setdefault("Cache-Control", "no-store")
-                if self._is_for_another_page(scope) and message["status"] != HTTPStatus.MISDIRECTED_REQUEST:
+                if self._is_cross_origin_api_call(scope) and message["status"] != HTTPStatus.MISDIRECTED_REQUEST:
                     headers.update({"Access-Control-Allow-Origin": Headers(scope=scope)["origin"], **_FOR_SCRIPTS})
                     headers.add_vary_header("Origin")
             await send(message)
@@ -174,7 +174,7 @@ class Guard:
 
     async def _refused(self, scope: Scope) -> Response | None:
         headers, path = Headers(scope=scope), scope["path"]
-        is_cross_origin = self._is_for_another_page(scope)
+        is_cross_origin = self._is_cross_origin_api_call(scope)
         refusal = refusal_of(
             scope, self.addresses, self.origins, max_body_bytes=_limit(scope), any_origin=is_cross_origin
         )
@@ -197,7 +197,7 @@ class Guard:
         access.grant(allowed)
         return self._limited(allowed, client) or _without_scope(allowed, path)
 
-    def _is_for_another_page(self, scope: Scope) -> bool:
+    def _is_cross_origin_api_call(self, scope: Scope) -> bool:
         """Return whether a script on a page at one of ``cors_origins`` calls the API."""
         if not self.cors_origins or not scope["path"].startswith(API) or scope["method"] not in _OF_SCRIPTS:
             return False
@@ -211,7 +211,7 @@ class Guard:
         )
         if not seconds:
             return None
-        response = problem(HTTPStatus.TOO_MANY_REQUESTS, "usage", "Too many requests", fix=f"Ask again in {seconds} s.")
+        response = problem(HTTPStatus.TOO_MANY_REQUESTS, "usage", "Too many requests", fix=f"Retry in {seconds} s.")
         response.headers["Retry-After"] = str(seconds)
         return response
 

@@ -142,7 +142,7 @@ def _formatter() -> Any:
 
 
 def _significant_name(path: str) -> str:
-    """Reduce a path to a name that Pygments recognizes; there are few, because most need only the suffix."""
+    """Reduce a path to what Pygments looks at, mostly the suffix, so that few distinct names are looked up."""
     name = PurePosixPath(path).name
     _, dot, suffix = name.rpartition(".")
     return name if _significant_names().match(name) else f"x{dot}{suffix if dot else ''}"

@@ -155,7 +155,7 @@ class SearchProcesses:
                 self._start_one_more(workspace)
                 seconds = min(end - time.monotonic(), LOOK_SECONDS)
                 if seconds <= 0:
-                    raise StorageError(f"No search finished within {WAIT_SECONDS:.0f} s", "", "Ask again.") from None
+                    raise StorageError(f"No search finished within {WAIT_SECONDS:.0f} s", "", "Retry.") from None
                 continue
             if helper in self._helpers and helper.is_alive:
                 return number, helper

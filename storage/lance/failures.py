@@ -35,7 +35,7 @@ _OF_CACHE = re.compile(r"<Code>DriftlineRead</Code><Message>(.*?)</Message>", re
 _CODE = re.compile(r"<Code>(\w+)</Code>|status code: (\d+)")
 _SOURCE_LINE = re.compile(r",? \S+\.rs:\d+:\d+")
 """A position in Lance's own source code, which does not help the user."""
-AGAIN = "Run it again."
+AGAIN = "Run the command again."
 REPAIR = "Run 'driftline verify --repair'."
 _NETWORK = re.compile(
     r"error sending request|HTTP error|response body|timed out|RequestTimeout|retry_timeout"

@@ -450,7 +450,7 @@ vectors.
 VECTOR_BITS = 1
 VECTOR_METRIC: Literal["l2"] = "l2"
 """Lance returns the squared distance; half of it is 1 - cosine, because vectors have unit length. With "cosine", Lance
-would normalise every vector again, which takes as long as the rest of the build.
+would normalize every vector again, which takes as long as the rest of the build.
 """
 EXACT_SEARCH_ROWS = 20_000
 """Maximum number of filtered vectors to compare exactly, which is faster than scanning the whole index."""

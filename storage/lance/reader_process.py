@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from driftline.storage import helper_process
 from driftline.storage.errors import CorruptFile, StorageError
 from driftline.storage.helper_process import HelperDied, HelperPool, HelperProcess, HelperStopped
-from driftline.storage.lance.failures import REPAIR, without_panic
+from driftline.storage.lance.failures import AGAIN, REPAIR, without_panic
 
 READ_SECONDS = 6 * 3600.0
 """The limit of a read that has no other: of one that hangs, since the largest tables take minutes."""
@@ -70,7 +70,7 @@ def run_in_worker(
     except HelperDied as error:
         raise _died() from error
     except TimeoutError as error:
-        raise StorageError(f"A read took more than {READ_SECONDS / 3600:g} hours", "", "Run it again.") from error
+        raise StorageError(f"A read took more than {READ_SECONDS / 3600:g} hours", "", AGAIN) from error
     result: _Result = _returned(outcome)
     return result
 
@@ -103,7 +103,7 @@ def _returned(outcome: tuple[Any, Exception | None]) -> Any:
 
 
 def serve(threads: int, begin: str) -> None:
-    """Call ``begin``, then run calls from the other process until their end."""
+    """Call ``begin``, then run the calls that arrive until the input is closed."""
     helper_process.serve(_run, threads, partial(_call, *begin.split(":")) if begin else None)
 
 

@@ -174,7 +174,7 @@ class _Sums:
 def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the product of each block's signs with ``vector`` as ``(n,)``, up to a factor and a constant.
 
-    The query is quantised to QUERY_BITS. A product is then a weighted sum of common-bit counts, one query bit at a
+    The query is quantized to QUERY_BITS. A product is then a weighted sum of common-bit counts, one query bit at a
     time.
     """
     low = vector.min()

@@ -17,6 +17,7 @@ import numpy as np
 from driftline.storage.defaults import IndexScope
 from driftline.storage.errors import CommitConflict
 from driftline.storage.lance.failures import (
+    AGAIN,
     index_stats,
     is_conflict,
     is_damage,
@@ -280,7 +281,7 @@ def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
                 raise write_failed("Could not publish an index", table.uri, error) from error
         else:
             return True
-    raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", table.uri, "Run it again.")
+    raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", table.uri, AGAIN)
 
 
 def _fitting(built: Sequence[Segment], published: Sequence[Set[int]], live: Set[int]) -> Sequence[Segment]:

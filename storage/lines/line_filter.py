@@ -59,9 +59,9 @@ class LineFilter:
         if self.not_of is not None:
             yield f"NOT ({is_one_of('entity', [str(entity) for entity in self.not_of])})"
         if self.paths is not None:
-            yield is_one_of("path", [form for path in self.paths for form in spellings(normalise(path))])
+            yield is_one_of("path", [form for path in self.paths for form in spellings(normalize_path(path))])
         if self.dirs is not None:
-            names = [form for name in self.dirs for form in spellings(normalise(name))]
+            names = [form for name in self.dirs for form in spellings(normalize_path(name))]
             if "" not in names:  # the root contains every line
                 quoted = ", ".join(quote(name + "/") for name in names)
                 yield f"array_has_any(parent_dirs, [{quoted}])" if names else "false"
@@ -78,8 +78,8 @@ class LineFilter:
         yield from filter(None, (where.to_sql() for where in self.all_of or ()))
 
 
-def normalise(path: str) -> str:
-    """Normalise a relative path: ``a/b`` for ``a/b/`` and ``./a/b``, "" for the root. Raises UsageError."""
+def normalize_path(path: str) -> str:
+    """Normalize a relative path: ``a/b`` for ``a/b/`` and ``./a/b``, "" for the root. Raises UsageError."""
     clean = posixpath.normpath(path.strip("/") or ".")
     if clean == ".." or clean.startswith("../"):
         raise UsageError("The path points outside its source", repr(path), "Use a path relative to the source.")

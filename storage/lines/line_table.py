@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, DriftlineError, LeaseLost, StorageError
 from driftline.storage.lance.failures import (
+    AGAIN,
     is_lance_failure,
     read_failed,
     reading,
@@ -93,7 +94,7 @@ def schema(dim: int) -> pa.Schema:
     tab and the name of the definition that the block starts in, if any; SPELLED and the words that the index's own
     tokenizer would miss (tokenizer.py), if any; a newline; and the lines of the block from the first to the last that
     has a row, joined by newlines, or by CONTINUED if a row continues a line (decision 0007). ``outline`` contains the
-    block's definitions (outline.py), or null if they were not determined. ``block_code`` is the block's quantised
+    block's definitions (outline.py), or null if they were not determined. ``block_code`` is the block's quantized
     vector (block_codes.py), or null if the model knows none of its words.
 
     Some rows have a ``pack``: their document's text from line ``pack_line`` to the next pack, exactly as decoded, with
@@ -256,7 +257,7 @@ class LineTable(LanceTable):
                 unknown_outcomes += 1
                 if unknown_outcomes == UNKNOWN_OUTCOMES:
                     raise write_failed("Could not commit to the table", self.uri, error) from error
-        raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Run it again.")
+        raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, AGAIN)
 
     def _fenced(self, part: SourceCommit, marker: CommitMarker, *, is_known: bool) -> DriftlineError:
         """Return the error for a fenced holder. Unless ``is_known`` is set, an attempt may still get committed."""

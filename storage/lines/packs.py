@@ -265,7 +265,7 @@ def texts(packs: Sequence[tuple[TableSearcher, int]]) -> pa.StringArray:
 
 
 NOT_INDEXED = "… not indexed …"
-"""Shown in place of each line that was not read of a large document."""
+"""Shown in place of each line of a large document that was not read."""
 
 
 def lines_in(pack: str) -> list[str]:
@@ -297,7 +297,7 @@ _GAPS: SharedCache[tuple[str | int, ...], dict[int, Gap]] = SharedCache(LRUCache
 
 
 def gaps_of(searcher: TableSearcher) -> dict[int, Gap]:
-    """Return the gaps of all large documents of which only the ends are indexed, keyed by their packs' row ids."""
+    """Return the gaps of all large documents that are indexed only at both ends, keyed by their packs' row ids."""
     return _GAPS.get_or_compute(searcher.exact_version, partial(_read_gaps, searcher))
 
 

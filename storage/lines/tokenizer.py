@@ -1,7 +1,7 @@
 """Turn text into the words of full-text search: identifiers split, in lower case and stemmed (``TOKENIZER``).
 
 Scripts without word spacing, and Korean, are indexed as bigrams. The index's own tokenizer does neither this nor
-Unicode folding, so each block appends these terms to its text (``index_terms``), and queries are normalised the
+Unicode folding, so each block appends these terms to its text (``index_terms``), and queries are normalized the
 same way (``normalize_query``).
 """
 

@@ -156,8 +156,8 @@ class EntityNames:
     def _registered(self, connection: Connection, parts: Parts, limits: Limits) -> list[Entity]:
         """Return the entities with that name below the configured root; if there are none, all with that name.
 
-        Entities that overlap with none of a limit are omitted. A limit's entities and their ancestors count as
-        registered, so that the result does not reveal whether they are.
+        Omits entities that are disjoint from every entity of some limit. A limit's entities and their ancestors count
+        as registered, so that the result does not reveal whether they are.
         """
         tenant = self.root.tenant if self.hierarchy.root else None
         if self.hierarchy.is_complete(parts[:1]):

@@ -258,7 +258,7 @@ def compact_indexes(
 
 
 def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEFAULT_ENCODING) -> dict[str, Folded]:
-    """Fold only the memory index of ``entity``, however few deltas it has; return the result, keyed by directory."""
+    """Fold only the memory index of ``entity``, even if it has few deltas; return the result, keyed by directory."""
     has_deltas = MemoryIndex(workspace.objects, entity.directory).log().deltas
     return _fold(workspace, entity.tenant, [entity.directory] if has_deltas else [], encoding)
 

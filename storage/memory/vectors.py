@@ -134,7 +134,7 @@ _WORDS = pa.field("words", pa.string())
 _TINY = float(np.finfo(np.float32).tiny)
 _TEXT = "words_idx"
 MAX_WORD_CHARACTERS = 8_192
-"""Of the text beyond this position, each word is indexed once."""
+"""Beyond this position in the text, each word is indexed only once."""
 MAX_FURTHER_CHARACTERS = 65_536
 """Total length of the words that are indexed once; further ones are not found, and bound the cost of a search."""
 SAMPLE_ROWS = 1_000

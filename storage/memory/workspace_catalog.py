@@ -55,7 +55,9 @@ _OF_MEMORY = (ObjectKind.BASE, ObjectKind.DELTA, ObjectKind.BLOB)
 def holds_memory(workspace: Workspace) -> bool:
     """Return whether a memory store ever flushed to this workspace, or keeps its catalog here.
 
-    Every entry is in its tenant's index, where there are no documents. Raises StorageError.
+    A tenant's directory has an index only if memory was stored: documents are indexed at source level.
+
+    Raises StorageError.
     """
     objects = workspace.objects
     return has_embedded_catalog(workspace) or objects.head(CATALOG_RECORD) is not None or has_stored_memory(workspace)
@@ -188,9 +190,9 @@ def open_own_catalog(workspace: Workspace, configured: str | None, pool_size: in
 
 
 def catalog_problem(workspace: Workspace, catalog: Catalog | None) -> str | None:
-    """Return why memory cannot be checked against ``catalog``, which is None if no catalog was found.
+    """Return why memory cannot be checked against ``catalog`` (None if no catalog was found).
 
-    Return None if it can be checked, or if there is no memory. Raises CatalogError, StorageError.
+    Returns None if it can be, or if there is no memory. Raises CatalogError, StorageError.
     """
     if record_is_damaged(workspace):
         return f"the record of its catalog is damaged ({workspace.objects.uri}/{CATALOG_RECORD})"

@@ -296,7 +296,7 @@ def is_transient(error: BaseException) -> bool:
     return status in ("408", "429") or status.startswith("5") or _first(_TRANSPORT, text) in _MAY_PASS
 
 
-def is_about_a_condition(error: BaseException) -> bool:
+def is_precondition_error(error: BaseException) -> bool:
     """Return whether the store reports that a condition of the request does not hold or is malformed."""
     return isinstance(error, PreconditionError) or _first(_STATUS, str(error)) == "400"
 
@@ -519,7 +519,7 @@ class Bucket:
 
         If so, later requests use the accepted form.
         """
-        if self._scheme != "s3" or not is_about_a_condition(error):
+        if self._scheme != "s3" or not is_precondition_error(error):
             return False
         if isinstance(error, PreconditionError):
             found = self.head(path)

@@ -123,8 +123,8 @@ def in_parallel(
 ) -> Iterator[Result]:
     """Yield ``work(item)`` for each item, in order, computed by ``threads`` threads in the caller's context.
 
-    The first failure ends it: items that have not started by then never do. The same holds if the caller is interrupted
-    or stops early. With at most one thread, the items are processed in the caller's thread.
+    Stops at the first failure, on an interrupt, or if the caller stops early; items that have not started are skipped.
+    With at most one thread, the items are processed in the caller's thread.
 
     Args:
         work: May be called for a few items before their results are taken.

@@ -211,7 +211,7 @@ class CommitTree:
         """Return the root tree id of a commit. Raises ObjectNotFound."""
         (found,) = _read_objects(self, [commit], "contents", _PEELED)
         if found is None or not found.data.startswith(b"tree "):
-            raise ObjectNotFound(f"Git cannot read {commit[:12]} of the repository", self.uri, "Run it again.")
+            raise ObjectNotFound(f"Git cannot read {commit[:12]} of the repository", self.uri, "Run the command again.")
         while len(_times) >= _TIMES_REMEMBERED:
             _times.popitem(last=False)
         _times[commit] = _time_of(found.data)
@@ -244,7 +244,8 @@ class CommitTree:
         return found
 
     def _unreadable(self) -> StorageError:
-        return StorageError(f"Git cannot read a folder of commit {self.known_commit[:12]}", self.uri, "Run it again.")
+        what = f"Git cannot read a folder of commit {self.known_commit[:12]}"
+        return StorageError(what, self.uri, "Run the command again.")
 
     def close(self) -> None:
         """Stop the process that waits for more reads."""

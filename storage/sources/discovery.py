@@ -587,7 +587,7 @@ class _HostReader:
                 return
             if limit.seconds + seconds > MAX_WAIT_SECONDS:
                 what = f"The host's rate limit requires a wait of {seconds:,.0f} s"
-                limit.refused = StorageError(what, self._host.name, "Run it again later, or set a token.")
+                limit.refused = StorageError(what, self._host.name, "Run the command again later, or set a token.")
                 raise limit.refused
             self._notify(f"{self._host.name} limits requests: waiting {seconds:,.0f} s")
             limit.seconds += max(seconds, 1.0)

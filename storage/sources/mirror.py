@@ -220,7 +220,7 @@ def current_branches(remote: Remote) -> tuple[str, dict[str, str]]:
         commit = _resolve_local(remote)
         answer = _ask(git_dir, "for-each-ref", "--format=%(objectname)\t%(refname)", all_branches.rstrip("*"))
         if answer is None:
-            raise StorageError("Git cannot list the branches of the repository", remote.uri, "Run it again.")
+            raise StorageError("Git cannot list the branches of the repository", remote.uri, "Run the command again.")
         found = _parsed_refs(answer)
         head = _BRANCH_IN_HEAD.fullmatch(_text_of(os.path.join(git_dir, "HEAD")))
         main = head[1] if head is not None else ""
@@ -240,7 +240,7 @@ def with_ref(uri: str, ref: str) -> str:
     named = f"{uri.removesuffix(f'@{known.ref}') if known is not None and known.ref else uri}@{ref}"
     found = parse_remote(named)
     if known is None or found is None or (found.location, found.ref) != (known.location, ref):
-        raise UsageError("Cannot write the branch name in a URI", repr(ref))
+        raise UsageError("The branch name contains characters that a source URI cannot express", repr(ref))
     return named
 
 
@@ -449,7 +449,7 @@ def _failure(remote: Remote, why: str, stderr: str) -> AccessDenied | SourceNotF
     reason = without_secrets(last or (lines[-1] if lines else "git failed"))[:300]
     message = stderr.lower()
     if why:
-        return StorageError(why, remote.uri, "Run it again.")
+        return StorageError(why, remote.uri, "Run the command again.")
     if _DENIED.search(message):
         return AccessDenied("The host denies access to the repository", remote.uri, f"{_BY_REFERENCE} ({reason})")
     if _MISSING.search(message):

@@ -310,7 +310,7 @@ class Source:
     def is_file(self) -> bool:
         """Return whether a remote source's URI points to an object instead of a folder.
 
-        Returns False if the store does not tell.
+        Returns False if the store does not report it.
         """
         return bool(self._fs.isfile(self._root)) if self._root else False
 

@@ -68,10 +68,11 @@ class WorkspaceCopy:
         if os.path.lexists(self.location) and not self.location.is_symlink():
             empty = self.location.is_dir() and not any(self.location.iterdir())
             if not empty:
-                raise UsageError("The folder is not a copy", str(self.location), "Choose a new folder for it.")
+                fix = "Choose an empty or new folder."
+                raise UsageError("The folder exists and is not a copy of a workspace", str(self.location), fix)
             self.location.rmdir()
         if self.current is not None and self.record() is None:
-            raise UsageError("The link does not point to a copy", str(self.location), "Choose a new folder for it.")
+            raise UsageError("The link does not point to a copy", str(self.location), "Choose an empty or new folder.")
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = False) -> Iterator[None]:

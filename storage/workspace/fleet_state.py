@@ -49,7 +49,7 @@ class KnownBranch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownReaders:
-    """Who may read a repository, as its host said ``at`` a time: ``everyone``, or those whom the ``pages`` list."""
+    """The readers of a repository, as reported by its host at ``at``: ``everyone``, or the logins on ``pages``."""
 
     at: datetime
     everyone: bool = False
@@ -129,10 +129,10 @@ class KnownRepository:
         return (now - self.behind_since).total_seconds() if self.behind_since is not None else 0.0
 
     def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, branch_globs: tuple[str, ...]) -> bool:
-        """Return whether its host must be asked for its commit; not if the listing shows that nothing was pushed.
+        """Return whether to ask the host for the commit, which is not necessary if the listing shows no push.
 
         ``is_current`` means that the current listing has the repository; if not, another repository may now have its
-        path. ``retry`` ignores its backoff. ``branch_globs`` are the fleet's.
+        path. ``retry`` ignores the repository's backoff. ``branch_globs`` are the fleet's.
         """
         if not is_current or self.excluded or (self.is_waiting(now) and not retry):
             return False
@@ -185,9 +185,9 @@ class KnownRepository:
         return replace(self, branches=self.branches | known, pulls_etag=etag)
 
     def with_readers(self, answer: KnownReaders | DriftlineError) -> KnownRepository:
-        """Return the repository after its host has said who may read it, or has failed to.
+        """Return the repository after a request for its readers.
 
-        A host that fails leaves its last list in force, which expires; one that denies the list ends it.
+        If the host failed, the last list stays valid until it expires; if the host denied access, the list is dropped.
         """
         if isinstance(answer, KnownReaders):
             return replace(self, readers=answer)

@@ -350,7 +350,7 @@ def _own(run: RunRecord, tenant: Entity) -> RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """A tenant's run history. Its records name nothing of other tenants."""
+    """A tenant's run history. Its records contain nothing about other tenants."""
 
     objects: ObjectStore
     tenant: Entity

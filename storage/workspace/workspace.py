@@ -398,7 +398,7 @@ class Workspace:
         data, version = self.objects.get_versioned(branch.record_path)
         known = parse_record(self.objects, branch.record_path, data, BranchRecord)
         if known.cut != branch.cut:
-            fix = "Run it again."
+            fix = "Run the command again."
             raise LeaseLost("Another run recreated this branch", f"{self.objects.uri}/{branch.record_path}", fix)
         changed = replace(known, **fields)
         if changed != known:
@@ -507,7 +507,7 @@ def _record(workspace: Workspace, branch: Branch) -> BranchRecord:
     record = read_record(workspace.objects, branch.record_path, BranchRecord)
     if record is None or record.cut != branch.cut:
         where = f"{workspace.objects.uri}/{branch.record_path}"
-        raise LeaseLost("Another run deleted or recreated this branch", where, "Run it again.")
+        raise LeaseLost("Another run deleted or recreated this branch", where, "Run the command again.")
     return record
 
 

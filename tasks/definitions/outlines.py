@@ -216,7 +216,7 @@ def html_sections(text: str) -> list[Definition]:
 
 
 def nested_sections(headings: Sequence[tuple[int, int, str]], text: str) -> list[Definition]:
-    """Return sections from ``(level, line, title)``; each ends before the next heading of its or a higher level."""
+    """Return sections from ``(level, line, title)``; each ends before the next heading of its level or above."""
     end = text.count("\n") + (not text.endswith("\n"))
     found: list[Definition] = []
     around: list[tuple[int, int]] = []  # (level, position in found)
@@ -430,10 +430,9 @@ def _within(outer: Definition, inner: Definition) -> Definition | None:
 
 
 def definitions_in_worker(documents: Sequence[PathAndText]) -> Callable[[], list[list[Definition]]]:
-    """Start finding the definitions of ``documents``; call the result to wait for them, in the same order.
+    """Find the definitions of ``documents`` in another process; return a function that waits for them, in this order.
 
-    Grammars are C, which a document may crash or keep busy: another process runs them. A document that ends it, or
-    takes too long, has no definitions.
+    Grammars are native code that a document can crash or block; such a document gets no definitions.
     """
     return _waiting().submit(_parsed_apart, list(documents)).result
 
@@ -469,7 +468,7 @@ def _decoded(answer: bytes) -> list[list[Definition]]:
 
 
 def serve() -> None:
-    """Find the definitions of documents in requests, until their end."""
+    """Answer each request with the definitions of its document until the input is closed."""
     helper_process.serve(_answer)
 
 

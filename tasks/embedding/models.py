@@ -327,7 +327,7 @@ def _check_tokens(
 def _as_float32(table: NDArray[Any], name: str, *, is_checked: bool = True) -> NDArray[np.float32]:
     """Return ``table`` as float32.
 
-    If ``is_checked`` is set, raise ValueError for values that cannot be normalised to unit length.
+    If ``is_checked`` is set, raise ValueError for values that cannot be normalized to unit length.
     """
     if table.dtype.kind not in "fiu":
         raise ValueError(f"its {name} are {table.dtype}, not numbers")

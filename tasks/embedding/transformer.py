@@ -241,7 +241,7 @@ class _Drawing:
         return self.constant(name, self.tensors[name].astype(np.float32))
 
     def embeddings(self) -> str:
-        """Add the embeddings of words, positions and the first token type, and normalise the sum."""
+        """Add the embeddings of words, positions and the first token type, and normalize the sum."""
         from onnx import TensorProto
 
         rows, scales = quantized(self.tensors["embeddings.word_embeddings.weight"], LARGEST_EMBEDDING)
@@ -292,13 +292,13 @@ class _Drawing:
         return self.multiplied(name, self.tensors[f"{name}.weight"], hidden)
 
     def multiplied(self, name: str, weights: NDArray[Any], hidden: str) -> str:
-        """Multiply ``hidden`` (quantised on the fly) by ``weights`` of shape ``(outputs, inputs)``."""
+        """Multiply ``hidden`` (quantized on the fly) by ``weights`` of shape ``(outputs, inputs)``."""
         whole, scales = quantized(weights, LARGEST_WEIGHT)
         inputs = [hidden, self.constant(f"{name}.whole", whole.T), self.constant(f"{name}.scale", scales)]
         return self.node("DynamicQuantizeMatMul", inputs, f"{name}.product", domain=FUSED)
 
     def added(self, name: str, output: str, hidden: str) -> str:
-        """Normalise the sum of a dense layer, its bias and its input."""
+        """Normalize the sum of a dense layer, its bias and its input."""
         norm = [self.weight(f"{name}.LayerNorm.{part}") for part in ("weight", "bias")]
         inputs = [output, hidden, *norm, self.weight(f"{name}.dense.bias")]
         epsilon = self.shape.epsilon
@@ -306,7 +306,7 @@ class _Drawing:
 
 
 def quantized(weights: NDArray[Any], largest: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Quantise ``weights`` as ``(rows, columns) int8`` with scales ``(rows,) float32``.
+    """Quantize ``weights`` as ``(rows, columns) int8`` with scales ``(rows,) float32``.
 
     Rows multiplied by their scales approximate the weights.
     """

@@ -73,7 +73,7 @@ class OpenedArchive:
     reason: SkipReason | None = None
 
 
-def is_of_member(etag: str) -> bool:
+def is_member_etag(etag: str) -> bool:
     """Return whether an etag belongs to a member of a container."""
     return etag.startswith(OF_MEMBERS)
 

@@ -22,7 +22,7 @@ from driftline.tasks.extraction.process import Refused
 
 MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_MEMBERS = 100_000
-"""Compressed files with more members are rejected, however small they are."""
+"""Compressed files with more members are rejected, even if they are small."""
 _SLICE_BYTES = 16 * 1024
 """Bytes to unpack at a time. After the end of a member, the rest of the slice is copied."""
 _STREAMED_BYTES = 2**20

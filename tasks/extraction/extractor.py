@@ -64,9 +64,10 @@ class Heading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    r"""A document's text, with ``\n`` line endings, anchors, and ``headings`` or ``parts`` in several languages.
+    r"""A document's text, with ``\n`` line endings and anchors.
 
-    Without ``headings`` or ``parts``, the file name determines the language.
+    ``parts`` gives the language of ranges of lines, ``headings`` those of sections; without either, the file name
+    determines the language.
     """
 
     text: str

@@ -24,10 +24,10 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition
-from driftline.storage.redaction import holds_key, with_mark
+from driftline.storage.redaction import contains_private_key, with_mark
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.outlines import definitions_in_worker
-from driftline.tasks.extraction.archives import OF_CONTENT, is_of_member, read_members, reason_in, without_opened
+from driftline.tasks.extraction.archives import OF_CONTENT, is_member_etag, read_members, reason_in, without_opened
 from driftline.tasks.extraction.extractor import (
     UNOPENED,
     Reading,
@@ -71,16 +71,16 @@ def read_all(
 ) -> Iterator[tuple[dict[str, Any], ReadFile | SkipReason]]:
     """Yield each of ``changes`` (``diff.CHANGE_SCHEMA``) with its file or skip reason, in order.
 
-    Only the first and last lines are read of record files larger than ``most_bytes``. Raises StorageError.
+    Reads only the first and last lines of record files larger than ``most_bytes``. Raises StorageError.
     """
-    files = [change for change in changes if not is_of_member(change["etag"])]
+    files = [change for change in changes if not is_member_etag(change["etag"])]
     large = {c["path"] for c in files if c["size_bytes"] > most_bytes and holds_records(c["path"])}
     whole = [change for change in files if change["path"] not in large]
     wholly = (_read_local(source, change) for change in whole) if source.is_local else _read_remote(source, whole)
-    members = _read_members(source, [change for change in changes if is_of_member(change["etag"])])
+    members = _read_members(source, [change for change in changes if is_member_etag(change["etag"])])
 
     def read(change: dict[str, Any]) -> ReadFile | SkipReason:
-        if is_of_member(change["etag"]):
+        if is_member_etag(change["etag"]):
             return next(members)
         return _read_ends(source, change, most_bytes) if change["path"] in large else next(wholly)
 
@@ -584,7 +584,7 @@ class _Drafts:
             reading = self._read(path, document.data)
         mark = with_mark("+".join(filter(None, (document.mark, reading.mark))), self.how.redaction)
         reason, meta = reading.reason, replace(document.meta, extractor=mark)
-        if reason is None and holds_key(path, reading.extracted.text):
+        if reason is None and contains_private_key(path, reading.extracted.text):
             reason = SkipReason.SECRET
         elif reason is None and is_lfs_pointer(reading.extracted.text):
             reason = SkipReason.LFS

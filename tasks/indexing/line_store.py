@@ -21,7 +21,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import NotIndexed, UsageError
 from driftline.storage.globs import is_unicode
 from driftline.storage.layout import new_ulid
-from driftline.storage.lines.line_filter import normalise
+from driftline.storage.lines.line_filter import normalize_path
 from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
 from driftline.storage.option_table import listed, path_or_uri
 from driftline.storage.workspace.records import PROGRAM_SCHEME, SourceRecord
@@ -318,7 +318,7 @@ def _is_number(number: object) -> bool:
 
 def _checked_path(path: object) -> str:
     """Return the path of a document as the index spells it. Raises UsageError."""
-    found = normalise(path_or_uri("A path", path))
+    found = normalize_path(path_or_uri("A path", path))
     if not found or not is_unicode(found):
         raise UsageError("A path must name a document, in valid Unicode", repr(path)[:100])
     return found
@@ -338,7 +338,7 @@ def _checked_vector(what: str, given: object, dim: int) -> NDArray[np.float64]:
 
 
 def _checked_line(line: object, dim: int) -> LineEmbedding:
-    """Return a line with its path normalised and a unit vector, ``(dim,) float16``. Raises UsageError."""
+    """Return a line with its path normalized and a unit vector, ``(dim,) float16``. Raises UsageError."""
     if not isinstance(line, LineEmbedding):
         raise UsageError("embeddings must be LineEmbedding objects", repr(line)[:100])
     path = _checked_path(line.path)
@@ -354,7 +354,7 @@ def _checked_line(line: object, dim: int) -> LineEmbedding:
 
 
 def _checked_document(document: object) -> DocMeta:
-    """Return metadata with the path normalised. Raises UsageError."""
+    """Return metadata with the path normalized. Raises UsageError."""
     if not isinstance(document, DocMeta):
         raise UsageError("documents must be DocMeta objects", repr(document)[:100])
     if not _is_whole(document.size_bytes, 2**63):

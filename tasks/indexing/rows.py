@@ -284,7 +284,7 @@ def find_donations(
             changed = workspace.on([branch]).manifest(entity).changes_since(record.main_revision, columns=_COLUMNS)
             requested = pc.and_(pc.equal(changed["op"], ADD), pc.is_in(changed["path"], value_set=paths))
             add(branch, changed.filter(requested))
-    except DriftlineError as error:  # donors are only an optimisation
+    except DriftlineError as error:  # donors are only an optimization
         log.warning("Cannot copy lines from branches of %s: %s", entity, error)
     return found
 

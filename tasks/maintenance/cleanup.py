@@ -105,7 +105,7 @@ class Fence:
 
 
 def unleased(scan: ReferenceScan, tenants: Iterable[Entity], skip: Callable[[str], None]) -> tuple[set[str], set[str]]:
-    """Return the directories of the tenants and the sources without busy leases, which a Fence could take.
+    """Return the directories of the tenants and of the sources whose leases are all free: those a Fence could take.
 
     Takes no leases.
     """
@@ -265,7 +265,7 @@ def forget_deleted(
 ) -> None:
     """Remove deleted blobs from the catalog's list of ``retired`` blobs, including blobs deleted by a killed cleanup.
 
-    A retired blob that was not ``listed`` was deleted before, or was written since, which a request tells.
+    A retired blob that was not ``listed`` was deleted before, or was written since, ; a request finds out which.
     """
     gone = {orphan.path for orphan in deleted if orphan.path in retired}
     unlisted = sorted({*retired}.difference(gone, (info.path for info in listed)))

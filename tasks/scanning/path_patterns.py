@@ -209,7 +209,7 @@ MAX_BLOB_BYTES = 4 * MAX_IGNORE_BYTES
 MAX_PATTERN_BYTES = 4_096
 """The longest path on Linux."""
 MAX_SCAN_IGNORE_BYTES, MAX_SCAN_PATTERNS = 16 * MAX_IGNORE_BYTES, 200_000
-"""Limits of all ignore files of a scan together: git stores a file only once, however many folders have it."""
+"""Limits of all ignore files of a scan together: git stores a file once even if many folders have it."""
 
 BY_GIT, BY_US = 1, 2
 """The origin of a pattern: git's or Driftline's ignore files; only the latter exclude files that git tracks."""

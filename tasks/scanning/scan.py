@@ -43,7 +43,7 @@ from driftline.storage.sources.source import FileInfo, RepositorySource, Source,
 from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import fingerprint, is_earlier_version, resolve_model
-from driftline.tasks.extraction.archives import Member, OpenedArchive, is_of_member, members_of, opened_mark
+from driftline.tasks.extraction.archives import Member, OpenedArchive, is_member_etag, members_of, opened_mark
 from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT, ReadSettings
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.git.work_tree import TrackedFiles, clean_blobs, find_work_tree
@@ -578,7 +578,7 @@ def _states_in(spec: ScanSpec, documents: Manifest, paths: Sequence[str]) -> lis
             change["must_embed"] = False  # what is listed inside depends on the run's limits
         try:
             etag = change["etag"]
-            digest = etag.partition(":")[2] if is_of_member(etag) else content_hash(spec.source.read(change["path"]))
+            digest = etag.partition(":")[2] if is_member_etag(etag) else content_hash(spec.source.read(change["path"]))
         except DriftlineError:
             states[change["path"]] = DocumentState.DELETED  # deleted after the scan
             continue

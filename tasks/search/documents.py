@@ -24,7 +24,7 @@ from driftline.storage.errors import DriftlineError, NotIndexed, UsageError
 from driftline.storage.globs import is_unicode
 from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.definition_lookup import outlines_of
-from driftline.storage.lines.line_filter import normalise
+from driftline.storage.lines.line_filter import normalize_path
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import anchors_in
 from driftline.storage.lines.packs import lines_of
@@ -154,7 +154,7 @@ def _documents(
     workspace: Workspace, entity: Entity, dirs: Sequence[str], exts: Sequence[str], behind: str | None, limit: int
 ) -> list[Document]:
     """Return at most ``limit`` documents of a source after the path ``behind``; reads no more of the manifest."""
-    names = {normalise(name) for name in dirs}
+    names = {normalize_path(name) for name in dirs}
     prefixes = [""] if not names or "" in names else sorted(f"{name}/" for name in names)
     outermost = [each for each in prefixes if not any(each != other and each.startswith(other) for other in prefixes)]
     endings = {f".{ext.removeprefix('.').lower()}" for ext in exts}

@@ -55,9 +55,9 @@ from driftline.tasks.search.hits import (
     clipped,
     clipped_context,
     file_of,
+    freshness_after_read,
     identity_of,
     is_unchanged,
-    judge_read,
     links_of,
     read_documents,
     symbol_of,
@@ -331,7 +331,7 @@ def search_inside(workspace: Workspace, terms: ExactTerms, request: SearchReques
     documents = ExactSearch(workspace, tables, terms, lambda: False).documents_with_definitions
     if tables and not documents:
         return SearchReport("", (), notes=("No definition has this name.",))
-    also = (*request.also, *([_these(workspace, documents)] if len(documents) <= MAX_PATHS_IN_FILTER else ()))
+    also = (*request.also, *([_only_documents(workspace, documents)] if len(documents) <= MAX_PATHS_IN_FILTER else ()))
     inside = tuple(name.lower() if terms.any_case else name for name in terms.inside)
     return search_ranked(workspace, replace(request, also=also, inside=inside))
 
@@ -353,7 +353,7 @@ def without_matches(workspace: Workspace, patterns: Sequence[Pattern], request: 
         if finder.cut or len(found) > MAX_PATHS_IN_FILTER:
             what = f"More than {MAX_PATHS_IN_FILTER:,} files have the excluded text, or it takes too long to find"
             raise UsageError(what, pattern.text[:100], "Exclude rarer text, or folders with -file:.")
-    return LineFilter(none_of=(_these(workspace, found),))
+    return LineFilter(none_of=(_only_documents(workspace, found),))
 
 
 def _more(
@@ -566,7 +566,7 @@ class ExactSearch:
         return kept, ExactCounts(lines, documents, reason, partial)
 
     def _partial(self) -> int:
-        """Count the documents that pass the filters, and of which only the ends are indexed."""
+        """Count the documents that pass the filters and are indexed only at both ends."""
         passing = {(gap.entity, gap.path) for table in self.tables if self.patterns for gap in passing_gaps(table)}
         return sum(not any(leaves_out(path) for leaves_out in self.left_out) for _, path in passing)
 
@@ -611,7 +611,7 @@ class ExactSearch:
         wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1))
         wider = replace(wider, files=False, explain=False, facets=False)
         if len(of_document) <= MAX_PATHS_IN_FILTER:
-            wider = replace(wider, also=(*request.also, _these(self.workspace, of_document)))
+            wider = replace(wider, also=(*request.also, _only_documents(self.workspace, of_document)))
         scores: dict[Line, Hit] = {}
         with self.timers.timed("rank"):
             by_words = search_ranked(self.workspace, wider).results
@@ -656,7 +656,7 @@ class ExactSearch:
             at = matches[0][0] if matches else 0
             first_row, unchanged = rows_of_line(text)[0][1] if text else "", document in as_indexed
             now = read.get(document.key)
-            judged = judge_read(
+            judged = freshness_after_read(
                 first_row,
                 number + 1,
                 now,
@@ -716,7 +716,7 @@ def _scored(hit: Hit, by_words: Hit | None) -> Hit:
     return replace(hit, **values)
 
 
-def _these(workspace: Workspace, documents: Iterable[DocumentKey]) -> LineFilter:
+def _only_documents(workspace: Workspace, documents: Iterable[DocumentKey]) -> LineFilter:
     """Return a filter for only these documents."""
     of_source: dict[str, list[str]] = {}
     for entity, path in documents:

@@ -15,7 +15,7 @@ from unicodedata import normalize
 from driftline.storage.entities import Entity
 from driftline.storage.errors import shortened
 from driftline.storage.globs import advice_on, check_glob, literal_glob, remainders
-from driftline.storage.lines.line_filter import LineFilter, normalise
+from driftline.storage.lines.line_filter import LineFilter, normalize_path
 from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.workspace import Workspace
@@ -67,9 +67,9 @@ def _interpretations(name: str, roots: Sequence[tuple[Entity, str]]) -> list[tup
         elif inside_of(path, root) is not None:
             found.append((entity, ""))
     exists = is_uri or os.path.lexists(path)
-    if (found and exists) or _is_of_this_machine(name, exists=exists):
+    if (found and exists) or _is_local_only(name, exists=exists):
         return found
-    return [*found, (None, normalise(name))]
+    return [*found, (None, normalize_path(name))]
 
 
 def inside_of(folder: str, path: str) -> str | None:
@@ -84,7 +84,7 @@ def inside_of(folder: str, path: str) -> str | None:
     return "/".join(path.split("/")[len(folder.rstrip("/").split("/")) :])
 
 
-def _is_of_this_machine(name: str, *, exists: bool) -> bool:
+def _is_local_only(name: str, *, exists: bool) -> bool:
     """Return whether a name can only be a path on this machine, not inside a source."""
     if "://" in name or os.path.isabs(os.path.expanduser(name)):
         return True

@@ -33,7 +33,7 @@ from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.packs import lines_of
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.lines.tokenizer import keywords
-from driftline.storage.redaction import holds_redacted, redact, redact_lines
+from driftline.storage.redaction import is_redacted, redact, redact_lines
 from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.records import html_table
 from driftline.storage.workspace.workspace import Workspace
@@ -66,7 +66,7 @@ class Freshness:
     line: int | None = None
 
 
-def judge(text: str, line: int, current: Sequence[str], column: int = 0) -> Freshness:
+def freshness_of(text: str, line: int, current: Sequence[str], column: int = 0) -> Freshness:
     """Determine the freshness of ``text``, indexed as ``line`` (1-based), in a file whose lines are now ``current``.
 
     ``text`` is the part of the line that starts at ``column`` (0-based), as split by ``tasks.text.rows_of_line``. A
@@ -90,7 +90,7 @@ def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
     return isinstance(read, bytes) and content_hash(read) == indexed_hash
 
 
-def judge_read(
+def freshness_after_read(
     text: str,
     line: int,
     read: Read | None,
@@ -114,9 +114,9 @@ def judge_read(
     if is_extracted(path, read):
         return None
     content, reason = decode(read)
-    if reason is None and holds_redacted(text):
+    if reason is None and is_redacted(text):
         content = redact([content], redaction)[0][0]
-    return Freshness(State.STALE) if reason is not None else judge(text, line, split_lines(content), column)
+    return Freshness(State.STALE) if reason is not None else freshness_of(text, line, split_lines(content), column)
 
 
 _BEFORE_CHARACTERS = 100
@@ -508,7 +508,7 @@ def _unchanged_text(path: str, document: Read | None, indexed_hash: str) -> str 
 
 def _judged(window: Window, document: Read | None, redaction: Redaction, *, unchanged: bool) -> Freshness | None:
     known: dict[str, Any] = {"unchanged": unchanged or is_unchanged(document, window.hash), "column": window.column}
-    return judge_read(window.text, window.best + 1, document, path=window.path, redaction=redaction, **known)
+    return freshness_after_read(window.text, window.best + 1, document, path=window.path, redaction=redaction, **known)
 
 
 def anchors_of(

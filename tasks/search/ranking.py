@@ -460,10 +460,10 @@ class Window:
             return True
         if found.relevance < min(across, GROWTH) * self.score:
             return False
-        share = across if self.is_apart_from(found.definition) else GROWTH
+        share = across if self.is_disjoint_from(found.definition) else GROWTH
         return found.relevance >= share * self.score
 
-    def is_apart_from(self, definition: Definition | None) -> bool:
+    def is_disjoint_from(self, definition: Definition | None) -> bool:
         """Return whether its definition and ``definition`` are both code, and neither contains the other."""
         own = self.definition
         if own is None or definition is None or not (own.is_code and definition.is_code):
@@ -716,7 +716,8 @@ def extended(found: list[Window], windows: Sequence[Window]) -> list[Window]:
 def with_whole_definitions(windows: Sequence[Window]) -> list[Window]:
     """Extend the first window, and those of definitions named in the query, to their definitions, if these fit.
 
-    Windows inside the same definition are dropped. A definition that does not fit may do so without its comment.
+    Windows inside the same definition are dropped. If a definition does not fit,
+    it is tried without its leading comment.
     """
     kept: list[Window] = []
     dropped: set[int] = set()

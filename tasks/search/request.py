@@ -64,7 +64,7 @@ WILDCARD = re.compile(r"[*?\[]|\{.*,.*\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchFilter:
-    """Conditions that a line must all satisfy; of a condition's values, any may match.
+    """Conditions that a line must all satisfy; if a condition has several values, one of them must match.
 
     None adds no condition; an empty list matches nothing. Extensions may contain braces. ``where`` and ``also`` are
     additional conditions, and ``inside`` names definitions that must enclose a line.
@@ -227,7 +227,7 @@ class SearchRequest(SearchFilter):
     )
     fallback_threshold: float = option(
         FALLBACK_THRESHOLD,
-        "With the strategy hybrid: filter after the search if at least this fraction matches.",
+        "With strategy hybrid: filter after the search if at least this fraction of the lines matches the filter.",
         bounds=(0, 1),
         only_in=_HERE,
         is_setting=True,
@@ -252,7 +252,7 @@ class SearchRequest(SearchFilter):
     )
     fixed: Sequence[str] | None = option(
         None,
-        "Only lines with this exact text; of several exact terms, a file must contain all, and a line any.",
+        "Only lines with this text. With several exact terms, the file must contain all, the line at least one.",
         aliases=("-F",),
         metavar="TEXT",
     )

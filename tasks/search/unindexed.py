@@ -116,7 +116,7 @@ def grep(
 ) -> SearchReport:
     """Return the windows of ``texts`` nearest to a query, best first, in the format of ``search``; their source is "".
 
-    Of the request, only ``top_k``, ``n_lines``, ``max_distance`` and ``min_relevance`` apply. Lines with no letters or
+    Uses only ``top_k``, ``n_lines``, ``max_distance`` and ``min_relevance`` of the request. Lines with no letters or
     digits are never found. Memory contains the texts and 12 bytes per line.
     """
     query = request.query

@@ -156,7 +156,7 @@ def main() -> int:
 
 
 def ndcg(found: Sequence[Result], targets: Sequence[Target]) -> float:
-    """Normalised discounted cumulative gain of the first TOP_K results; one that shows two targets counts once."""
+    """Normalized discounted cumulative gain of the first TOP_K results; one that shows two targets counts once."""
     ranks = set()
     for target in targets:
         met = (at for at, each in enumerate(found[:TOP_K]) if target.met_by(each.path, each.first, each.last))

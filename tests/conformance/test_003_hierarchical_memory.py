@@ -366,8 +366,8 @@ def test_the_time_to_live_of_the_cache_is_configurable(
 # -- isolation -------------------------------------------------------------------------------
 
 
-@criterion("003", "AC 11", "each organisation has a tree and answers of its own")
-def test_organisations_are_isolated(
+@criterion("003", "AC 11", "each organization has a tree and answers of its own")
+def test_organizations_are_isolated(
     backend: HierarchicalLTMBackend, folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LTM_ROOT_ENTITY_ID")
@@ -649,9 +649,9 @@ def test_retrieve_by_entity_gives_the_right_entries(backend: HierarchicalLTMBack
         assert all(entry["value"] == entry["entity"] for entry in backend.retrieve_by_entity(kind, name)["entries"])
 
 
-@criterion("003", "INT-006", "one organisation cannot see another's entries")
+@criterion("003", "INT-006", "one organization cannot see another's entries")
 @pytest.mark.parametrize("catalog", ["sqlite", "postgres"])
-def test_one_organisation_cannot_see_another(
+def test_one_organization_cannot_see_another(
     catalog: str, request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = request.getfixturevalue(f"{catalog}_catalog")
@@ -794,8 +794,8 @@ def test_an_agent_writes_reads_and_queries(
     assert [hit["record"]["key"] for hit in ok(state["found"])["results"]] == ["conversation:001"]
 
 
-@criterion("003", "E2E-002", "two organisations work side by side and never meet")
-def test_two_organisations_never_share_data(
+@criterion("003", "E2E-002", "two organizations work side by side and never meet")
+def test_two_organizations_never_share_data(
     tmp_path: Path, tiny_model: Path, postgres_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "memory"

@@ -199,7 +199,7 @@ def test_a_pair_is_a_list_in_actions(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_registered_entity_is_found_by_its_name(
     root: str | None, folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a configured root, the name is found in any organisation; with a root, only under it."""
+    """Without a configured root, the name is found in any organization; with a root, only under it."""
     if root:
         monkeypatch.setenv("LTM_ROOT_ENTITY_ID", root)
     with open_backend(folder, sqlite_catalog) as backend:
@@ -237,8 +237,8 @@ def test_only_an_unknown_entity_gets_defaults(acme: HierarchicalLTMBackend) -> N
     assert ok(acme.retrieve("unknown", "session:s9"))["value"] == 1
 
 
-@criterion("memory", "3", "an entity of another organisation is not what a name means")
-def test_a_name_does_not_lead_to_another_organisation(
+@criterion("memory", "3", "an entity of another organization is not what a name means")
+def test_a_name_does_not_lead_to_another_organization(
     acme: HierarchicalLTMBackend, folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ok(acme.register_entity(S123))
@@ -269,8 +269,8 @@ def ask_mcp(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@criterion("memory", "4", "what names no organisation is in that of the root")
-def test_names_without_an_organisation_are_in_the_root(acme: HierarchicalLTMBackend) -> None:
+@criterion("memory", "4", "what names no organization is in that of the root")
+def test_names_without_an_organization_are_in_the_root(acme: HierarchicalLTMBackend) -> None:
     assert ok(acme.store("a", 1))["entity"] == ACME
     assert ok(acme.store("b", 1, "project:alpha"))["entity"] == ALPHA
     filled = f"{ACME}/project:_unassigned/user:bob"
@@ -285,7 +285,7 @@ def test_names_without_an_organisation_are_in_the_root(acme: HierarchicalLTMBack
     assert ok(acme.retrieve("c"))["entry"]["entity"] == f"{ACME}/project:_unassigned/user:carol"
 
 
-@criterion("memory", "4", "a default for the organisation does not beat the root")
+@criterion("memory", "4", "a default for the organization does not beat the root")
 def test_the_root_wins_over_the_default_of_its_level(
     folder: Path, sqlite_catalog: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,16 +332,16 @@ def test_type_and_id_of_the_root_work_alone(
 # -- 5: a boundary ---------------------------------------------------------------------------
 
 HIDDEN = "hidden"
-"""Part of every name and value of the other organisation only; no test passes it as an argument."""
+"""Part of every name and value of the other organization only; no test passes it as an argument."""
 ADJOINING = "adjoining"
-"""Part of the value of project alpha's sibling in the same organisation."""
+"""Part of the value of project alpha's sibling in the same organization."""
 SECRETS = {ACME: (HIDDEN,), ALPHA: (HIDDEN, ADJOINING)}
 """Values that a store bound to an entity must never show."""
 
 
 @dataclass(frozen=True)
 class Walls:
-    """A store that holds two organisations; nothing outside ``org:acme/project:alpha`` may be shown or changed."""
+    """A store that holds two organizations; nothing outside ``org:acme/project:alpha`` may be shown or changed."""
 
     folder: Path
     model: Path
@@ -773,7 +773,7 @@ def test_memory_asks_for_its_compaction(folder: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def two_organisations(backend: HierarchicalLTMBackend) -> HierarchicalLTMBackend:
+def two_organizations(backend: HierarchicalLTMBackend) -> HierarchicalLTMBackend:
     """Two acme entries, one globex entry, and two deltas in each index."""
     for n, owner in enumerate((S123, f"{ALPHA}/user:bob")):
         ok(backend.store(f"key {n}", n, owner))
@@ -783,8 +783,8 @@ def two_organisations(backend: HierarchicalLTMBackend) -> HierarchicalLTMBackend
 
 
 @criterion("memory", "8", "without a path all indexes with more than max_deltas are compacted")
-def test_all_indexes_are_compacted_without_a_path(two_organisations: HierarchicalLTMBackend, folder: Path) -> None:
-    answer = ok(two_organisations.compact_indexes(None, max_deltas=1))
+def test_all_indexes_are_compacted_without_a_path(two_organizations: HierarchicalLTMBackend, folder: Path) -> None:
+    answer = ok(two_organizations.compact_indexes(None, max_deltas=1))
     parts = GLOBEX.split("/")
     lineage = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
     assert sorted(answer["compacted_paths"]) == sorted([ACME, ALPHA, *lineage])
@@ -793,9 +793,9 @@ def test_all_indexes_are_compacted_without_a_path(two_organisations: Hierarchica
 
 @criterion("memory", "8", "with a path that index is compacted, however few deltas it has")
 def test_the_index_of_a_path_is_compacted_even_with_few_deltas(
-    two_organisations: HierarchicalLTMBackend, folder: Path
+    two_organizations: HierarchicalLTMBackend, folder: Path
 ) -> None:
-    answer = ok(two_organisations.compact_indexes(ALICE, max_deltas=100))
+    answer = ok(two_organizations.compact_indexes(ALICE, max_deltas=100))
     assert answer["compacted_paths"] == [ALICE]
     assert answer["entries_processed"] == 1
     assert not list((folder / ALICE).glob("_index_delta_*.parquet"))

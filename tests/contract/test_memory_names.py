@@ -53,7 +53,7 @@ def test_a_path_with_gaps_means_the_registered_entity_that_fills_them(opened: Op
         store.names.find("project:alpha")
 
 
-def test_a_root_limits_names_to_its_organisation_and_an_organisation_wins_over_it(opened: Opened) -> None:
+def test_a_root_limits_names_to_its_organization_and_an_organization_wins_over_it(opened: Opened) -> None:
     for path in (f"{ALPHA}/user:alice", "org:globex/project:alpha/user:alice", "org:globex/project:gamma"):
         opened().register_entity(path)
     store = opened(("org", "acme"))
@@ -62,7 +62,7 @@ def test_a_root_limits_names_to_its_organisation_and_an_organisation_wins_over_i
     assert found(store, "org:globex/user:alice") == "org:globex/project:alpha/user:alice"
 
 
-def test_a_deeper_root_comes_first_and_then_its_organisation(opened: Opened) -> None:
+def test_a_deeper_root_comes_first_and_then_its_organization(opened: Opened) -> None:
     for path in (f"{ALPHA}/user:alice", f"{BETA}/user:alice", f"{BETA}/user:bob"):
         opened().register_entity(path)
     store = opened(ALPHA)

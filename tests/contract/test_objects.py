@@ -458,7 +458,7 @@ def test_an_unknown_scheme_is_reported(uri: str) -> None:
 # --- buckets ----------------------------------------------------------------------------------------------------------
 
 
-def test_bucket_uris_are_normalised_and_cross_to_lance_encoded(s3_environment: Any) -> None:
+def test_bucket_uris_are_normalized_and_cross_to_lance_encoded(s3_environment: Any) -> None:
     store = ObjectStore.open("s3://bucket//a%2Fb/c d/")
     assert (store.uri, store.is_local) == ("s3://bucket/a%2Fb/c d", False)
     assert store.lance_uri("org:acme/t~20.lance") == "s3://bucket/a%252Fb/c%20d/org%3Aacme/t~20.lance"

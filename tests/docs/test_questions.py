@@ -11,7 +11,7 @@ QUESTIONS = {
     "how to run it on kubernetes": "operate/kubernetes",
     "how do I index from GitHub Actions": "guides/ci",
     "how do I index an S3 bucket": "guides/buckets",
-    "how do I index all repositories of an organisation": "guides/fleet",
+    "how do I index all repositories of an organization": "guides/fleet",
     "how do I connect it to claude code": "guides/mcp guides/agents",
     "how often should I compact": "operate/compact",
     "how do I free disk space": "operate/cleanup operate/troubleshooting",

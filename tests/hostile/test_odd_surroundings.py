@@ -155,7 +155,7 @@ def test_the_home_of_nobody_is_a_clear_error(
     location: Path, capsys: pytest.CaptureFixture[str], option: list[str]
 ) -> None:
     assert main(["index", *([str(location), *option] if option else []), "~nobody-of-this-name/x"]) == 2
-    assert "No home folder is known" in capsys.readouterr().err
+    assert "The home folder is unknown" in capsys.readouterr().err
 
 
 def test_a_user_without_a_home_indexes_and_searches(

@@ -151,7 +151,7 @@ def test_a_folder_cannot_bring_its_own_mark_of_trust(
     assert open_config(None).is_withheld
     if state is None:
         refused = driftline("trust")
-        assert (refused.code, "No home folder is known" in refused.err) == (2, True)
+        assert (refused.code, "The home folder is unknown" in refused.err) == (2, True)
 
 
 def test_a_file_below_a_name_that_is_not_utf8_can_be_trusted(

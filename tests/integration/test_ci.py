@@ -388,7 +388,7 @@ def test_a_source_that_was_never_indexed_fails_the_gate(
 )
 def test_options_that_would_be_ignored_are_a_usage_error(ci: Driftline, arguments: tuple[str, ...]) -> None:
     outcome = ci(*arguments)
-    assert (outcome.code, " excludes " in outcome.err) == (2, True)
+    assert (outcome.code, " cannot be combined with " in outcome.err) == (2, True)
 
 
 RETRY = """def {name}(call, attempts):

@@ -1,4 +1,4 @@
-"""A workspace knows its catalog: a second one cannot appear, a lost one is restored, and an old one is recognised."""
+"""A workspace knows its catalog: a second one cannot appear, a lost one is restored, and an old one is recognized."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_rules_apply_however_the_workspace_is_spelled_and_are_not_lost_elsewhere
     proxy = ("--trusted-proxy-header", "X-User", "--trusted-proxy", "10.0.0.1")
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # where the file is not found
     outcome = driftline("web", "--port", 0, "--workspace", workspace, *proxy)
-    assert (outcome.code, "No rules say what users of the proxy may see" in outcome.err) == (2, True), outcome
+    assert (outcome.code, "Users of the proxy have no access rules" in outcome.err) == (2, True), outcome
     monkeypatch.setenv("DRIFTLINE_CONFIG", str(file))
     outcome = driftline("web", "--port", 0, "--workspace", f"file://{workspace}")
     assert (outcome.code, "[access] requires a proxy" in outcome.err) == (2, True), outcome

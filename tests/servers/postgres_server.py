@@ -65,8 +65,8 @@ def postgres(*, fsync: bool = False) -> Iterator[PostgresServer]:
         prefix = ["setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups"]
         prefix += ["--pdeathsig", "KILL"]
     data = directory / "data"
-    initialise = ["initdb", "-D", str(data), "-U", "driftline", "-E", "UTF8", "--locale=C", "-A", "trust", "--no-sync"]
-    done = subprocess.run([*prefix, *initialise], cwd=directory, capture_output=True, text=True, check=False)
+    initialize = ["initdb", "-D", str(data), "-U", "driftline", "-E", "UTF8", "--locale=C", "-A", "trust", "--no-sync"]
+    done = subprocess.run([*prefix, *initialize], cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"initdb failed:\n{done.stderr[-3000:]}")
     port = free_port()

@@ -157,9 +157,9 @@ def test_the_default_workspace_is_next_to_the_file(write: Write) -> None:
         ("[storage_options]\nx = [1]", r"'x' cannot be used.*\[storage_options\]"),
         ('[memory]\ncatalog = "sqlite://"', r"catalog is not a table.*\[memory\].*in \[memory.catalog\]"),
         ("[memory]\nindex = [1]", "index is not a table"),
-        ('model = "~nobody-of-this-name/model"', "No home folder is known.*, model"),
-        ('workspace = "~nobody-of-this-name/ws"', "No home folder is known.*, workspace"),
-        ('[[sources]]\nuri = "~nobody-of-this-name/web"', r"No home folder is known.*number 1"),
+        ('model = "~nobody-of-this-name/model"', "The home folder is unknown.*, model"),
+        ('workspace = "~nobody-of-this-name/ws"', "The home folder is unknown.*, workspace"),
+        ('[[sources]]\nuri = "~nobody-of-this-name/web"', r"The home folder is unknown.*number 1"),
         ("[[sources]", "not valid TOML"),
     ],
 )
@@ -183,7 +183,7 @@ TOKEN = 'token = "${T}"\n'
         ('provider = "bitbucket"\norg = "acme"\n' + TOKEN, "bitbucket cannot follow"),
         ('provider = "folder"\nurl = "."\n', "folder cannot follow"),
         (GITHUB + TOKEN.replace("token", "readers = 'ann'\ntoken"), r"no \{login\}"),
-        (GITHUB + TOKEN.replace("token", "readers = '{login}{mail}'\ntoken"), "another placeholder"),
+        (GITHUB + TOKEN.replace("token", "readers = '{login}{mail}'\ntoken"), "no other placeholder"),
         (GITHUB + TOKEN + "readers_max_age_seconds = 0\n", "'readers_max_age_seconds' cannot be used"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from driftline.flows.runs.deletion_limit import DeletionLimit, lost, missing_documents, unexpected
+from driftline.flows.runs.deletion_limit import DeletionLimit, count_missing, missing_documents, unexplained_deletions
 from driftline.tasks.scanning.diff import CHANGE_SCHEMA, DELETED_SCHEMA, SKIPPED_SCHEMA, Diff
 from driftline.tasks.scanning.overlap import Claim
 from driftline.tasks.scanning.path_patterns import Rules
@@ -61,12 +61,12 @@ def test_an_incomplete_listing_deletes_nothing() -> None:
 def test_documents_that_the_request_leaves_out_do_not_count() -> None:
     documents = missing("kept.md", "out/a.md", "lib/b.md", "box.zip!/c.md")
     rules, claims = Rules(exclude=("out/",)), (Claim("lib/", Rules()),)
-    assert unexpected(documents, rules, claims)["path"].to_pylist() == ["kept.md"]
+    assert unexplained_deletions(documents, rules, claims)["path"].to_pylist() == ["kept.md"]
     opened = Rules(exclude=("out/",), archives=True)
-    assert unexpected(documents, opened, claims)["path"].to_pylist() == ["kept.md", "box.zip!/c.md"]
-    assert len(unexpected(missing("large.bin", reason="binary"), Rules(), ())) == 0
+    assert unexplained_deletions(documents, opened, claims)["path"].to_pylist() == ["kept.md", "box.zip!/c.md"]
+    assert len(unexplained_deletions(missing("large.bin", reason="binary"), Rules(), ())) == 0
 
 
 def test_a_renamed_document_is_not_lost() -> None:
     twice = pa.concat_tables([missing("a", hash="h"), missing("b", hash="h"), missing("c", hash="i")])
-    assert [lost(twice, Counter(new)) for new in ((), ("h",), ("h", "h", "h"), ("i", "h"))] == [3, 2, 1, 1]
+    assert [count_missing(twice, Counter(new)) for new in ((), ("h",), ("h", "h", "h"), ("i", "h"))] == [3, 2, 1, 1]

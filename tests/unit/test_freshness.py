@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.errors import AccessDenied, ObjectNotFound
-from driftline.tasks.search.hits import Freshness, Read, State, is_unchanged, judge, judge_read
+from driftline.tasks.search.hits import Freshness, Read, State, freshness_after_read, freshness_of, is_unchanged
 from driftline.tasks.text import MAX_ROW_CHARACTERS, rows_of_line
 
 
@@ -31,12 +31,12 @@ def digest(data: bytes) -> str:
     ],
 )
 def test_a_line_is_fresh_moved_or_stale(current: list[str], expected: Freshness) -> None:
-    assert judge("two", 2, current) == expected
+    assert freshness_of("two", 2, current) == expected
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.sampled_from("abc"), st.integers(1, 15))
 def test_the_reported_location_is_the_nearest_that_holds_the_line(current: Sequence[str], text: str, line: int) -> None:
-    found = judge(text, line, current)
+    found = freshness_of(text, line, current)
     locations = [number for number, content in enumerate(current, 1) if content == text]
     assert (found.state is State.STALE) == (not locations)
     if locations:
@@ -48,16 +48,16 @@ def test_the_reported_location_is_the_nearest_that_holds_the_line(current: Seque
 def test_each_part_of_a_long_line_is_compared_with_the_same_part() -> None:
     long = "word " * MAX_ROW_CHARACTERS
     for column, part in rows_of_line(long):
-        assert judge(part, 1, [long], column) == Freshness(State.FRESH, 1)
-        assert judge(part, 1, ["new", long], column) == Freshness(State.MOVED, 2)
-        assert judge(part, 1, [long.replace("w", "W")], column) == Freshness(State.STALE)
+        assert freshness_of(part, 1, [long], column) == Freshness(State.FRESH, 1)
+        assert freshness_of(part, 1, ["new", long], column) == Freshness(State.MOVED, 2)
+        assert freshness_of(part, 1, [long.replace("w", "W")], column) == Freshness(State.STALE)
 
 
 def test_the_outcome_of_the_read_decides() -> None:
     data = b"one\ntwo\n"
 
     def judged(read: Read | None) -> Freshness | None:
-        return judge_read("two", 2, read, unchanged=is_unchanged(read, digest(data)))
+        return freshness_after_read("two", 2, read, unchanged=is_unchanged(read, digest(data)))
 
     assert judged(data) == Freshness(State.FRESH, 2)
     assert judged(b"two\n") == Freshness(State.MOVED, 1)

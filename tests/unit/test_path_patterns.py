@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from driftline.storage.errors import UsageError
-from driftline.storage.redaction import holds_key
+from driftline.storage.redaction import contains_private_key
 from driftline.tasks.scanning import path_patterns
 from driftline.tasks.scanning.path_patterns import Matcher, PatternList, Rules, read_ignore_file
 from driftline.tasks.scanning.walk import Subtree, Walk
@@ -221,10 +221,10 @@ KEYS = {
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("path", ["notes.txt", "a/b", "README.md"])
 def test_a_private_key_is_recognized_under_any_name_unless_the_author_allows_it(kind: str, path: str) -> None:
-    assert holds_key(path, KEYS[kind])
-    assert holds_key(path, f"\n{KEYS[kind].replace(chr(10), chr(10) + ' ')}".lstrip(" "))
-    assert not holds_key(path, f"{KEYS[kind]}\n# gitleaks:allow\n")
-    assert not holds_key(path, f"{KEYS[kind]}\n# pragma: allowlist secret\n")
+    assert contains_private_key(path, KEYS[kind])
+    assert contains_private_key(path, f"\n{KEYS[kind].replace(chr(10), chr(10) + ' ')}".lstrip(" "))
+    assert not contains_private_key(path, f"{KEYS[kind]}\n# gitleaks:allow\n")
+    assert not contains_private_key(path, f"{KEYS[kind]}\n# pragma: allowlist secret\n")
 
 
 LINES = [
@@ -276,8 +276,8 @@ OTHER_KEYS |= {
 
 @pytest.mark.parametrize("kind", OTHER_KEYS)
 def test_a_private_key_is_recognized_in_any_notation(kind: str) -> None:
-    assert holds_key("notes.txt", f"a remark\n{OTHER_KEYS[kind]}\nanother\n")
-    assert not holds_key("notes.txt", f"{OTHER_KEYS[kind]}\n# gitleaks:allow\n")
+    assert contains_private_key("notes.txt", f"a remark\n{OTHER_KEYS[kind]}\nanother\n")
+    assert not contains_private_key("notes.txt", f"{OTHER_KEYS[kind]}\n# gitleaks:allow\n")
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_a_private_key_is_recognized_in_any_notation(kind: str) -> None:
     ],
 )
 def test_text_about_keys_is_not_a_key(text: str) -> None:
-    assert not holds_key("about.md", f"See below.\n{text}")
+    assert not contains_private_key("about.md", f"See below.\n{text}")
 
 
 BEGIN = "-----BEGIN PRIVATE KEY-----"
@@ -336,14 +336,14 @@ BEGIN = "-----BEGIN PRIVATE KEY-----"
 def test_hostile_text_is_judged_in_linear_time(part: str) -> None:
     text = "x" + part * (1_000_000 // len(part))
     began = time.process_time()
-    assert not holds_key("notes.txt", text)
+    assert not contains_private_key("notes.txt", text)
     assert time.process_time() - began < 0.3
 
 
 def test_a_file_called_key_is_a_secret_only_if_it_consists_of_a_long_word() -> None:
-    assert holds_key("config/credentials.KEY", "3f0c9a7be1d24f5880aa7b1c2d3e4f50\n")
-    assert not holds_key("i18n/en.key", "greeting = Hello\nfarewell = Goodbye\n")
-    assert not holds_key("checksum.txt", "3f0c9a7be1d24f5880aa7b1c2d3e4f50\n")
+    assert contains_private_key("config/credentials.KEY", "3f0c9a7be1d24f5880aa7b1c2d3e4f50\n")
+    assert not contains_private_key("i18n/en.key", "greeting = Hello\nfarewell = Goodbye\n")
+    assert not contains_private_key("checksum.txt", "3f0c9a7be1d24f5880aa7b1c2d3e4f50\n")
 
 
 def test_many_patterns_are_split_without_losing_their_order() -> None:

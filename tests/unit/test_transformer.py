@@ -129,7 +129,7 @@ def test_a_text_has_the_same_vector_in_every_batch_and_at_every_location(
     together = model.embed(TEXTS[:-1])
     monkeypatch.setattr(module, "BATCH_TOKENS", 1)
     alone = model.embed(TEXTS[:-1])
-    # Each batch is quantised based on its own largest value.
+    # Each batch is quantized based on its own largest value.
     assert (together * alone).sum(axis=1) == pytest.approx(1, abs=0.02)
     assert model.embed([]).shape[0] == 0
 
@@ -194,7 +194,7 @@ def test_a_graph_of_something_else_is_refused(
         load_transformer(str(tmp_path / "other"))
 
 
-def test_quantised_weights_are_near_the_weights() -> None:
+def test_quantized_weights_are_near_the_weights() -> None:
     weights = np.array([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0]], np.float32)
     rows, scales = quantized(weights, 64)
     assert np.abs(rows).max() == 64
