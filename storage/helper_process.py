@@ -111,7 +111,7 @@ class HelperProcess:
         self._kill()
 
     def _kill(self) -> None:
-        with suppress(OSError, subprocess.TimeoutExpired):  # whatever happens, its requests must fail
+        with suppress(OSError, subprocess.TimeoutExpired):  # its requests must fail in any case
             self._process.kill()
             self._process.wait(EXIT_SECONDS)
 
@@ -178,7 +178,7 @@ class HelperPool:
         """Keyed by process id: a fork cannot use its parent's helpers."""
 
     def ask(self, seconds: float, decode: Callable[[bytes], _Answer], data: bytes, name: bytes = b"") -> _Answer:
-        """Return the decoded answer to a request; refuse one that kills two helpers, of which the second is new.
+        """Return the decoded answer to a request; refuse one that kills two helpers, the second a new one.
 
         The first may have been killed while idle or for lack of memory. A request beyond a limit is not repeated.
         Raises HelperDied, TimeoutError, StorageError, and any exception from ``decode``, which kills the helper.
@@ -265,7 +265,7 @@ def serve(
             code = 0
         except MemoryError:
             code = OUT_OF_MEMORY
-        except Exception:  # whatever it is, this answer will never come
+        except Exception:  # any error: this answer will never come
             traceback.print_exc()
         finally:
             if code:

@@ -95,7 +95,7 @@ class Option:
         return Literal[self.choices] if self.choices else self.type
 
     def limits(self, *, served: bool = False) -> tuple[float | None, float | None]:
-        """Return the lowest and highest number that the option, or with ``served`` a server, accepts; None if open."""
+        """Return the lowest and the highest number, or None, that the option or, with ``served``, a server accepts."""
         if self.is_switch:
             return None, None
         low, high = (self.served if served else None) or self.bounds or (None, None)

@@ -1,7 +1,7 @@
 """Define the index and search actions: ``search.workspace_*`` and ``search.semantic``.
 
 ``arguments`` defines how their arguments are parsed. ``search.workspace_remove`` removes documents from the index only.
-It removes each source that equals a given path or lies below it. If a source contains the path, the documents there are
+It removes each source that equals a given path or is below it. If a source contains the path, the documents there are
 removed, and the source's filters exclude them in later runs.
 """
 

@@ -182,7 +182,7 @@ def _with_endings(pattern: str, endings: Sequence[str]) -> list[str]:
 
 
 def _joined(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
-    """Return patterns that match whatever either set matches; an empty set matches everything."""
+    """Return patterns that match everything that either set matches; an empty set matches everything."""
     return tuple(dict.fromkeys((*first, *second))) if first and second else ()
 
 

@@ -43,7 +43,7 @@ Variables = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _System:
-    """The variables of one CI system. Of several alternatives, the first that is set is used.
+    """The variables of one CI system. If there are several alternatives, the first that is set is used.
 
     Any of ``markers`` identifies the system. ``default`` contains the repository's default branch, and ``tag`` the
     build's tag. Any variable that starts with one of ``signs`` indicates a pull request build: ``request`` is its

@@ -183,7 +183,7 @@ def _within(runs: Iterable[RunRecord], within: Boundary) -> Iterable[RunRecord]:
         if sources:
             failed = {failure["uri"] for failure in run.report.get("failed", ())}
             outcome = run.outcome
-            if failed:  # the outcome is that of one source
+            if failed:  # the outcome is one source's
                 outcome = "failed" if any(source["uri"] in failed for source in sources) else DONE
             yield replace(run, report={"sources": sources}, seconds=0.0, outcome=outcome)
 

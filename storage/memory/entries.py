@@ -149,7 +149,7 @@ def as_shown(entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
 class Stored:
     """The result of storing ``entries`` entries: ``replaced`` had a value under their key already.
 
-    ``moved_from`` maps the keys of entries that moved to their former owners, of which each tenant may have one.
+    ``moved_from`` maps the keys of entries that moved to their former owners, one for each tenant at most.
     ``redacted`` counts the credentials that were redacted in values and metadata, by rule.
     """
 

@@ -30,7 +30,7 @@ MAX_BACKOFF = timedelta(days=1)
 LOOKED_AT_AGAIN_AFTER = timedelta(days=1)
 """A repository's commit is looked up at least this often, even if the host lists no change."""
 RETIRED_AFTER_MISSES = 2
-"""How many complete listings must lack a repository before it may be retired, however short the grace period is."""
+"""How many complete listings must lack a repository before it may be retired, even if the grace period is short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

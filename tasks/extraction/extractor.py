@@ -149,7 +149,7 @@ class Draft:
             self._anchors.append((name, len(self.lines)))
 
     def begin(self, suffix: str) -> None:
-        """Begin a block of lines whose language is that of ``suffix``; "" means no language."""
+        """Begin a block of lines in the language of files with ``suffix``; "" means no language."""
         if not self._parts or self._parts[-1][0] != suffix:
             self._parts.append((suffix, len(self.lines)))
 

@@ -51,7 +51,7 @@ CTIME_TICK_NS = 20_000_000
 """The same for ctimes: the kernel's clock for them ticks at least every 10 ms."""
 
 FEW_INODES = 10
-"""Up to this many files that differ only in the inode are always read, however large their share of the listing."""
+"""Up to this many files that differ only in the inode are always read, even if they are most of the listing."""
 
 _AS_TEXT = ReadSettings()
 DELETED_SCHEMA = pa.schema([("path", pa.string()), *_KEPT])

@@ -16,7 +16,7 @@ _PROSE = re.compile(
     r"|MAINTAINERS|HACKING|UPGRADING|THANKS|PATENTS|TODO|FAQ)(?:[-_.][A-Z0-9-]+)?$"
     rf"|(?:^|/){_LIST_OF_CHANGES}$"
 )
-"""Names of prose: by extension, of which the numbers are sections of man pages, and by what packages call it."""
+"""Names of prose: by extension, where numbers are sections of man pages, and by the names that packages use."""
 _TEST = re.compile(
     r"(?:^|/)(?:(?:[^/]*[-_.])?[Tt]ests?|[^/]*[a-z](?:Tests?|Specs)|testing|testdata|[Ss]pecs?|__tests__|e2e|testsuite)/"
     r"|(?:^|/)t/(?:[^/]+/)*[^/]+\.(?:t|pl|pm|sh)$|\.t$"

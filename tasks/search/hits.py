@@ -282,7 +282,7 @@ class ExactCounts:
     """How many ``lines`` and ``documents`` an exact search found: all matches if ``complete`` is set.
 
     Otherwise ``reason`` explains why not: the ``limit`` on results, the ``time``, or ``partial`` documents that pass
-    the filters, of which only the first and last lines are indexed. Filter-only queries count no lines. ``terms`` are
+    the filters and are indexed only at both ends. Filter-only queries count no lines. ``terms`` are
     the query's exact terms.
     """
 

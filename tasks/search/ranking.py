@@ -94,7 +94,7 @@ USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0,
 SENTENCE_WEIGHTS = replace(
     WEIGHTS, definition=6.0, name=4.0, file=0.0, stem=0.0, full_stem_match=0.0, again=0.0, phrase_words=1_000
 )
-"""Weights for sentences, which describe one item, whatever its file: a name in them more often refers to something that
+"""Weights for sentences, which describe one item in any file: a name in them more often refers to something that
 the described definition uses. They do not fade.
 """
 NAME_WEIGHTS = replace(WEIGHTS, unnamed=0.6, mention=0.25)

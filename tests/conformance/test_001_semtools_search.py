@@ -245,7 +245,7 @@ def test_the_version_can_be_checked(
 @criterion("001", "AC 14", "a missing file is named")
 @criterion("001", "T11", "a missing file is named")
 @pytest.mark.parametrize("files", ["docs/stories/9.md", ["docs/stories/7.md", "docs/stories/9.md"], "docs/9/*.md"])
-def test_a_missing_file_is_named(files: Any, either: Search) -> None:
+def test_a_missing_file_is_reported(files: Any, either: Search) -> None:
     answer = either({}, query=QUERY, files=files)
     assert error_type(answer) == "file_not_found"
     assert "9" in answer["error"]

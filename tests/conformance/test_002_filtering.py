@@ -309,7 +309,7 @@ def test_an_empty_workspace_finds_nothing(search: Search, tmp_path: Path) -> Non
 
 
 @criterion("002", "edge 2", "a path that is not there finds nothing, or is named")
-def test_an_invalid_path_is_named_or_finds_nothing(search: Search, location: Path, driftline: Driftline) -> None:
+def test_an_invalid_path_is_reported_or_finds_nothing(search: Search, location: Path, driftline: Driftline) -> None:
     assert search("parser", "--dir", "nowhere")["results"] == []
     assert search("parser", "--dir", "/nowhere/at/all")["results"] == []
     outside = driftline("search", "parser", "--dir", "../outside")

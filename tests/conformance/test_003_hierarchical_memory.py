@@ -593,7 +593,7 @@ def test_a_path_includes_every_level(folder: Path, sqlite_catalog: str) -> None:
 
 
 @criterion("003", "UNIT-003", "defaults stand in for levels that nobody names")
-def test_defaults_stand_in_for_missing_levels(folder: Path, sqlite_catalog: str) -> None:
+def test_defaults_replace_missing_levels(folder: Path, sqlite_catalog: str) -> None:
     defaults = {"org": "default", "project": "_unassigned", "user": "nobody"}
     with open_backend(folder, sqlite_catalog, hierarchy_defaults=defaults) as backend:
         assert ok(backend.store("a", 1, "session:s1"))["entity"] == (

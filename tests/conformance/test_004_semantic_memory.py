@@ -109,7 +109,7 @@ def found(
 
 
 @criterion("004", "test 1", "a real table of ten known records")
-def test_the_records_lie_in_a_real_table(store: MemoryStore, folder: Path) -> None:
+def test_the_records_are_in_a_real_table(store: MemoryStore, folder: Path) -> None:
     import lance
 
     (table,) = folder.rglob("memory_embeddings*.lance")

@@ -1024,7 +1024,7 @@ def test_numbers_match_numbers(remembered: HierarchicalLTMBackend) -> None:
 
 
 @criterion("memory", "12", "top_k=0 is valid through MCP")
-def test_no_hits_can_be_asked_for_through_mcp(
+def test_no_hits_can_be_requested_through_mcp(
     folder: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")

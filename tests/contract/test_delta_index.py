@@ -69,7 +69,7 @@ def path(index: DeltaIndex, name: str) -> str:
 # -- reading ---------------------------------------------------------------------------------
 
 
-def test_the_highest_revision_wins_wherever_it_lies(index: DeltaIndex) -> None:
+def test_the_highest_revision_wins_in_any_file(index: DeltaIndex) -> None:
     change(index, 1, {"a": 1, "b": 1, "c": 1})
     index.compact(now=NOON)
     change(index, 3, {"b": 3}, "c")

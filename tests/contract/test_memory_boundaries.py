@@ -174,7 +174,7 @@ def test_no_call_shows_whether_a_key_is_taken_outside(opened: Opened) -> None:
     assert outcomes["free0"] == outcomes["taken"]
 
 
-def test_a_deleted_key_stays_deleted_whatever_was_stored_or_moved_below_it(opened: Opened) -> None:
+def test_a_deleted_key_stays_deleted_after_stores_and_moves_below_it(opened: Opened) -> None:
     unbound, alpha = opened(None), opened(ALPHA)
     unbound.store("plan", "of beta", f"{BETA}/user:u")
     alpha.store("plan", "of alpha", ALPHA)

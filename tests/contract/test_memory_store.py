@@ -219,7 +219,7 @@ def test_a_write_to_several_tenants_reports_every_former_owner(store: MemoryStor
     assert [str(owner) for owner in moved.moved_from["key"]] == [f"{tenant}/project:p" for tenant in tenants]
 
 
-def test_times_keep_their_instant_whatever_their_zone(store: MemoryStore, clock: Clock) -> None:
+def test_times_keep_their_instant_in_any_zone(store: MemoryStore, clock: Clock) -> None:
     instant = clock.time + timedelta(hours=1)
     for hours in (9, -8):
         store.store("key", 1, S1, expires_at=instant.astimezone(timezone(timedelta(hours=hours))))

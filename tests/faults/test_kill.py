@@ -88,7 +88,7 @@ def run_killed_after(seconds: float, command: list[str], workspace: Path) -> flo
     return time.monotonic() - started
 
 
-def test_a_last_run_repairs_whatever_runs_killed_at_random_moments_left(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_last_run_repairs_what_runs_killed_at_random_moments_left(tmp_path: Path, tiny_model: Path) -> None:
     chance = random.Random(20)
     tree, workspace, fresh = tmp_path / "tree", tmp_path / "workspace", tmp_path / "fresh"
     change_some(tree, chance)

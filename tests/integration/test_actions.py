@@ -374,7 +374,7 @@ def test_positions_of_arguments_stay(registry: Registry, tree: Path) -> None:
     assert (len(found["results"]), found["explanation"]["mode"]) == (1, "text")
 
 
-def test_semantic_search_needs_no_workspace_and_uses_one_that_is_named(registry: Registry, tree: Path) -> None:
+def test_semantic_search_needs_no_workspace_and_uses_one_that_is_given(registry: Registry, tree: Path) -> None:
     requested = {
         "query": "the holder of a lease has died",
         "files": ["docs/**/*.md", "README"],

@@ -131,7 +131,7 @@ def test_workers_of_a_dask_cluster_rewrite_the_fragments(tmp_path: Path, tree: P
     assert_in_step(Workspace.open(workspace), ENTITY, files_below(tree))
 
 
-def test_few_deltas_are_kept_unless_their_source_is_named(tmp_path: Path, tree: Path, model: Path) -> None:
+def test_few_deltas_are_kept_unless_their_source_is_given(tmp_path: Path, tree: Path, model: Path) -> None:
     workspace = str(tmp_path / "workspace")
     index(tree, workspace, model)
     assert compact_workspace(CompactRequest(workspace)).tenants[0].folded == {}

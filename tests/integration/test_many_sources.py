@@ -144,7 +144,7 @@ def test_all_without_a_file_says_what_is_missing(
     assert (missing.code, "driftline.toml" in missing.err) == (2, True)
 
 
-def test_the_nearest_workspace_is_used_unless_the_file_is_named(
+def test_the_nearest_workspace_is_used_unless_the_file_is_given(
     team: Path, driftline: Driftline, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert driftline("index", "docs", "--model", tiny_model).code == 0  # without --all the file is ignored
@@ -154,7 +154,7 @@ def test_the_nearest_workspace_is_used_unless_the_file_is_named(
     assert driftline("sources").code == 2  # the file's workspace does not exist yet
 
 
-def test_fifty_sources_are_indexed_concurrently_whatever_happens_to_two_of_them(
+def test_fifty_sources_are_indexed_concurrently_even_if_two_of_them_fail(
     tmp_path: Path, tiny_model: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"repository_{number:02}" for number in range(50)]

@@ -368,7 +368,7 @@ def test_vectors_are_rebuilt_from_the_catalog(store: MemoryStore, embedder: Coun
     assert found(store, "a bird sings", 1) == ["bird"]
 
 
-def test_vectors_may_lie_in_a_bucket(s3_bucket: str, sqlite_catalog: str, embedder: Counting) -> None:
+def test_vectors_may_be_in_a_bucket(s3_bucket: str, sqlite_catalog: str, embedder: Counting) -> None:
     with MemoryStore(s3_bucket, catalog_url=sqlite_catalog, embedder=lambda: embedder) as store:
         store.store("cat", "a cat sleeps on the sofa", S1)
         store.store("dog", LARGE, S1)

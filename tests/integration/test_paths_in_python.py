@@ -64,7 +64,7 @@ def test_anything_else_than_a_path_is_refused_by_name(tree: Path, call: str, bad
         CALLS[call](bad)
 
 
-def test_an_excerpt_is_found_however_its_path_is_written(tree: Path) -> None:
+def test_an_excerpt_is_found_for_any_spelling_of_its_path(tree: Path) -> None:
     (tree / "sub").mkdir()
     (tree / "sub/a.py").write_text("one\ntwo\n")
     (tree.parent / "secret.py").write_text("secret\n")

@@ -101,7 +101,7 @@ def test_an_entry_without_a_common_word_is_found_semantically(corpus: Path) -> N
 
 
 @pytest.mark.parametrize("query", ["getHTTPResponse", "get_http_response", "GetHttpResponses", "HTTP response"])
-def test_an_identifier_is_found_however_it_is_written(corpus: Path, query: str) -> None:
+def test_an_identifier_is_found_in_any_notation(corpus: Path, query: str) -> None:
     for mode in ("text", "hybrid"):
         best = found(corpus, query, mode=mode, where=WEB)[0]
         assert best.path == "net/client.py"

@@ -264,7 +264,7 @@ def test_a_process_that_cannot_prepare_ends(
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
-def test_other_processes_end_with_the_server_however_it_ends(workspace: Workspace, stop: signal.Signals) -> None:
+def test_other_processes_end_with_the_server_even_if_it_is_killed(workspace: Workspace, stop: signal.Signals) -> None:
     command = [sys.executable, "-m", "driftline", "web", "--workspace", workspace.objects.uri, "--port", "0"]
     with subprocess.Popen([*command, "--processes", "2"], stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None

@@ -153,7 +153,7 @@ def test_a_query_or_file_that_begins_with_a_dash_is_data(program: Program) -> No
     assert program.called == ["search", *options, "--", "--help", "./-dash.md", "a.md"]
 
 
-def test_a_missing_or_old_program_is_named_with_how_to_install_it(
+def test_a_missing_or_old_program_is_reported_with_how_to_install_it(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program.answers(NEW)

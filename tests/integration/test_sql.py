@@ -130,7 +130,7 @@ def test_line_counts_equal_the_lines_of_the_text(tmp_path: Path, tiny_model: Pat
     assert dl.sql(ws, "SELECT count(*) AS n FROM documents WHERE lines > 3").to_pylist() == [{"n": 2}]
 
 
-def test_the_skipped_files_are_those_of_the_reports(tmp_path: Path, tiny_model: Path) -> None:
+def test_skipped_files_equal_those_in_the_reports(tmp_path: Path, tiny_model: Path) -> None:
     tree, ws = tmp_path / "tree", str(tmp_path / "ws")
     for name in ("key.pem", "a.txt", "large.txt", "ignored/b.txt", "ignored/.driftlineignore"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -212,7 +212,7 @@ def test_memory_is_seen_within_its_owner(tmp_path: Path, driftline: Driftline, t
 
 
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
-def test_now_is_in_utc_whatever_the_zone_of_the_machine(
+def test_now_is_in_utc_on_a_machine_in_any_zone(
     zone: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", zone)
@@ -303,7 +303,7 @@ def test_an_attack_is_a_usage_error_and_touches_no_file(workspace: Workspace, at
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
 
 
-def test_settings_stay_as_they_are_however_a_query_names_them(workspace: Workspace) -> None:
+def test_no_query_changes_settings(workspace: Workspace) -> None:
     names = ("enable_external_access", "lock_configuration", "autoload_known_extensions", "temp_directory")
     listed = ", ".join(f"current_setting('{name}')" for name in names)
     assert rows(workspace, f"SELECT {listed}") == [(False, True, False, "")]

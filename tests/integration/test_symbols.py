@@ -146,7 +146,7 @@ def test_the_index_knows_the_definitions_of_files_that_are_gone(tmp_path: Path, 
 
 @pytest.mark.parametrize("mode", ["hybrid", "text"])
 @pytest.mark.parametrize("name", ["retry_with_backoff", "RETRY_WITH_BACKOFF", "where is retry_with_backoff defined"])
-def test_the_definition_that_a_query_names_comes_first_however_often_its_words_occur(
+def test_the_definition_that_a_query_names_comes_first_even_if_its_words_are_frequent(
     tmp_path: Path, driftline: Driftline, mode: Mode, name: str
 ) -> None:
     calls = "".join(

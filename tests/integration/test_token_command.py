@@ -97,7 +97,7 @@ def test_impossible_access_rules_stop_the_server(
     assert (outcome.code, complaint in outcome.err) == (2, True), outcome
 
 
-def test_rules_apply_however_the_workspace_is_spelled_and_are_not_lost_elsewhere(
+def test_rules_apply_for_any_spelling_of_the_workspace_and_are_not_lost_elsewhere(
     workspace: Path,
     driftline: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,

@@ -93,7 +93,7 @@ def test_a_request_without_query_and_exact_text_is_refused(url: str) -> None:
             Connection.to(url).get("search", parameters)
 
 
-def test_the_environment_names_the_server_unless_a_workspace_is_named(
+def test_the_environment_sets_the_server_unless_a_workspace_is_given(
     workspace: Workspace, url: str, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRIFTLINE_SERVER", url)

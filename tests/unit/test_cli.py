@@ -367,7 +367,7 @@ def test_help_fits_into_a_narrow_terminal_and_breaks_no_name(
 
 
 @pytest.mark.parametrize("command", [["serve"], ["deploy"]])
-def test_prefect_is_told_to_send_no_usage_data_before_it_is_imported(
+def test_usage_data_of_prefect_is_disabled_before_it_is_imported(
     command: list[str], nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Scheduling(ModuleType):

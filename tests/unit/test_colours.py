@@ -12,7 +12,7 @@ from driftline.flows.web import highlight
 from driftline.flows.web.highlight import _lexer_class, _significant_name, coloured
 
 
-def test_the_language_of_every_name_is_that_of_pygments() -> None:
+def test_every_name_has_the_language_that_pygments_finds() -> None:
     patterns = {pattern for _, _, known, _ in get_all_lexers() for pattern in known}
     names = {pattern.replace("*", star) for pattern in patterns for star in ("abc", "a.b", "")}
     names |= {f"folder.py/{name}" for name in ("README", "x.", ".bashrc", "page.html.j2", "x.tar.gz", "x.PY", "x.py")}

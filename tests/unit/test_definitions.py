@@ -532,7 +532,7 @@ def test_every_grammar_is_tried() -> None:
         loaded(grammar)
 
 
-def test_the_definitions_of_real_modules_are_those_of_their_syntax_trees() -> None:
+def test_real_modules_have_the_definitions_of_their_syntax_trees() -> None:
     import ast
 
     package = Path(driftline.__file__).parent

@@ -127,7 +127,7 @@ def test_a_file_changed_just_now_is_racy_unless_its_store_has_etags(age_ns: int,
     assert diff(now, MANIFEST_SCHEMA.empty_table(), "fp", now_ns=NOW).new["racy"].to_pylist() == [racy]
 
 
-def test_a_file_whose_ctime_is_recent_is_racy_whatever_its_mtime() -> None:
+def test_a_file_whose_ctime_is_recent_is_racy_for_any_mtime() -> None:
     now = listing({"path": "a", "ctime_ns": NOW - 1}, {"path": "b", "ctime_ns": NOW - 2 * CTIME_TICK_NS})
     assert diff(now, MANIFEST_SCHEMA.empty_table(), "fp", now_ns=NOW).new["racy"].to_pylist() == [True, False]
 

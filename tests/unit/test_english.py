@@ -65,9 +65,26 @@ SETTLED = {
     r"\bfrom (?:here|now|\d+) on\b": "write 'later', 'or later', or 'non-negative'",
     r"; (?:None|\"\") (?:if|for)\b": "write ', or None if'",
     r"\bReturn, as\b": "put the shape last",
+    r",(?: and)? of which\b": "write 'whose', or a second sentence",
+    r"(?:^|[.:] |\n\n)Of (?:the|several|a|each|``)": "put the subject first",
+    r"\buntil (?:its|their) end\b": "write 'until the input is closed', or what ends it",
+    r"\b(?:is|are|becomes?) (?:that|those) of\b": "name the thing again",
+    r"\b(?:what|how|where)ever\b(?!,)": "write 'any', 'even if', or 'in any case'",
+    r"\b(?:run it|ask) again\b": "write 'run the command again' or 'retry'",
+    r"\blies? (?:in|at|below|inside|within|on|above|under)\b": "write 'is'",
+    r"\b(?:normal|optim|serial|quant|organ|initial|summar|recogn)is(?:e[ds]?|ing|ations?)\b": "spell it with -ize",
 }
 """Phrases that the pages and the packages in ``SETTLED_PACKAGES`` no longer contain."""
 SETTLED_PACKAGES = frozenset({"flows", "storage", "tasks"})
+
+IN_NAMES = {
+    r"(?<!there\s)\b(?:is|are) no\b(?! (?:longer|more)\b)": "write 'is not a'",
+    r"\b(?:is|are) named(?: with\b| or\b|$)": "write 'is reported' or 'is given'",
+    r"\b(?:is|are) (?:that|those) that\b": "name the thing again",
+    r"\bspelt\b|\banyway\b|\bside by side\b|\bnamed workspaces? (?:is|are) searched": "use the word of the docs",
+    r"\b(?:may|can) (?:lie|be asked for)\b|\blies$": "write 'be' or 'be requested'",
+}
+"""Phrases that the names of tests do not contain, in addition to the others; an underscore counts as a blank."""
 
 
 def code_prose(path: Path) -> Iterator[tuple[int, str]]:
@@ -106,10 +123,26 @@ def test_spelling() -> None:
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
 
+@cache
+def names_of_tests() -> list[tuple[Path, int, str]]:
+    """Return the name of each test as a sentence, with its line number."""
+    return [
+        (path, number, name.replace("_", " "))
+        for path in TESTS
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        for name in re.findall(r"^ *(?:async )?def test_(\w+)", line)
+    ]
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern in which a blank matches any white space."""
+    flags = re.IGNORECASE if not pattern.startswith("(?:^") else re.NOFLAG
+    return re.compile(re.sub(r"(?<!\|) (?!\|)", r"\\s+", pattern), flags)
+
+
 @pytest.mark.parametrize("pattern", [*BANNED, *SETTLED])
 def test_no_phrase_sounds_translated(pattern: str) -> None:
-    flags = re.IGNORECASE if not pattern.startswith("(?:^") else re.NOFLAG
-    expression = re.compile(re.sub(r"(?<!\|) (?!\|)", r"\\s+", pattern), flags)
+    expression = compiled(pattern)
     found = [
         f"{path.relative_to(ROOT)}:{line + text[: match.start()].count(chr(10))}: {' '.join(match[0].split())!r}"
         for path, line, text in prose()
@@ -117,6 +150,17 @@ def test_no_phrase_sounds_translated(pattern: str) -> None:
         for match in expression.finditer(text)
     ]
     assert not found, f"{(BANNED | SETTLED)[pattern]}:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("pattern", [*BANNED, *SETTLED, *IN_NAMES])
+def test_no_name_of_a_test_sounds_translated(pattern: str) -> None:
+    expression = compiled(pattern)
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {match[0]!r}"
+        for path, line, name in names_of_tests()
+        for match in expression.finditer(name)
+    ]
+    assert not found, f"{(BANNED | SETTLED | IN_NAMES)[pattern]}:\n" + "\n".join(found)
 
 
 def test_names_of_tests_name_their_subject() -> None:

@@ -68,7 +68,7 @@ def test_an_ambiguous_remote_has_no_link(remote: str) -> None:
     assert template(remote) is None
 
 
-def test_one_repository_has_one_key_however_it_is_spelled() -> None:
+def test_one_repository_has_one_key_for_all_spellings() -> None:
     found = [address_of(remote) for remote, site in REMOTES.items() if site == "https://github.com/acme/tree"]
     assert {address and address.key for address in found} == {("github.com", "acme/tree")}
     assert len(found) == 9

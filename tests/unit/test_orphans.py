@@ -109,7 +109,7 @@ def test_foreign_files_are_never_orphans(path: str) -> None:
         f"org:acme/user:al/{'a' * 32}-{'b' * 32}-{ULID}.json",
     ],
 )
-def test_configuration_leases_sources_bases_and_blobs_stay_whatever_refers_to_them(path: str) -> None:
+def test_configuration_leases_sources_bases_and_blobs_stay_even_without_references(path: str) -> None:
     everything = References(frozenset([path]), frozenset([path]), {TABLE: frozenset()}, {TABLE: NOW - 9 * HOUR})
     assert paths(info(path, timedelta(days=999)), references=everything, max_age=timedelta(0)) == []
 

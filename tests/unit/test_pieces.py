@@ -14,7 +14,7 @@ TEXTS = st.lists(st.text(st.sampled_from("ab \n"), max_size=300), max_size=5)
 
 
 @given(TEXTS, st.integers(1, 120))
-def test_the_lines_of_all_pieces_are_those_of_the_batch(texts: list[str], most: int) -> None:
+def test_all_pieces_together_have_the_lines_of_the_batch(texts: list[str], most: int) -> None:
     found: list[tuple[int, int, int, str]] = []
     for piece in pieces(texts, most):
         lines = piece.split()

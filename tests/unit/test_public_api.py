@@ -64,7 +64,7 @@ def test_every_error_of_the_tree_is_public() -> None:
     assert {found.__name__ for found in error_classes()} <= set(driftline.__all__)
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
+def test_the_version_equals_the_installed_packages() -> None:
     assert driftline.__version__ == version("driftline")
 
 

@@ -28,9 +28,7 @@ from driftline.tasks.search.query_language import is_constant, names_in, places_
         ("...", []),
     ],
 )
-def test_a_query_names_a_definition_by_one_word_or_by_words_that_are_spelt_as_names(
-    query: str, names: list[str]
-) -> None:
+def test_a_query_names_a_definition_by_one_word_or_by_words_spelled_like_names(query: str, names: list[str]) -> None:
     assert names_in(query) == names
 
 

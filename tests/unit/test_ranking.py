@@ -130,7 +130,7 @@ def test_only_the_best_blocks_raise_the_rank_of_a_document() -> None:
     assert gains.tolist() == pytest.approx([WEIGHTS.document * 20, 0, WEIGHTS.document * sum(range(19, 19 - best, -1))])
 
 
-def test_words_are_counted_as_terms_however_they_are_written() -> None:
+def test_words_are_counted_as_terms_in_any_notation() -> None:
     texts = ["def getHTTPResponses(self):", "responses, response; http_response", "  ", "responding"]
     counts, lengths = count_words(texts, ["respons", "http", "absent"])
     assert counts.tolist() == [[1, 1, 0], [3, 1, 0], [0, 0, 0], [0, 0, 0]]

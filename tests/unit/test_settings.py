@@ -89,7 +89,7 @@ def test_remote_sources_need_a_named_workspace(project: Path, sources: list[str]
 
 
 @pytest.mark.parametrize("spelling", ["s3://bucket/ws", "s3://bucket/ws/"])
-def test_a_configuration_is_found_however_its_workspace_is_spelled(
+def test_a_configuration_is_found_for_any_spelling_of_its_workspace(
     project: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
 ) -> None:
     monkeypatch.setenv("DRIFTLINE_WORKSPACE", spelling)
