@@ -166,3 +166,24 @@ def test_no_name_of_a_test_sounds_translated(pattern: str) -> None:
 def test_names_of_tests_name_their_subject() -> None:
     odd = re.compile(r"def (test_(?:what(?!_to_)|whatever|whoever|whichever|of|nothing_of|no_other|how_often)_\w+)")
     assert [name for path in TESTS for name in odd.findall(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("subject", "accepted"),
+    [
+        ("search: rank definitions first", True),
+        ("ci, docs: check the subjects of merges", True),
+        ("merge: exact search of documents", True),
+        ('Revert "search: rank definitions first"', True),
+        ("Merge branch 'documents' into me", False),
+        ("fixup! search: rank definitions first", False),
+        ("squash! search: rank definitions first", False),
+        ("Search: rank definitions first", False),
+        (f"search: {'x' * 65}", False),
+    ],
+)
+def test_subjects_of_commits_name_their_area(subject: str, accepted: bool) -> None:
+    checked = subprocess.run(
+        ["awk", "-f", ROOT / ".ci/subjects.awk"], input=subject, capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode == 0) == accepted
