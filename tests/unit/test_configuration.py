@@ -182,7 +182,7 @@ TOKEN = 'token = "${T}"\n'
         ('provider = "gitea"\nuser = "acme"\n' + TOKEN, "gitea cannot follow"),
         ('provider = "bitbucket"\norg = "acme"\n' + TOKEN, "bitbucket cannot follow"),
         ('provider = "folder"\nurl = "."\n', "folder cannot follow"),
-        (GITHUB + TOKEN.replace("token", "readers = 'ann'\ntoken"), r"no \{login\}"),
+        (GITHUB + TOKEN.replace("token", "readers = 'ann'\ntoken"), r"must contain \{login\} once"),
         (GITHUB + TOKEN.replace("token", "readers = '{login}{mail}'\ntoken"), "no other placeholder"),
         (GITHUB + TOKEN + "readers_max_age_seconds = 0\n", "'readers_max_age_seconds' cannot be used"),
     ],
