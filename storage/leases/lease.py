@@ -287,14 +287,17 @@ def acquire(
     """Acquire the lease at ``path`` for this process, waiting up to ``wait_seconds`` for its holder.
 
     A lease is free if it was never taken or was released, if its holder is provably dead (on this machine), or if its
-    file did not change for the holder's TTL, measured by ``clock``. So only a caller that waits can take over from a
-    dead holder on another host. If the file is missing, numbering continues after the highest token in use, which
-    ``known_token`` returns; a token above 0 is then treated as a takeover. The new token is higher than ``at_least``.
+    file did not change for the holder's TTL, measured by ``clock``. If the holder's last renewal is older than that by
+    the hosts' clocks, which may disagree, every caller waits up to one TTL to find out: the next scheduled run takes
+    over from a host that died, even without ``wait_seconds``. If the file is missing, numbering continues after the
+    highest token in use, which ``known_token`` returns; a token above 0 is then treated as a takeover. The new token is
+    higher than ``at_least``.
 
     Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError.
     """
     deadline = clock() + wait_seconds
     seen_version, seen_since = "", clock()
+    is_watched = False
     conflicts = 0
     while True:
         before = clock()
@@ -321,6 +324,9 @@ def acquire(
                     raise
                 continue
             return Lease(objects, path, record, written, taken_over=taken_over)
+        if not is_watched and datetime.now(UTC) >= _valid_until(current):
+            is_watched, deadline = True, max(deadline, seen_since + current.ttl_seconds)
+            _log.info("%s was not renewed; watching it for %.0f s", f"{objects.uri}/{path}", current.ttl_seconds)
         remaining = deadline - clock()
         if remaining <= 0:
             raise _held(current, f"{objects.uri}/{path}")
@@ -404,13 +410,17 @@ def _read(objects: ObjectStore, path: str) -> tuple[_Record, str]:
     return record, version
 
 
+def _valid_until(current: _Record) -> datetime:
+    return current.renewed + timedelta(seconds=current.ttl_seconds)
+
+
 def _held(current: _Record, where: str) -> LeaseHeld:
     owner = current.owner
-    until = (current.renewed + timedelta(seconds=current.ttl_seconds)).isoformat(timespec="seconds")
+    until = _valid_until(current).isoformat(timespec="seconds")
     return LeaseHeld(
         f"Run {owner.run_id} holds the lease (host {owner.host}, process {owner.pid}), until {until} unless it renews",
         where,
-        f"Run again after it finishes; if its host died, wait {current.ttl_seconds:.0f} s for the lease to expire.",
+        "Run the command again after it finishes or, if its host died, after that time.",
     )
 
 

@@ -176,6 +176,23 @@ def test_a_renewing_holder_on_another_host_is_never_taken_over(disk: ObjectStore
         acquire(disk, PATH, "run-2", wait_seconds=300, clock=clock, sleep=clock.sleep)
 
 
+def test_an_overdue_holder_on_another_host_is_watched_for_one_ttl(disk: ObjectStore) -> None:
+    """A scheduled run takes over from a dead host without options; a renewing one whose clock is slow keeps it."""
+    held_by_another_host(disk)
+    data, version = disk.get_versioned(PATH)
+    record = {**json.loads(data), "renewed": "2026-01-01T00:00:00Z"}
+    disk.replace(PATH, json.dumps(record).encode(), version)
+    renewals = iter(range(1000))
+    clock = Clock(each_second=lambda: rewrite(disk, run_id=f"run-far-{next(renewals)}"))
+    with pytest.raises(LeaseHeld, match="run-far-"):
+        acquire(disk, PATH, "run-2", clock=clock, sleep=clock.sleep)
+    assert clock.now - 1000 < 63
+    clock = Clock()
+    with acquire(disk, PATH, "run-2", clock=clock, sleep=clock.sleep) as lease:
+        assert (lease.token, lease.taken_over) == (2, True)
+    assert 60 <= clock.now - 1000 < 63
+
+
 def test_a_killed_holder_on_this_host_is_replaced_at_once(disk: ObjectStore) -> None:
     with Child(HOLDER, disk.uri, "60") as holder:
         assert holder.answer() == "1"
