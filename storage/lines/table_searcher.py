@@ -21,6 +21,7 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from driftline.storage.defaults import FALLBACK_THRESHOLD, Strategy
+from driftline.storage.documents import content_hash
 from driftline.storage.errors import UsageError
 from driftline.storage.lance.failures import with_indexes
 from driftline.storage.lance.lance_table import (
@@ -265,9 +266,9 @@ class TableSearcher:
 
     @locked_property
     def exact_version(self) -> tuple[str | int, ...]:
-        """An id for this version, derived from its files: a deleted and recreated table may reuse URI and version."""
-        files = map(data_file, self.dataset.get_fragments()[:1])
-        return (self.dataset.uri, self.dataset.version, *files)
+        """An id for this version, from all its files: a recreated or restored table may reuse URI and version."""
+        files = [(data_file(each), each.deletion_file() or "") for each in self.dataset.get_fragments()]
+        return (self.dataset.uri, self.dataset.version, content_hash(repr(files).encode()))
 
     @locked_property
     def filters_afterwards(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -780,3 +781,20 @@ def test_edits_deletions_and_compaction_leave_what_is_there(tmp_path: Path) -> N
         ]
         assert find(at, fixed=["one"]).results == ()
         compact_workspace(CompactRequest(at))
+
+
+def test_a_restored_backup_is_searched_in_an_open_process(tmp_path: Path) -> None:
+    """A restored table repeats version numbers, so nothing cached from before the restore may answer."""
+    source, workspace = tmp_path / "source", tmp_path / "ws"
+    source.mkdir()
+    (source / "kept.md").write_text("kept words\n")
+    driftline.index(str(source), workspace=str(workspace), indexes="none")
+    shutil.copytree(workspace, tmp_path / "backup")
+    for name in ("removed", "added"):
+        (source / f"{name}.md").write_text(f"{name} words\n")
+        driftline.index(str(source), workspace=str(workspace), indexes="none")
+        hits = driftline.open(str(workspace)).search('"words"')
+        assert [hit.path for hit in hits] == sorted([f"{name}.md", "kept.md"])
+        (source / f"{name}.md").unlink()
+        shutil.rmtree(workspace)
+        shutil.copytree(tmp_path / "backup", workspace)
