@@ -247,18 +247,15 @@ def open(
     from driftline.storage.sources.source import SourceAccess
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
 
-    opened = StoredWorkspace.open(
-        absolute_workspace(uri),
-        storage_options,
-        SourceAccess(tuple(uri.rstrip("/") for uri in listed("sources", sources) or ())),
-    )
+    location = absolute_workspace(uri)
+    access = SourceAccess(tuple(uri.rstrip("/") for uri in listed("sources", sources) or ()))
     if not cache:
-        return Workspace(opened)
+        return Workspace(StoredWorkspace.open(location, storage_options, access))
     from driftline.flows.config.which_workspace import cache_settings
     from driftline.flows.runs.cached_copies import open_copy
 
-    copy = open_copy(opened, max_bytes=cache_settings(cache)[1], warn=logging.getLogger(__name__).warning)
-    return Workspace(copy)
+    max_bytes, warn = cache_settings(cache)[1], logging.getLogger(__name__).warning
+    return Workspace(open_copy(location, storage_options, access, max_bytes=max_bytes, warn=warn))
 
 
 @_several_sources

@@ -35,7 +35,9 @@ from driftline.storage.option_table import spread
 from driftline.tasks.search.request import OPTIONS, SearchRequest, without_empty
 
 if TYPE_CHECKING:
+    from driftline.flows.config.which_workspace import Opener
     from driftline.storage.documents import SkipReason
+    from driftline.storage.sources.source import SourceAccess
     from driftline.storage.workspace.workspace import Workspace
 
 
@@ -111,11 +113,10 @@ def search(
         return search_on(remote, request, {"--cache": cache, "--config": config}, as_json=as_json)
     named = given["workspace_name"]
     view_workspace = view(named, config)[1] if named is not None else None
-    opened = open_for_reading(workspace, config, default=view_workspace)
+    opened = open_for_reading(workspace, config, default=view_workspace, opened=_opener(cache))
     from driftline.flows.search import search as run_search
 
     request = search_request(query, given | _exact_defaults(query, given, EXACT_LINES), on_this_machine=True)
-    opened = _cached(opened, cache)
     report = run_search(opened, request, config=config)
     return show_search(report.to_dict(), as_json, partial(_print_hits, opened))
 
@@ -134,16 +135,19 @@ def _exact_defaults(query: str, given: Mapping[str, Any], lines: int) -> dict[st
     return {name: value for name, value in defaults.items() if given.get(name) is None}
 
 
-def _cached(workspace: Workspace, given: bool | None) -> Workspace:
-    """Return an up-to-date local copy of a workspace in a bucket, if a copy is requested."""
-    is_wanted, max_bytes = cache_settings(given)
-    if not is_wanted or workspace.objects.is_local:
-        return workspace
+def _opener(cache: bool | None) -> Opener | None:
+    """Return a function that opens the up-to-date local copy of a bucket, if copies are requested."""
+    is_wanted, max_bytes = cache_settings(cache)
+    if not is_wanted:
+        return None
     from driftline.flows.output.progress import open_progress
     from driftline.flows.runs.cached_copies import open_copy
 
-    with open_progress() as progress:
-        return open_copy(workspace, max_bytes=max_bytes, warn=warn, progress=progress)
+    def opened(uri: str, storage_options: Mapping[str, str] | None, access: SourceAccess | None) -> Workspace:
+        with open_progress() as progress:
+            return open_copy(uri, storage_options, access, max_bytes=max_bytes, warn=warn, progress=progress)
+
+    return opened
 
 
 def _print_hits(workspace: Workspace, result: dict[str, Any]) -> None:

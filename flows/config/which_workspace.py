@@ -7,7 +7,7 @@ the checked-out branch. Without a ``driftline.toml``, a command never imports th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from driftline.storage.entities import Boundary
     from driftline.storage.sources.source import SourceAccess
     from driftline.storage.workspace.workspace import Workspace
+
+    Opener = Callable[[str, Mapping[str, str] | None, SourceAccess | None], Workspace]
 
 
 WORKSPACE_VARIABLE = "DRIFTLINE_WORKSPACE"
@@ -58,17 +60,25 @@ def workspace_for_reading(given: str | None) -> str:
     return str(folder)
 
 
-def open_for_reading(given: str | None, config: str | None = None, *, default: str | None = None) -> Workspace:
+def open_for_reading(
+    given: str | None,
+    config: str | None = None,
+    *,
+    default: str | None = None,
+    opened: Opener | None = None,
+) -> Workspace:
     """Open the workspace that a command reads: ``given``, then ``default``, then the nearest.
 
     It has the storage options of its ``driftline.toml``, and may read only the sources that ``source_access`` allows.
-    ``config`` is the configuration file that the caller specified, if any. Propagates errors from
-    ``workspace_for_reading`` and ``Workspace.open``.
+    ``config`` is the configuration file that the caller specified, if any; ``opened`` replaces ``Workspace.open``.
+    Propagates errors from ``workspace_for_reading`` and ``Workspace.open``.
     """
     target = workspace_for_reading(given or default)
     from driftline.storage.workspace.workspace import Workspace
 
     access = source_access(target, given, config)
+    if opened is not None:
+        return opened(target, options_for(target), access)
     return Workspace.open(target, options_for(target), access, lists_tenants=True)
 
 

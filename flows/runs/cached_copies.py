@@ -23,6 +23,7 @@ from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.storage.environment import cache_folder_of
 from driftline.storage.errors import DriftlineError, LeaseHeld, StorageError
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.sources.source import SourceAccess
 from driftline.storage.workspace.copies import WorkspaceCopy
 from driftline.storage.workspace.workspace import Workspace
 
@@ -129,10 +130,11 @@ class RefreshedWorkspace:
                 self.warn(f"Cannot refresh the copy of {self.workspace.objects.uri}: {error}")
 
     def _newest(self) -> Workspace:
-        found = open_copy(self.workspace, max_bytes=self.max_bytes, warn=self.warn)
+        objects, access = self.workspace.objects, self.workspace.access
+        found = open_copy(objects.uri, objects.storage_options, access, max_bytes=self.max_bytes, warn=self.warn)
         if found.objects.is_local:
             # The copy's link points to another version after the next pull.
-            found = Workspace.open(os.path.realpath(found.objects.uri), None, self.workspace.access)
+            found = Workspace.open(os.path.realpath(found.objects.uri), None, access)
         self.prepare(found)
         return found
 
@@ -168,14 +170,19 @@ def _folder_of(objects: ObjectStore) -> Path:
 
 
 def open_copy(
-    workspace: Workspace, *, max_bytes: int, warn: Callable[[str], None], progress: Progress | None = None
+    uri: str,
+    storage_options: Mapping[str, Any] | None,
+    access: SourceAccess | None = None,
+    *,
+    max_bytes: int,
+    warn: Callable[[str], None],
+    progress: Progress | None = None,
 ) -> Workspace:
-    """Open the copy of ``workspace``, or itself, with its access policy. Propagates errors from ``refreshed_copy``."""
-    objects = workspace.objects
-    location = refreshed_copy(objects.uri, objects.storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
-    return (
-        workspace if objects.is_local or location == objects.uri else Workspace.open(location, None, workspace.access)
-    )
+    """Open the copy of the workspace at ``uri``, or that workspace if there can be no copy, without a connection if
+    there is none. Propagates errors from ``refreshed_copy``.
+    """
+    location = refreshed_copy(uri, storage_options, max_bytes=max_bytes, warn=warn, progress=progress)
+    return Workspace.open(location, storage_options if location == uri else None, access)
 
 
 class _DoesNotFit(Exception):

@@ -274,3 +274,11 @@ def test_the_command_and_its_settings(
     assert search("--no-cache") == expected
     assert (location / "_copy.json").read_text() == pulled
     assert dl.open(origin, cache=True).storage.objects.is_local
+
+    options = {"client_max_retries": "0"}
+    (tmp_path / "driftline.toml").write_text(
+        f'workspace = "{origin}"\n[storage_options]\nclient_max_retries = "0"\n[search]\ncache = true\n'
+    )
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert search() == expected
+    assert dl.open(origin, options, cache=True).storage.objects.is_local
