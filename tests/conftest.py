@@ -56,6 +56,20 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(GARBAGE_THRESHOLD)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group tests for pytest-xdist: a process runs all tests of a module that share a fixture, and makes it once.
+
+    The modules of tests/unit are groups, too: their tests are short and share caches.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
+            found = item._fixtureinfo.name2fixturedefs
+            shares = any(found[name][-1].scope == "module" for name in item.fixturenames if name in found)
+            if shares or item.path.parent.name == "unit":
+                item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {item.path.stem}"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Iterator[None]:
     """Keep the environment constant across tests: forking processes restart when it changes."""

@@ -39,7 +39,7 @@ class _Table:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record the outcome: all phases of all parameters of a test must pass. A skipped test has not passed."""
-        test = report.nodeid.rpartition("/")[2].partition("[")[0]
+        test = report.nodeid.partition("[")[0].partition("@")[0].rpartition("/")[2]
         for name, value in report.user_properties:
             if name == _PROPERTY:
                 document, number, what = map(str, _sequence(value))
@@ -47,19 +47,16 @@ class _Table:
                 self._passed[key] = self._passed.get(key, True) and report.passed
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        lines = [("document", "number", "what", "test", "passed")]
+        lines, carried = [("document", "number", "what", "test", "passed")], carried_rows()
         for row in (*ROWS, *sorted({Row(*key[:2]) for key in self._passed} - set(ROWS))):
             tests = [(*key, "yes" if passed else "NO") for key, passed in self._passed.items() if key[:2] == row]
-            lines += tests or [(*row, "", "not run" if row in _CARRIED else "missing", "NO")]
+            lines += tests or [(*row, "", "not run" if row in carried else "missing", "NO")]
         rows = {Row(*line[:2]) for line in lines[1:]}
         failed = {Row(*line[:2]) for line in lines[1:] if line[-1] == "NO"}
         terminalreporter.section("conformance")
         for line in _columns(lines):
             terminalreporter.write_line(line)
         terminalreporter.write_line(f"{len(rows) - len(failed)} of {len(rows)} lines pass, {len(self._passed)} tests")
-
-
-_CARRIED = frozenset(carried_rows())
 
 
 def _columns(lines: Sequence[tuple[str, ...]]) -> Iterable[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,6 +76,7 @@ in its tests. In document 004, ``test`` to ``check`` are the six sections.
 """
 
 
+@cache
 def carried_rows(folder: Path = HERE) -> dict[Row, list[str]]:
     """Return the rows checked by tests in ``folder``, with the names of the tests. They are read from the source
     instead of collected, so a single file can be run alone.

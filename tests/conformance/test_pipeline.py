@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import lancedb
 import pytest
 
 import driftline as dl
@@ -192,6 +191,8 @@ def written(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 @pytest.mark.parametrize("name", ["line_embeddings", "memory_embeddings"])
 def test_lancedb_searches_both_tables(name: str, written: Path, tiny_model: Path) -> None:
     (table_folder,) = [path for path in written.rglob(f"{name}*.lance") if path.is_dir()]
+    import lancedb  # takes seconds, which every process of the suite would pay
+
     table: Any = lancedb.connect(str(table_folder.parent)).open_table(table_folder.stem)
     assert table.count_rows() >= 300
     if name == "line_embeddings":

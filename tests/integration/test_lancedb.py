@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lancedb
 import numpy as np
 import pytest
 
@@ -83,6 +82,8 @@ def test_lancedb_opens_reads_and_searches_the_same_table(tmp_path: Path, index: 
     assert set(index()) == {PATH, PARENT_DIRS, TEXT, VECTOR}
     workspace = Workspace.open(str(tmp_path / "ws"))
     ours = workspace.lines(workspace.tenants()[0])
+    import lancedb  # takes seconds, which every process of the suite would pay
+
     theirs = lancedb.connect(Path(ours.uri).parent).open_table(Path(ours.uri).stem)
     lines = "line_number >= 0"  # the source's commit marker has none
     assert theirs.count_rows(lines) == ours.count() == 300

@@ -19,12 +19,11 @@ from typing import Any
 import pytest
 from uv import find_uv_bin
 
-from tests.support.type_checkers import mypy, outside_of_the_checkout, pyright
+from tests.support.type_checkers import assert_checks, mypy, outside_of_the_checkout
 
 pytestmark = pytest.mark.xdist_group("type checkers")
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "tests" / "support" / "user_program.py"
 CONTENT = ("pyproject.toml", "README.md", "LICENSE", "driftline", "flows", "tasks", "storage", "deployments")
 INSTALLS = ("editable", "wheel", "sdist")
 USED = ("wheel",)
@@ -206,13 +205,8 @@ def test_spawned_workers_import_the_install(environment: Environment, tiny_model
 
 
 @pytest.mark.parametrize("environment", USED, indirect=True)
-def test_type_checkers_accept_a_program_against_each_install(
-    environment: Environment, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    shutil.copy(PROGRAM, tmp_path)
-    cache = tmp_path_factory.getbasetemp() / "mypy-cache"
-    assert mypy(tmp_path, cache, environment.python) == ""
-    assert pyright(tmp_path, environment.python) == ""
+def test_mypy_accepts_a_program_and_refuses_mistakes(environment: Environment, tmp_path: Path) -> None:
+    assert_checks(mypy, tmp_path, environment.python)
 
 
 def test_distributions_contain_only_the_package(distributions: Path) -> None:

@@ -56,12 +56,18 @@ CALLS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("bad", [5, b"ws", [b"ws"], "w\0s", None], ids=repr)
+def is_refused(call: Callable[[Any], object], path: Any) -> bool:
+    try:
+        call(path)
+    except dl.UsageError as error:
+        return "must be one path or URI" in str(error)
+    return False
+
+
 @pytest.mark.parametrize("call", CALLS)
-def test_anything_else_than_a_path_is_refused_by_name(tree: Path, call: str, bad: Any) -> None:
+def test_anything_else_than_a_path_is_refused_by_name(tree: Path, call: str) -> None:
     dl.index(tree, workspace="ws")
-    with pytest.raises(dl.UsageError, match="must be one path or URI"):
-        CALLS[call](bad)
+    assert [bad for bad in (5, b"ws", [b"ws"], "w\0s", None) if not is_refused(CALLS[call], bad)] == []
 
 
 def test_an_excerpt_is_found_for_any_spelling_of_its_path(tree: Path) -> None:

@@ -1,28 +1,17 @@
-"""A user's program in a separate folder runs, and strict type checkers accept it."""
+"""A user's program in a separate folder runs, and a strict type checker accepts it."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.type_checkers import mypy, pyright
+from tests.support.type_checkers import PROGRAM, assert_checks, pyright
 
 pytestmark = pytest.mark.xdist_group("type checkers")
-
-PROGRAM = Path(__file__).parents[1] / "support" / "user_program.py"
-MISTAKES = """
-import driftline
-
-driftline.serach("workspace", "query")
-driftline.index("folder", workspace="workspace", max_delete_fractoin=0.5)
-driftline.search("workspace", "query", mode="hybird")
-driftline.grep("query", "file").results[0].line.upper()
-"""
 
 
 @pytest.fixture
@@ -51,14 +40,6 @@ def test_the_example_program_runs(folder: Path, tmp_path: Path, tiny_model: Path
     assert printed[-1] == "workspace_not_found"
 
 
-@pytest.mark.parametrize("checker", [mypy, pyright])
-def test_a_strict_type_checker_accepts_the_program_and_refuses_mistakes(
-    checker: Callable[..., str], folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    (folder / "mistakes.py").write_text(MISTAKES)
-    # mypy's cache for the packages is shared: reading the packages takes most of its time.
-    cache = [tmp_path_factory.getbasetemp() / "mypy-cache"] if checker is mypy else []
-    printed = checker(folder, *cache)
-    for number in (4, 5, 6, 7):
-        assert f"mistakes.py:{number}:" in printed
-    assert PROGRAM.name not in printed
+def test_pyright_accepts_the_program_against_the_checkout_and_refuses_mistakes(tmp_path: Path) -> None:
+    """mypy checks it against the wheel: tests/integration/test_packaging.py."""
+    assert_checks(pyright, tmp_path, sys.executable)

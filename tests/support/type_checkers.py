@@ -4,9 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+PROGRAM = Path(__file__).with_name("user_program.py")
+MISTAKES = """
+import driftline
+
+driftline.serach("workspace", "query")
+driftline.index("folder", workspace="workspace", max_delete_fractoin=0.5)
+driftline.search("workspace", "query", mode="hybird")
+driftline.grep("query", "file").results[0].line.upper()
+"""
+
+
+def assert_checks(checker: Callable[[Path, str], str], folder: Path, python: str) -> None:
+    """Assert that ``checker`` accepts the user's program and refuses each mistake, with the packages of ``python``."""
+    shutil.copy(PROGRAM, folder)
+    (folder / "mistakes.py").write_text(MISTAKES)
+    printed = checker(folder, python)
+    for number in (4, 5, 6, 7):
+        assert f"mistakes.py:{number}:" in printed
+    assert PROGRAM.name not in printed
 
 
 def outside_of_the_checkout() -> dict[str, str]:
@@ -14,21 +36,16 @@ def outside_of_the_checkout() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def mypy(folder: Path, cache: Path, python: str = sys.executable) -> str:
-    """Check the programs in ``folder`` with strict mypy and the packages of ``python``. Return its output, or ""
-    without errors.
-    """
-    options = ["--strict", "--no-error-summary", "--cache-dir", str(cache), "--python-executable", python]
+def mypy(folder: Path, python: str) -> str:
+    """Check the programs in ``folder`` with strict mypy and the packages of ``python``. Return its output."""
+    options = ["--strict", "--no-error-summary", "--cache-dir", os.devnull, "--python-executable", python]
     return _printed([sys.executable, "-m", "mypy", *options, "."], folder)
 
 
-def pyright(folder: Path, python: str = sys.executable) -> str:
-    """Check the programs in ``folder`` with strict pyright and the packages of ``python``. Return its output, or ""
-    without errors.
-    """
+def pyright(folder: Path, python: str) -> str:
+    """Check the programs in ``folder`` with strict pyright and the packages of ``python``. Return its output."""
     (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
-    printed = _printed([sys.executable, "-m", "basedpyright", "--pythonpath", python], folder)
-    return "" if printed.startswith("0 errors, 0 warnings") else printed
+    return _printed([sys.executable, "-m", "basedpyright", "--pythonpath", python], folder)
 
 
 def _printed(command: list[str], folder: Path) -> str:
