@@ -322,9 +322,12 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def _embedder(model: str | None) -> Any:
     def load() -> Any:
-        from driftline.tasks.embedding.embedder import WordTableEmbedder
+        from driftline.tasks.embedding.models import model_of
+        from driftline.tasks.task_context import ModelRef, load_embedder
 
-        return WordTableEmbedder.open(model)
+        found = model_of(model)
+        # Stores and searches share it, and few values are embedded without planning how to cut words.
+        return load_embedder(ModelRef(found.name, found.fingerprint, found.dim))
 
     return load
 

@@ -595,7 +595,7 @@ class LeasedRun:
         incomplete = {container_of(path) for path in tally.passing()}
         opened = {p: each for scan in self.work.scans for p, each in scan.opened.items() if p not in incomplete}
         mark, rows = self.survey.scan_spec().how.opened, []
-        for row in self.job.manifest.get([*opened], columns=SCHEMA.names).to_pylist():
+        for row in self.job.manifest.get([*opened], columns=SCHEMA.names).to_pylist() if opened else ():
             archive = opened[row["path"]]
             if row["hash"] == archive.content_hash:
                 why = archive.reason if row["reason"] == SkipReason.ARCHIVE else None

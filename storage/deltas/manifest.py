@@ -129,8 +129,8 @@ def to_table(documents: Sequence[ManifestRow]) -> pa.Table:
     return pa.table(columns, schema=SCHEMA)
 
 
-RUNS_FOLD_DELTAS = 150
-"""At this many deltas, a run folds them itself; a scheduled compaction would have folded them before."""
+RUNS_FOLD_DELTAS = 16
+"""At this many deltas, a run folds them itself: every later run would spend milliseconds on each of them."""
 RUNS_FOLD_BYTES = 8 * 1024 * 1024
 """Maximum size of a manifest that a run folds, which takes a fraction of a second: some 100,000 documents."""
 

@@ -285,10 +285,14 @@ class LanceTable:
             self._objects.sync(info.path for info in references if cut in info.path)
             type(self)(self._objects, self._tenant, self.fingerprint, cut).sync_newest_version()
 
-    def sync_indexes(self) -> None:
-        """Flush the published indexes and the newest version. An index that is lost all the same is built again."""
+    def sync_indexes(self, name: str | None = None) -> None:
+        """Flush the published indexes, or only index ``name``, and the newest version.
+
+        An index that is lost all the same is built again.
+        """
         if self.is_local:
-            for segment in chain.from_iterable(index.segments for index in self.open().describe_indices()):
+            indexes = (index for index in self.open().describe_indices() if name in (None, index.name))
+            for segment in chain.from_iterable(index.segments for index in indexes):
                 folder = self._objects.list(f"{self.path}/_indices/{segment.uuid}")
                 self._objects.sync(info.path for info in folder)
             self.sync_newest_version()

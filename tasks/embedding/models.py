@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,11 +124,29 @@ def fingerprint(files: ModelFiles, version: int | None = None) -> str:
     digest.update(json.dumps([version or CURRENT_EMBEDDING_VERSION, _max_tokens(files)]).encode())
     try:
         for path in (files.weights, files.tokenizer):
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(_digest(path))
     except OSError as error:
         raise _unreadable(files, error) from error
     return digest.hexdigest()[:20]
+
+
+def _digest(path: Path) -> bytes:
+    """Return the file's SHA-256, computed once per process unless the file changes. Raises OSError."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        digest = _DIGESTS.get(state)
+        if digest is None:
+            digest = hashlib.file_digest(file, "sha256").digest()
+            if time.time_ns() - status.st_ctime_ns > _RACY_NS:
+                _DIGESTS[state] = digest
+    return digest
+
+
+_DIGESTS: dict[tuple[int, ...], bytes] = {}
+"""The SHA-256 of model files in each state; hashing the default model takes a third of an unchanged run."""
+_RACY_NS = 2_000_000_000
+"""A file that changed so recently may change again without another ctime."""
 
 
 def dimension(files: ModelFiles) -> int:

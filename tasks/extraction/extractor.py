@@ -470,9 +470,12 @@ def read_document(path: str, data: bytes, *, outputs: bool = False) -> Reading:
 def is_extracted(path: str, data: bytes) -> bool:
     """Return whether ``read_document`` does more than decode a file."""
     suffix = _suffix(path)
-    return any(data.startswith(each.magic) for each in COMPRESSIONS) or any(
+    return data.startswith(_MAGICS) or any(
         each.is_available and not each.packed and each.takes(data, suffix) for each in EXTRACTORS
     )
+
+
+_MAGICS = tuple(each.magic for each in COMPRESSIONS)
 
 
 def _suffix(path: str) -> str:

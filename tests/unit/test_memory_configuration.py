@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import driftline as dl
+from driftline.flows.config import memory_settings
 from driftline.flows.config.memory_settings import (
     VARIABLES,
     MemoryConfiguration,
@@ -145,6 +146,13 @@ def test_an_error_names_the_key_and_shows_no_secret(tmp_path: Path, old: str, ne
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Cannot read"):
         load_memory_configuration(environ={"LTM_CONFIG": str(tmp_path / "missing.yaml")})
+
+
+def test_stores_of_a_process_share_one_model_and_embed_few_values_without_a_plan() -> None:
+    embedder = memory_settings._embedder(None)()
+    assert embedder is memory_settings._embedder(None)()
+    assert embedder.embed(["who renews the lease"]).any()
+    assert "_plan" not in vars(embedder)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

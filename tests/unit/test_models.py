@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -111,6 +112,21 @@ def test_the_fingerprint_changes_with_weights_tokenizer_length_limit_and_version
     monkeypatch.setattr("driftline.tasks.embedding.models.CURRENT_EMBEDDING_VERSION", CURRENT_EMBEDDING_VERSION + 1)
     seen.add(fingerprint(files))
     assert len(seen) == 5
+
+
+def test_a_model_is_hashed_once_for_all_runs_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    original = hashlib.file_digest
+
+    def file_digest(file: BinaryIO, name: str) -> Any:
+        hashed.append(file.name)
+        return original(file, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(models, "_DIGESTS", {})
+    monkeypatch.setattr("hashlib.file_digest", file_digest)
+    files = resolve_model()
+    assert fingerprint(files) == fingerprint(files)
+    assert len(hashed) == 2
 
 
 def test_the_length_limit_of_the_config_reaches_the_model(directory: Path) -> None:
