@@ -18,8 +18,8 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
 
-from driftline.flows.output.run_reports import price
 from driftline.storage.entities import Boundary
+from driftline.storage.objects.store_requests import price
 from driftline.storage.workspace.records import RunHistory, RunRecord, WorkspaceStats, whole_run
 from driftline.storage.workspace.workspace import Workspace
 

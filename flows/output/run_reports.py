@@ -18,12 +18,13 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.json_records import as_dict
 from driftline.storage.objects.store_requests import Counts, by_kind
 from driftline.tasks.extraction.extractor import ENDS_MARK, MISSING_MARK
-from driftline.tasks.indexing.batch import BatchResult
-from driftline.tasks.maintenance.search_quality import Figures
-from driftline.tasks.scanning.scan import ScanResult, is_container
+from driftline.tasks.scanning.scan import is_container
 
 if TYPE_CHECKING:
     from driftline.storage.workspace.fleet_state import KnownRepository
+    from driftline.tasks.indexing.batch import BatchResult
+    from driftline.tasks.maintenance.search_quality import Figures
+    from driftline.tasks.scanning.scan import ScanResult
 
 MAX_TOO_LARGE = 10
 """Maximum number of oversized files to list, each with its size."""
@@ -506,9 +507,3 @@ class CompactReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the ``compact --json`` object."""
         return as_dict(self)
-
-
-def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | None:
-    """Return the cost of ``requests``; ``prices`` are per 1,000 requests. Returns None if no kind has a price."""
-    priced = [kind for kind in requests if kind in prices]
-    return sum(prices[kind] * requests[kind] for kind in priced) / 1000 if priced else None

@@ -9,15 +9,18 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from driftline.flows.output.plain_text import appearance, emit, printable, wants_styles
-from driftline.flows.output.run_reports import FleetsReport, RepositoryReport, price
 from driftline.storage.environment import install_command
+from driftline.storage.objects.store_requests import price
+
+if TYPE_CHECKING:
+    from driftline.flows.output.run_reports import FleetsReport, RepositoryReport
 
 Result = Mapping[str, Any]
 

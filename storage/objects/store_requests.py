@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -95,6 +95,12 @@ def by_kind(counts: Counts) -> dict[str, int]:
     """Sum the counts of all phases by kind, in the order of ``KINDS``, omitting zeros."""
     sums = sum((Counter(kinds) for kinds in counts.values()), Counter[str]())
     return {kind: sums[kind] for kind in KINDS if sums[kind]}
+
+
+def price(requests: Mapping[str, int], prices: Mapping[str, float]) -> float | None:
+    """Return the cost of ``requests``; ``prices`` are per 1,000 requests. Returns None if no kind has a price."""
+    priced = [kind for kind in requests if kind in prices]
+    return sum(prices[kind] * requests[kind] for kind in priced) / 1000 if priced else None
 
 
 def merged(*parts: Counts) -> Counts:

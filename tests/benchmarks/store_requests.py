@@ -25,7 +25,7 @@ from obstore.store import S3Store
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from driftline.flows.output.run_reports import price
+from driftline.storage.objects.store_requests import price
 from tests.servers.proxies import Proxy
 from tests.servers.s3_server import S3Server, running_s3
 

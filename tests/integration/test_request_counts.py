@@ -15,10 +15,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from driftline.flows.output.run_reports import price
 from driftline.flows.output.terminal_reports import requests_text
 from driftline.storage.objects.bucket import USER_AGENT
-from driftline.storage.objects.store_requests import by_kind, count, count_requests_of, merged, phase, request_counter
+from driftline.storage.objects.store_requests import (
+    by_kind,
+    count,
+    count_requests_of,
+    merged,
+    phase,
+    price,
+    request_counter,
+)
 from driftline.storage.sources.source import Source
 from tests.servers.emulators import AZURE_ACCOUNT, AZURE_KEY
 from tests.servers.proxies import Proxy
