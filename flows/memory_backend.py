@@ -138,7 +138,7 @@ class HierarchicalLTMBackend:
         whole["performance"] = merged(*nested)
         del whole["settings"]
         found = load_memory_configuration(config, settings=settings, **whole, inline_threshold=inline_threshold)
-        self.core = open_memory(found, request_compaction=request_memory_compaction, within=within)
+        self.core = open_memory(found, request_compaction=memory_compaction_request(), within=within)
         self.configuration = found
         self.errors = errors
 
@@ -671,12 +671,16 @@ def _given(expires_at: datetime | str | None) -> datetime | None:
     return expires_at if isinstance(expires_at, datetime) else None
 
 
-def request_memory_compaction(workspace: str, tenant: str, deltas: int) -> None:
-    """Request a compaction because the memory of ``tenant`` exceeds its threshold.
+def memory_compaction_request() -> Callable[[str, str, int], None] | None:
+    """Return the function that requests a compaction because a tenant's memory exceeds its threshold.
 
-    Does nothing if $PREFECT_API_URL is not set: importing Prefect takes a second, and would start a server.
+    Returns None if $PREFECT_API_URL is not set: the store then compacts the memory itself. Importing Prefect takes a
+    second, and would start a server.
     """
-    if os.environ.get(PREFECT_SERVER_VARIABLE):
-        from driftline.flows.scheduling.flow_execution import request_compaction
+    return _request_memory_compaction if os.environ.get(PREFECT_SERVER_VARIABLE) else None
 
-        request_compaction(workspace, "memory", tenant, deltas)
+
+def _request_memory_compaction(workspace: str, tenant: str, deltas: int) -> None:
+    from driftline.flows.scheduling.flow_execution import request_compaction
+
+    request_compaction(workspace, "memory", tenant, deltas)

@@ -306,14 +306,14 @@ def _opened(
     """Open a command's store, bound to ``within``; with ``create``, create an explicitly given workspace if missing."""
     from driftline.flows.config.memory_settings import load_memory_configuration, memory_of, open_memory
     from driftline.flows.config.which_workspace import options_for, workspace_for_reading
-    from driftline.flows.memory_backend import request_memory_compaction
+    from driftline.flows.memory_backend import memory_compaction_request
     from driftline.storage.workspace.workspace import Workspace
 
     uri = workspace_for_reading(workspace or load_memory_configuration(config).storage.uri)
     configuration, options = memory_of(uri, config), options_for(uri)
     if not create:
         Workspace.open(uri, options)
-    with open_memory(configuration, uri, options, request_memory_compaction, within) as store:
+    with open_memory(configuration, uri, options, memory_compaction_request(), within) as store:
         yield store
 
 

@@ -217,8 +217,8 @@ def open_memory(
 
     Raises the same errors as ``MemoryStore``.
 
-    ``request_compaction`` is called with the workspace, a tenant and its number of deltas if there are too many. The
-    store is bound to ``within`` unless that is None.
+    If a tenant has too many deltas, ``request_compaction`` is called with the workspace, the tenant and their number;
+    without it, the store compacts them itself. The store is bound to ``within`` unless that is None.
     """
     from driftline.storage.memory.store import MemoryStore
 

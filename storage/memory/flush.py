@@ -203,7 +203,7 @@ class Flusher:
             self.flush()
 
     def count_deltas(self) -> None:
-        """Count deltas, and request a compaction if there are too many. Raises StorageError."""
+        """Count deltas, and compact, or request a compaction, if there are too many. Raises StorageError."""
         if self._watch is not None:
             self._watch.look()
 

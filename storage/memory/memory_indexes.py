@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from sqlalchemy.engine import Connection
 from driftline.storage.deltas.delta_index import ADD, REMOVE, DeltaIndex, Folded
 from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, directories
-from driftline.storage.errors import BadEntity, CommitConflict, CorruptFile
+from driftline.storage.errors import BadEntity, CommitConflict, CorruptFile, LeaseHeld
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions, rewrite
 from driftline.storage.layout import BASE, ObjectKind, lease_path, new_ulid, parse_name
 from driftline.storage.leases.lease import acquire
@@ -208,6 +209,8 @@ class DeltaWatch:
             self.on_excess(tenant, deltas)
 
 
+_log = logging.getLogger(__name__)
+
 EXPIRED_AT_ONCE = 1_000
 PAGE_ROWS = 100_000
 LEASE = "memory"
@@ -255,6 +258,16 @@ def compact_indexes(
         if name.kind is ObjectKind.DELTA and Entity.of_directory(name.directory).type != workspace.config.hierarchy[-1]:
             deltas[name.directory] += 1
     return _fold(workspace, top.tenant, sorted(n for n, number in deltas.items() if number > max_deltas), encoding)
+
+
+def compact_on_excess(workspace: Workspace, max_deltas: int, encoding: Encoding, tenant: Entity, deltas: int) -> None:
+    """Fold the memory indexes of ``tenant``, whose own has ``deltas``; do nothing while another process compacts them.
+
+    For ``DeltaWatch``. Raises StorageError, LeaseLost.
+    """
+    with contextlib.suppress(LeaseHeld):
+        folded = compact_indexes(workspace, tenant, max_deltas, encoding)
+        _log.info("Compacted %d memory indexes of %s, which had %d deltas", len(folded), tenant, deltas)
 
 
 def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEFAULT_ENCODING) -> dict[str, Folded]:

@@ -115,12 +115,13 @@ class MemoryStore(EntityRegistry):
         Without ``catalog_url``, the catalog is an SQLite file in the workspace; the workspace must then be local.
         ``embedder`` is called when text is first embedded. Entries stored without an embedder become semantically
         searchable once a store with an embedder is open or, in a tenant with no vectors, after ``rebuild``.
-        ``on_threshold`` is called with a tenant and its index's number of deltas once that exceeds
-        ``compaction_threshold``. ``within`` binds the store to an entity, which becomes its root: no call reads,
-        writes, lists, counts or reveals anything outside it. ``encoding`` applies to the indexes' Parquet files.
-        ``redact`` selects which credentials in values and metadata are redacted before they are stored; keys that
-        contain one are rejected. Raises BadEntity, CatalogMissing, CatalogMismatch, CatalogError, UnsafeStore,
-        UsageError, WorkspaceTooNew, CorruptFile, AccessDenied, StorageError.
+        Once a tenant's index has more deltas than ``compaction_threshold``, the store compacts the tenant's indexes in
+        the background, or calls ``on_threshold`` with the tenant and the number of deltas, if given. ``within`` binds
+        the store to an entity, which becomes its root: no call reads, writes, lists, counts or reveals anything outside
+        it. ``encoding`` applies to the indexes' Parquet files. ``redact`` selects which credentials in values and
+        metadata are redacted before they are stored; keys that contain one are rejected. Raises BadEntity,
+        CatalogMissing, CatalogMismatch, CatalogError, UnsafeStore, UsageError, WorkspaceTooNew, CorruptFile,
+        AccessDenied, StorageError.
         """
         if redact not in get_args(Redaction):
             raise UsageError(f"Unknown redaction mode {redact!r}", "", f"Use one of {', '.join(get_args(Redaction))}.")
@@ -131,7 +132,8 @@ class MemoryStore(EntityRegistry):
         blobs, pool = Blobs(objects, cache_seconds), ThreadPoolExecutor(threads, "driftline-memory")
         self._reader = EntryReader(catalog, blobs, pool, now)
         self._search = MemorySearch(objects, embedder, self._reader.values) if embedder else None
-        watch = DeltaWatch(objects, compaction_threshold, on_threshold) if on_threshold else None
+        fold = partial(memory_indexes.compact_on_excess, self.workspace, compaction_threshold, encoding)
+        watch = DeltaWatch(objects, compaction_threshold, on_threshold or fold)
         self._flusher = Flusher(catalog, objects, self._search, now, watch, names.boundary, encoding)
         self._generations = Generations(objects, catalog)
         super().__init__(catalog, names, now, self._flusher.notify, self._generations.check)

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogError, CatalogMismatch
 from driftline.storage.garbage.orphans import Reason
-from driftline.storage.memory.catalog import entry_writes
+from driftline.storage.layout import lease_path, new_ulid
+from driftline.storage.leases.lease import acquire
+from driftline.storage.memory.catalog import entry_writes, outbox
 from driftline.storage.memory.catalog.tables import retired_blobs
 from driftline.storage.memory.listings import MemoryListing, Totals
-from driftline.storage.memory.memory_indexes import MemoryIndex
+from driftline.storage.memory.memory_indexes import LEASE, MemoryIndex
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.objects.store import ObjectInfo, ObjectStore
 from driftline.storage.workspace.workspace import Workspace
@@ -204,3 +208,55 @@ def test_a_workspace_of_memory_alone_is_a_workspace(store: MemoryStore, driftlin
     assert Workspace.open(store.workspace.objects.uri).stats().total_documents == 0
     assert driftline("verify", "--workspace", store.workspace.objects.uri, "--json").code == 0
     assert driftline("cleanup", "--workspace", store.workspace.objects.uri, "--json").json["orphan_count"] == 0
+
+
+def test_a_store_compacts_its_indexes_above_the_threshold(tmp_path: Path) -> None:
+    """Every index of the tenant keeps at most ``compaction_threshold`` deltas and one flush; no entry is lost."""
+    with MemoryStore(str(tmp_path / "workspace"), compaction_threshold=3) as store:
+        objects = store.workspace.objects
+        for number in range(10):
+            store.store(f"key {number}", number, S1)
+            store.flush()
+            assert len(MemoryIndex(objects, ACME).log().deltas) <= 4
+        assert [row["key"] for row in store.query_index(scope=ACME)] == [f"key {number}" for number in range(10)]
+        assert MemoryIndex(objects, S1).log().has_base
+
+
+def test_a_store_flushes_while_another_process_compacts(tmp_path: Path) -> None:
+    with MemoryStore(str(tmp_path / "workspace"), compaction_threshold=1) as store:
+        objects = store.workspace.objects
+        with acquire(objects, lease_path(Entity.of_directory("org:acme"), LEASE), new_ulid()):
+            for number in range(4):
+                store.store(f"key {number}", number, S1)
+                assert store.flush() == 1
+        assert len(store.query_index(scope=ACME)) == 4
+        assert len(MemoryIndex(objects, ACME).log().deltas) == 4
+
+
+def test_catalog_queries_use_their_indexes(store: MemoryStore) -> None:
+    """One tenant's expired entries, or its changes that wait for a model, must not slow the calls of another."""
+    statements: list[tuple[str, Any]] = []
+
+    def record(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
+        statements.append((statement, parameters))
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", record)
+    try:
+        store.store("key", 1, S1)
+        store.retrieve_by_entity("session", "s1")
+        store.catalog.read(lambda connection: outbox.waiting(connection, for_vectors=False))
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", record)
+    explained = [
+        (f"EXPLAIN QUERY PLAN {statement}", values)
+        for statement, values in statements
+        if ("sum(" in statement and "expires" in statement) or ("EXISTS" in statement and "is_indexed" in statement)
+    ]
+
+    def explain(connection: sa.Connection) -> list[str]:
+        return [" ".join(row[3] for row in connection.exec_driver_sql(*each)) for each in explained]
+
+    plans = store.catalog.read(explain)
+    assert len(plans) == 2
+    assert "ltm_entries_by_expiry (tenant_id=? AND expires<?)" in plans[0]
+    assert "ltm_outbox_to_index" in plans[1]

@@ -281,9 +281,10 @@ def _count_queries(is_limited: bool, with_descendants: bool) -> tuple[sa.Select[
     )
     # An expression keeps the planner off the owner index: few entries have expired, and the expiry index finds them.
     owner = entries.c.entity_id + 0
+    tenant = sa.select(entities.c.tenant_id).where(entities.c.id.in_(sa.bindparam("tops", expanding=True)))
     expired_by_owner = (
         sa.select(owner.label("owner"), sa.func.count().label("entries"))
-        .where(entries.c.expires <= sa.bindparam("now", type_=UtcTime()))
+        .where(entries.c.tenant_id.in_(tenant), entries.c.expires <= sa.bindparam("now", type_=UtcTime()))
         .group_by(owner)
         .subquery()
     )

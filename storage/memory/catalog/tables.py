@@ -128,6 +128,7 @@ entries = sa.Table(
     sa.Index("ltm_entries_by_owner", "entity_id", "key"),
     sa.Index(
         "ltm_entries_by_expiry",
+        "tenant_id",
         "expires",
         sqlite_where=sa.text("expires IS NOT NULL"),
         postgresql_where=sa.text("expires IS NOT NULL"),
@@ -147,6 +148,7 @@ outbox = sa.Table(
     sa.Column("is_indexed", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("written", UtcTime, nullable=False),
     sa.Index("ltm_outbox_by_tenant", "tenant_id", "id"),
+    sa.Index("ltm_outbox_to_index", "tenant_id", "is_indexed", "id"),
     sqlite_autoincrement=True,
 )
 """Changes not yet applied to indexes and vectors: at ``rev`` the entry was written to ``path`` (null: deleted) and left
