@@ -580,13 +580,13 @@ def test_another_source_cannot_take_the_place_of_a_repository_that_has_readers(
     (tmp_path / "salaries").mkdir()
     (tmp_path / "salaries" / "all.md").write_text("the salary of everyone\n")
     where = fleet.workspace.objects.uri
-    with pytest.raises(SourceConflict, match="whose host says who may read it"):
+    with pytest.raises(SourceConflict, match="whose host determines its readers"):
         driftline.index(str(tmp_path / "salaries"), workspace=where, entity=entity, rebind=True)
     remove_source(where, entity)
-    with pytest.raises(SourceConflict, match="whose host says who may read it"):
+    with pytest.raises(SourceConflict, match="whose host determines its readers"):
         driftline.index(str(tmp_path / "salaries"), workspace=where, entity=entity)
     (tmp_path / "salaries").rename(tmp_path / "r1")  # whose default entity is that of the repository
-    with pytest.raises(SourceConflict, match="whose host says who may read it"):
+    with pytest.raises(SourceConflict, match="whose host determines its readers"):
         driftline.index(str(tmp_path / "r1"), workspace=where)
 
 
