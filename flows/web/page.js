@@ -182,6 +182,19 @@ function moveAmongResults(box) {
   });
 }
 
+/** Shows the block of laid-out prose that has the linked line; its blocks have the numbers of their first lines. */
+function followBlocks(prose) {
+  const fromLink = () => {
+    const number = Number(/^#L([1-9]\d*)/.exec(location.hash)?.[1]);
+    const block = [...prose.querySelectorAll("[id^='L']")].findLast((each) => Number(each.id.slice(1)) <= number);
+    prose.querySelector(".best")?.classList.remove("best");
+    if (number > 1) block?.classList.add("best");
+    block?.scrollIntoView({ block: "center" });
+  };
+  addEventListener("hashchange", fromLink);
+  fromLink();
+}
+
 const linkedLine = (link) => Number(link.hash.slice("#L".length));
 
 /** The link of the outline to the last definition that begins at line `number` or before. */
@@ -230,7 +243,7 @@ function followLines(code) {
     const found = page?.getElementById("similar");
     if (!found) return;
     document.getElementById("similar").replaceWith(found);
-    for (const id of ["remote", "own", "blame"]) {
+    for (const id of ["remote", "own", "blame", "view"]) {
       const link = page.getElementById(id);
       if (link) document.getElementById(id)?.replaceWith(link);
     }
@@ -383,7 +396,9 @@ if (box) {
   moveAmongResults(box);
 }
 jumpFromNames();
-const lines = document.querySelector(".document .code");
+const lines = document.querySelector(".document .found > .code");
 if (lines) followLines(lines);
+const prose = document.querySelector(".laid-out");
+if (prose) followBlocks(prose);
 if (lines && document.getElementById("names")) showReferences(lines);
 if (navigator.clipboard) copyLinks(); // only on https and this machine

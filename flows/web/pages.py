@@ -60,7 +60,8 @@ class DocumentView:
     """A document around ``line``: the requested or the first line.
 
     ``similar`` lists hits that resemble that line, and ``outline`` lists the definitions as (line, kind, name).
-    ``beside`` is the document's folder, and ``branches`` the first branches of its source.
+    ``beside`` is the document's folder, and ``branches`` the first branches of its source. If ``is_whole`` is
+    set, no line was requested, and prose is laid out.
     """
 
     excerpt: dict[str, Any]
@@ -70,6 +71,7 @@ class DocumentView:
     similar: Sequence[Hit] = ()
     beside: Folder | None = None
     branches: Sequence[str] = ()
+    is_whole: bool = False
 
 
 EXAMPLES = (
@@ -320,22 +322,33 @@ def _ago(age: timedelta) -> str:
 
 def document_page(view: DocumentView) -> bytes:
     """Return a document's page."""
+    from driftline.flows.web.rendering import is_rendered
+
     excerpt, branch = view.excerpt, view.branch
     source, path, first = excerpt["source"], excerpt["path"], excerpt["start_line"]
     last = first + len(excerpt["lines"]) - 1
     earlier = document_link(source, path, max(1, first - MAX_PAGE_LINES), branch) if first > 1 else None
     later = document_link(source, path, last, branch) if last == view.line + MAX_PAGE_LINES else None
     folder, _, name = path.rpartition("/")
+    is_prose_page = is_rendered(path) and not earlier and not later
+    body = _laid_out(source, path, excerpt["lines"], branch) if is_prose_page and view.is_whole else None
+    if body is not None:
+        other_view = "Source", document_link(source, path, 1, branch)
+    else:
+        other_view = "Rendered", document_link(source, path, None, branch) + f"#L{view.line}"
     return _rendered(
         "document.html.j2",
         excerpt=excerpt,
+        body=body,
+        other_view=other_view if is_prose_page else (),
         crumbs=_crumbs(source, folder, branch),
         name=name,
         entries=_entries(view.beside, branch, path) if view.beside is not None else [],
         up=folder_link(source, folder.rpartition("/")[0], branch) if folder else "",
-        own=document_link(source, path, view.line, branch),
+        own=document_link(source, path, view.line if body is None else None, branch),
         here=max((n for n, each in enumerate(view.outline) if each[0] <= view.line), default=-1),
-        lines=_numbered(path, first, excerpt["lines"]),
+        lines=_numbered(path, first, excerpt["lines"]) if body is None else (),
+        count=len(excerpt["lines"]),
         line=view.line,
         branch=branch,
         earlier=earlier,
@@ -353,6 +366,17 @@ def document_page(view: DocumentView) -> bytes:
         main=document_link(source, path, view.line) if branch else "",
         similar=[(document_link(hit.source, hit.path, hit.line, branch), hit) for hit in view.similar],
     )
+
+
+def _laid_out(source: str, path: str, lines: Sequence[str], branch: str | None) -> str | None:
+    """Return a document of prose as HTML, or None if it is too long."""
+    from driftline.flows.web.rendering import rendered
+
+    def link(target: str, fragment: str) -> str:
+        found = document_link(source, target, None, branch) if target else folder_link(source, "", branch)
+        return f"{found}#{fragment}" if fragment else found
+
+    return rendered(path, lines, link)
 
 
 _SEPARATORS = (".", "::", " > ")
@@ -400,7 +424,7 @@ def _entries(folder: Folder, branch: str | None, shown: str = "") -> list[dict[s
         link = folder_link(folder.source, at + name, branch)
         found.append({"name": f"{name}/", "link": link, "documents": count, "reason": None, "is_shown": False})
     for name, size, reason in folder.documents:
-        link = document_link(folder.source, at + name, 1, branch).partition("#")[0] if reason is None else ""
+        link = document_link(folder.source, at + name, None, branch) if reason is None else ""
         found.append(
             {"name": name, "link": link, "size": _size(size), "reason": reason, "is_shown": at + name == shown}
         )
@@ -423,12 +447,29 @@ def _size(count: int) -> str:
     return f"{count / 1e3:,.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"
 
 
-def folder_page(folder: Folder, branch: str | None = None) -> bytes:
-    """Return a folder's page: its folders and documents."""
+def readme_of(folder: Folder) -> str | None:
+    """Return the path of the document to show below a folder's list, if there is one."""
+    from driftline.flows.web.rendering import is_rendered
+
+    names = (name for name, _, reason in folder.documents if reason is None)
+    name = next((name for name in names if name.lower().startswith("readme.") and is_rendered(name)), None)
+    return name and f"{folder.path}/{name}".removeprefix("/")
+
+
+def folder_page(folder: Folder, branch: str | None = None, readme: Sequence[str] = ()) -> bytes:
+    """Return a folder's page: its folders and documents, and the lines of its ``readme_of``."""
     *crumbs, (name, _) = _crumbs(folder.source, folder.path, branch)
     entries = _entries(folder, branch)
+    path = readme_of(folder)
     return _rendered(
-        "folder.html.j2", folder=folder, crumbs=crumbs, name=name, entries=entries, branch=branch, search=_below(folder)
+        "folder.html.j2",
+        folder=folder,
+        crumbs=crumbs,
+        name=name,
+        entries=entries,
+        branch=branch,
+        search=_below(folder),
+        readme=_laid_out(folder.source, path, readme, branch) if path and readme else None,
     )
 
 
@@ -440,7 +481,9 @@ def _below(folder: Folder) -> list[tuple[str, str]]:
 
 def sources_page(view: HomeView) -> bytes:
     """Return the page of all sources."""
-    return _rendered("folder.html.j2", folder=None, sources=_listed(view.sources), crumbs=[], name="Sources")
+    return _rendered(
+        "folder.html.j2", folder=None, readme=None, sources=_listed(view.sources), crumbs=[], name="Sources"
+    )
 
 
 def folder_link(source: str = "", path: str = "", branch: str | None = None) -> str:
@@ -569,10 +612,11 @@ def _last_indexed(runs: Sequence[RunRecord]) -> dict[str, tuple[datetime, str]]:
     return found
 
 
-def document_link(source: str, path: str, line: int, branch: str | None = None) -> str:
-    """Return the link to a line of a document."""
-    fields = {"line": line} | ({"branch": branch} if branch else {})
-    return f"/d/{quote(source, safe='/:')}/{quote(path, errors='surrogatepass')}?{_encoded(fields)}#L{line}"
+def document_link(source: str, path: str, line: int | None, branch: str | None = None) -> str:
+    """Return the link to a line of a document or, if ``line`` is None, to the document."""
+    fields = ({"line": line} if line else {}) | ({"branch": branch} if branch else {})
+    address = f"/d/{quote(source, safe='/:')}/{quote(path, errors='surrogatepass')}"
+    return address + (f"?{_encoded(fields)}" if fields else "") + (f"#L{line}" if line else "")
 
 
 def error_page(message: str) -> bytes:
@@ -602,7 +646,7 @@ def static(name: str) -> bytes:
     """Return the content of a file in STATIC."""
     text = _text(name)
     if name == "style.css":
-        from driftline.flows.web.highlight import colour_styles
+        from driftline.flows.web.rendering import colour_styles
 
         text += colour_styles()
     return text.encode()
@@ -657,7 +701,7 @@ def _shown(value: Any) -> str:
 def _numbered(
     path: str, first: int, lines: Sequence[str], query: str = "", matches: Sequence[Sequence[tuple[int, int]]] = ()
 ) -> list[tuple[int, str]]:
-    from driftline.flows.web.highlight import coloured
+    from driftline.flows.web.rendering import coloured
 
     return list(enumerate(coloured(path, lines, query, matches), start=first))
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -72,7 +72,7 @@ from driftline.flows.web.responses import (
     problem_of,
     wrong_parameters,
 )
-from driftline.storage.errors import DriftlineError
+from driftline.storage.errors import DriftlineError, NotIndexed
 from driftline.storage.option_table import spread
 from driftline.tasks.search.hits import Hit, SearchReport
 from driftline.tasks.search.query_language import field_term
@@ -141,7 +141,13 @@ class Pages:
         if not path or path.endswith("/"):
             return self._folder(source, path.removesuffix("/"), branch)
         at = line or 1
-        excerpt = self.reader.excerpt(source, path, at, pages.MAX_PAGE_LINES, branch)
+        try:
+            excerpt = self.reader.excerpt(source, path, at, pages.MAX_PAGE_LINES, branch)
+        except NotIndexed:
+            with suppress(NotIndexed):  # links in prose lead to folders as well
+                self.reader.folder(source, path, branch)
+                return RedirectResponse(pages.folder_link(source, path, branch), 303)
+            raise
         anchors = [(number, "anchor", name) for number, name in excerpt["anchors"]]
         view = pages.DocumentView(
             excerpt=excerpt,
@@ -151,6 +157,7 @@ class Pages:
             similar=self._similar(excerpt, line, branch) if line is not None else (),
             beside=self.reader.folder(excerpt["source"], path.rpartition("/")[0], branch),
             branches=self.reader.branches_of(excerpt["source"], pages.MAX_FACETS + 1),
+            is_whole=line is None,
         )
         return HTMLResponse(pages.document_page(view))
 
@@ -158,7 +165,10 @@ class Pages:
         """Show a source's folder or, if ``source`` is empty, all sources."""
         if not source:
             return HTMLResponse(pages.sources_page(self.reader.home()))
-        return HTMLResponse(pages.folder_page(self.reader.folder(source, path, branch), branch))
+        folder = self.reader.folder(source, path, branch)
+        readme = pages.readme_of(folder)
+        shown = self.reader.excerpt(source, readme, 1, pages.MAX_PAGE_LINES, branch)["lines"] if readme else ()
+        return HTMLResponse(pages.folder_page(folder, branch, shown if len(shown) <= pages.MAX_PAGE_LINES else ()))
 
     def references(self, name: SymbolName, branch: BranchName = None) -> Response:
         """Show the definitions and the uses of a name."""

@@ -47,6 +47,14 @@ class Lease:
         """Give the lease back."""
         self.until = 0
 '''
+NOTES = """# Leases
+
+who renews the lease of a run
+
+the lease ends by itself
+
+See [the code](src/lease.py#L7), [the folder](src). <img src=x onerror=alert(1)>![](https://other.example/x.png)
+"""
 
 
 @dataclass
@@ -79,7 +87,7 @@ def make_tree(folder: Path) -> Path:
     (folder / "src").mkdir(parents=True)
     (folder / "src/lease.py").write_text(LEASE)
     (folder / HOSTILE_NAME).write_text("lease = '</code><script>alert(1)</script>'" + " # wide" * 100 + "\n")
-    (folder / "notes.md").write_text("# Leases\n\nwho renews the lease of a run\n\nthe lease ends by itself\n")
+    (folder / "notes.md").write_text(NOTES)
     (folder / "photo.bin").write_bytes(bytes(range(256)) * 10)
     git(folder, "init", "--quiet", "--initial-branch=main")
     git(folder, "remote", "add", "origin", "git@github.com:acme/tree.git")
@@ -393,13 +401,36 @@ def test_references_are_shown_below_the_document(site: Site) -> None:
 
 
 def test_prose_wraps_and_has_branches_but_no_uses(served: str) -> None:
-    page = ask(urlsplit(served).netloc, f"/d/{SOURCE}/notes.md").body
+    page = ask(urlsplit(served).netloc, f"/d/{SOURCE}/notes.md?line=1").body
     assert 'title="Leases"' in page
     assert "uses%3A" not in page
     assert 'class="code prose"' in page
     assert f'<a href="/d/{SOURCE}/notes.md?line=1&amp;branch=feature%2Fx#L1">on feature/x</a>' in page
-    of_branch = ask(urlsplit(served).netloc, f"/d/{SOURCE}/notes.md?branch=feature/x").body
+    of_branch = ask(urlsplit(served).netloc, f"/d/{SOURCE}/notes.md?line=1&branch=feature/x").body
     assert f'<a href="/d/{SOURCE}/notes.md?line=1#L1">on the main index</a>' in of_branch
+
+
+def test_prose_is_laid_out_and_linked_by_line(site: Site) -> None:
+    page, prose = site.page, site.page.locator(".laid-out")
+    site.browser.open(f"{site.url}d/{SOURCE}/", "notes.md")
+    page.get_by_role("link", name="notes.md", exact=True).click()
+    expect(prose.get_by_role("heading", name="Leases")).to_be_visible()
+    expect(prose.locator("img, script")).to_have_count(0)
+    assert violations(page) == [] if AXE.exists() else True
+    prose.get_by_role("link", name="the code").click()
+    page.wait_for_url("**/src/lease.py#L7")  # the script adds the line
+    page.wait_for_url("**/src/lease.py?line=7#L7")
+    page.go_back()
+    prose.get_by_role("link", name="the folder").click()
+    page.wait_for_url("**/source:tree/src/")
+    site.browser.open(f"{site.url}d/{SOURCE}/notes.md?line=3", "who renews")
+    page.locator("#L5 a").click()
+    page.wait_for_url("**?line=5#L5")
+    page.get_by_role("link", name="Rendered").click()
+    page.wait_for_url("**/notes.md#L5")
+    expect(prose.locator(".best")).to_have_text("the lease ends by itself")
+    page.get_by_role("link", name="Source", exact=True).click()
+    expect(page.locator(".document .found > .code #L1")).to_be_visible()
 
 
 _RANGE_OF_NAME = """([line, name]) => {

@@ -1,4 +1,4 @@
-"""Line colours on pages."""
+"""Lines and prose of documents as HTML."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 import pytest
 from pygments.lexers import find_lexer_class_for_filename, get_all_lexers
 
-from driftline.flows.web import highlight
-from driftline.flows.web.highlight import _lexer_class, _significant_name, coloured
+from driftline.flows.web import rendering
+from driftline.flows.web.rendering import _lexer_class, _significant_name, coloured, rendered
 
 
 def test_every_name_has_the_language_that_pygments_finds() -> None:
@@ -31,7 +31,7 @@ def test_each_line_is_complete_and_escaped_and_its_words_are_marked() -> None:
 
 
 def test_a_text_that_takes_long_to_colour_is_only_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(highlight, "COLOURING_SECONDS", 0.05)
+    monkeypatch.setattr(rendering, "COLOURING_SECONDS", 0.05)
     line = " ".join(["word"] * 12)
     made = coloured("a.java", ["return <b>;", *[line] * 320])  # in full, seconds of CPU time
     assert made == ["return &lt;b&gt;;", *[line] * 320]
@@ -59,3 +59,45 @@ def test_exact_matches_are_marked_where_they_are() -> None:
     assert found == ["'<b>'", "", "leaseslease"]  # matches that overlap are one
     (long,) = coloured("a.py", ["x" * 2_000], "", [[(990, 1_500)]])
     assert "".join(re.findall(r'-Mark">([^<]*)<', long)) == "x" * 9 + "…"  # up to the end of the shown part
+
+
+def laid_out(text: str, path: str = "docs/a.md") -> str:
+    made = rendered(path, text.split("\n"), lambda target, fragment: f"/d/{target}#{fragment}")
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("# Set up\n\ntext", '<h2 id="L1"><span id="at-set-up"></span>Set up</h2>\n<p id="L3">text</p>'),
+        ("- a\n- b", '<ul id="L1">\n<li>a</li>\n<li id="L2">b</li>\n</ul>'),
+        ("# A\n# A", '<span id="at-a-1"></span>A</h2>'),
+        ("a <b onclick=x>bold</b><br>c", '<p id="L1">a bold<br>c</p>'),
+        ("<div>\n<script>alert(1)</script> &lt;i&gt;\n</div>", "<p>alert(1) &lt;i&gt;</p>"),
+        ("<!-- a --> b\n\n<!-- c", "<p>b</p>"),
+        ("![Logo](https://evil.example/x.png)", '<span class="picture">Logo</span>'),
+        ("[x](javascript:alert(1))", "[x](javascript:alert(1))"),
+        ("[x](vscode://file)", "<a>x</a>"),
+        ('[x](https://a.b/"onclick=)', '<a href="https://a.b/%22onclick=" rel="noreferrer">x</a>'),
+        ("[x](b.md#L4-L5) [y](/c/) [z](../..)", '"/d/docs/b.md#L4-L5"'),
+        ("[x](#q)", '<a href="#at-q" rel="noreferrer">'),
+        ("```python\nx = 1\n```", '<pre id="L1" class="code" tabindex="0"><code>x'),
+        ("    <b>", "&lt;b&gt;"),
+        ("|a|\n|-:|\n|b|", '<th class="right">'),
+        ("---\ntitle: x\n---\n# A", '<h2 id="L4">'),
+        ("<" * 60 + "\n" + "&lt;script&gt;", "&lt;script&gt;"),
+    ],
+)
+def test_prose_is_laid_out_without_html_and_pictures(text: str, made: str) -> None:
+    found = laid_out(text)
+    assert made in found
+    tags = {tag.lower() for tag in re.findall(r"<([a-zA-Z]\w*)", found)}
+    assert tags <= {
+        *["a", "br", "code", "h2", "li", "p", "pre", "span", "table", "tbody", "td", "th", "thead", "tr", "ul"]
+    }
+    assert re.search(r"<[^>]*\s(?:on\w+|style|src)=", found) is None
+
+
+def test_long_prose_is_shown_as_lines() -> None:
+    assert rendered("a.md", ["x" * 1_000] * 101, lambda target, _: target) is None

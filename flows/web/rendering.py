@@ -1,22 +1,32 @@
-"""Render lines as HTML: escaped, coloured by Pygments, with exact matches and query words marked."""
+"""Render documents as HTML: lines coloured by Pygments, with matches marked, and prose laid out as its author meant it.
+
+Documents are untrusted. Everything from them is escaped, their own HTML is left out, and nothing is loaded from
+elsewhere.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import html
+import posixpath
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import cache, lru_cache
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from cachetools import LRUCache, cached
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
 from pygments import format
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_lexers
+from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_lexers, get_lexer_by_name
 from pygments.token import Name, Punctuation, Text, Whitespace
+from pygments.util import ClassNotFound
 
 from driftline.storage.lines.tokenizer import keywords, terms_of
 
@@ -159,7 +169,10 @@ def _significant_names() -> re.Pattern[str]:
 @lru_cache(4_096)
 def _lexer_class(name: str) -> Any:
     """Return the lexer for files with this name. The lookup takes about a millisecond."""
-    return find_lexer_class_for_filename(name) or TextLexer
+    try:  # blocks of code in prose name their languages
+        return find_lexer_class_for_filename(name) or type(get_lexer_by_name(name.rpartition(".")[2]))
+    except ClassNotFound:
+        return TextLexer
 
 
 def _cut(line: str) -> str:
@@ -222,3 +235,149 @@ def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
             begin = part.end()
         if begin < len(value):
             yield kind, value[begin:]
+
+
+MAX_RENDERED_CHARACTERS = 100_000
+"""Longer prose is shown as lines."""
+_MARKDOWN = (".md", ".markdown", ".mkd")
+PathLink = Callable[[str, str], str]
+"""Returns the link to a path in the document's source, with a fragment."""
+
+
+def is_rendered(path: str) -> bool:
+    """Return whether ``rendered`` can lay out a document, judging by its name."""
+    return path.lower().endswith(_MARKDOWN)
+
+
+def rendered(path: str, lines: Sequence[str], link: PathLink) -> str | None:
+    """Return a whole document laid out as HTML, or None if it is too long.
+
+    Blocks have the id of their first line, as in the view of its lines. ``link`` makes the links to other documents.
+    """
+    if sum(map(len, lines)) + len(lines) > MAX_RENDERED_CHARACTERS:
+        return None
+    head = _front_matter(lines)
+    made = _code("x.yaml", lines[:head], 1) if head else ""
+    text = "\n" * head + "\n".join(lines[head:])
+    return made + str(_markdown().render(text, {"folder": posixpath.dirname(path), "link": link, "slugs": {}}))
+
+
+def _front_matter(lines: Sequence[str]) -> int:
+    """Return the number of lines of YAML before the text.
+
+    Examples:
+        >>> _front_matter(["---", "title: Leases", "---", "# Leases"]), _front_matter(["---", "text"])
+        (3, 0)
+    """
+    if not lines or lines[0].rstrip() != "---":
+        return 0
+    return next((at + 1 for at, line in enumerate(lines) if at and line.rstrip() == "---"), 0)
+
+
+def _code(path: str, lines: Sequence[str], first: int) -> str:
+    text = "\n".join(coloured(path, lines))
+    return f'<pre id="L{first}" class="code" tabindex="0"><code>{text}</code></pre>\n'
+
+
+@cache
+def _markdown() -> MarkdownIt:
+    # Recognized HTML can be left out; otherwise, readers would see it as text.
+    parser = MarkdownIt("commonmark", {"html": True, "maxNesting": 20}, renderer_cls=_Prose)
+    return parser.enable(["table", "strikethrough"])
+
+
+_TAGS = re.compile(r"<!--(?:.*?-->|.*)|<[^<>]*>", re.DOTALL)
+_NO_SLUG = re.compile(r"[^\w\- ]")
+
+
+class _Prose(RendererHTML):
+    """Renders Markdown without its HTML and pictures. ``env`` has the document's folder and PathLink."""
+
+    def render(self, tokens: Sequence[Token], options: Any, env: MutableMapping[str, Any]) -> str:
+        seen = set[int]()
+        for token in tokens:
+            aligned = str(token.attrs.pop("style", ""))  # the pages' security policy allows classes only
+            if aligned:
+                token.attrSet("class", aligned.removeprefix("text-align:"))
+            if token.map and token.nesting >= 0 and not token.hidden and token.map[0] not in seen:
+                seen.add(token.map[0])
+                token.attrSet("id", f"L{token.map[0] + 1}")
+        return super().render(tokens, options, env)
+
+    def heading_open(self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]) -> str:
+        token, text = tokens[idx], self.renderInlineAsText(tokens[idx + 1].children or [], options, env)
+        slug = _NO_SLUG.sub("", text.strip().lower()).replace(" ", "-")
+        count = env["slugs"].setdefault(slug, 0)
+        env["slugs"][slug] += 1
+        target = _fragment(f"{slug}-{count}" if count else slug)
+        return f'{self._below_title(token, options, env).rstrip()}<span id="{html.escape(target)}"></span>'
+
+    def heading_close(self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]) -> str:
+        return self._below_title(tokens[idx], options, env)
+
+    def _below_title(self, token: Token, options: Any, env: MutableMapping[str, Any]) -> str:
+        """Return a heading's tag: one level down, below the name of the document."""
+        token.tag = f"h{min(6, int(token.tag[1]) + 1)}"
+        return self.renderToken([token], 0, options, env)
+
+    def table_open(self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]) -> str:
+        tokens[idx].attrSet("tabindex", "0")  # it scrolls where it is too wide
+        return self.renderToken(tokens, idx, options, env)
+
+    def fence(self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]) -> str:
+        token = tokens[idx]
+        language = re.match(r"[\w+#-]*", token.info.strip().removeprefix("{").removeprefix("."))
+        name = language[0] if language is not None else ""
+        return _code(f"x.{name}", token.content.removesuffix("\n").split("\n"), (token.map or [0])[0] + 1)
+
+    code_block = fence
+
+    def html_block(self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]) -> str:
+        text = html.escape(html.unescape(_TAGS.sub("", tokens[idx].content)).strip())
+        return f"<p>{text}</p>\n" if text else ""
+
+    def html_inline(self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]) -> str:
+        return "<br>" if tokens[idx].content[:3].lower() == "<br" else ""
+
+    def image(self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]) -> str:
+        text = self.renderInlineAsText(tokens[idx].children or [], options, env)
+        return f'<span class="picture">{html.escape(text or "picture")}</span>'
+
+    def link_open(self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]) -> str:
+        target = _target(str(tokens[idx].attrs.get("href", "")), env["folder"], env["link"])
+        return f'<a href="{html.escape(target)}" rel="noreferrer">' if target else "<a>"
+
+
+def _fragment(name: str) -> str:
+    """Return the id of a heading, which differs from the ids of the page itself."""
+    return f"at-{name}"
+
+
+def _target(href: str, folder: str, link: PathLink) -> str:
+    """Return where a link of a document in ``folder`` leads; "" if it leads outside its source or is no page.
+
+    Examples:
+        >>> show = lambda path, fragment: f"{path} {fragment}"
+        >>> _target("../a.md#Set%20up", "docs/guides", show), _target("/a.md", "docs", show), _target("#x", "", show)
+        ('docs/a.md at-Set up', 'a.md ', '#at-x')
+        >>> _target("../a.md", "", show), _target("javascript:alert(1)", "", show), _target("//host/x", "", show)
+        ('', '', '')
+    """
+    try:
+        parts = urlsplit(href)
+    except ValueError:
+        return ""
+    if parts.scheme in ("http", "https", "mailto"):
+        return href
+    if parts.scheme or parts.netloc:
+        return ""
+    fragment = unquote(parts.fragment)
+    if fragment and not re.fullmatch(r"L\d+(-L?\d+)?", fragment):
+        fragment = _fragment(fragment)
+    if not parts.path:
+        return f"#{fragment}"
+    inside = unquote(parts.path)
+    path = posixpath.normpath(posixpath.join("" if inside[0] == "/" else folder, inside.lstrip("/")))
+    if path.split("/")[0] == "..":
+        return ""
+    return link("" if path == "." else path + "/" * inside.endswith("/"), fragment)
