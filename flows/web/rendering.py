@@ -354,7 +354,7 @@ def _fragment(name: str) -> str:
 
 
 def _target(href: str, folder: str, link: PathLink) -> str:
-    """Return where a link of a document in ``folder`` leads; "" if it leads outside its source or is no page.
+    """Return where a link of a document in ``folder`` leads, or "" if that is outside its source or no page.
 
     Examples:
         >>> show = lambda path, fragment: f"{path} {fragment}"
