@@ -7,8 +7,9 @@ size and age; the index page gets statistics, growth, runs, and skipped document
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -16,6 +17,7 @@ from operator import call
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from cachetools import TTLCache
 from fastapi import Query
@@ -24,6 +26,7 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from driftline.flows.client import ARROW, MAX_SQL_SECONDS
 from driftline.flows.output.report_page import newest_runs
 from driftline.flows.runs.branches import list_branches
 from driftline.flows.search import search
@@ -42,7 +45,9 @@ from driftline.tasks.search.documents import (
     DocumentCursor,
     DocumentPage,
     Folder,
+    FoundDocuments,
     document_page,
+    find_documents,
     read_excerpt,
     read_folder,
 )
@@ -142,6 +147,35 @@ def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) ->
         return SqlView(tuple(result.schema.names), tuple(result.numbers), shown, len(rows) > MAX_SQL_ROWS)
 
 
+MAX_TABLE_ROWS = 100_000
+"""Maximum number of rows in a response of the API."""
+
+
+def sql_table(
+    workspace: Workspace,
+    text: str,
+    parameters: Sequence[Any],
+    only: Boundary | None,
+    seconds: float,
+    within: Boundary | None = None,
+) -> pa.Table:
+    """Run one SELECT inside ``within`` and ``only``.
+
+    Raises the same errors as ``storage.sql.query``, and UsageError for too many rows.
+    """
+    from driftline.storage.sql import query  # loads DuckDB
+
+    boundary = within.narrowed(only) if within is not None and only is not None else within or only
+    with query(workspace, text, parameters, within=boundary, max_seconds=seconds, max_bytes=SQL_BYTES) as result:
+        found, count = [], 0
+        for batch in result:
+            found.append(batch)
+            count += batch.num_rows
+            if count > MAX_TABLE_ROWS:
+                raise UsageError(f"The query returns more than {MAX_TABLE_ROWS:,} rows", fix="Add a LIMIT.")
+        return pa.Table.from_batches(found, result.schema)
+
+
 def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
     from driftline.storage.sql import views
 
@@ -239,6 +273,13 @@ PageCursor = Annotated[
     _CursorText | SkipJsonSchema[None],
     Query(description="Start of the page, from the 'next' link."),
 ]
+SqlParameters = Annotated[
+    str, Query(max_length=MAX_QUERY_CHARACTERS, description="The values for each ``?`` in the query, as a JSON list.")
+]
+SqlSeconds = Annotated[
+    float, Query(gt=0, le=MAX_SQL_SECONDS, description="Interrupt the query after this time, in seconds.")
+]
+RunLimit = Annotated[int, Query(ge=1, le=MAX_RUNS, description="Maximum number of runs.")]
 EntityName = Annotated[_Entity | SkipJsonSchema[None], Query(description="Limit to this entity and its descendants.")]
 
 
@@ -363,6 +404,11 @@ class Reader:
         view: Folder = self._view(read_folder, source, path, branch=branch, limit=MAX_ENTRIES)
         return view
 
+    def find(self, text: str, source: str | None, branch: str | None, limit: int) -> FoundDocuments:
+        """Return the documents whose paths contain the characters of ``text`` in order, best first."""
+        found: FoundDocuments = self._view(find_documents, text, source, branch=branch, limit=limit)
+        return found
+
     def branch_names(self) -> tuple[str, ...]:
         """Return the sorted branch names of all sources; at most VIEW_SECONDS old."""
         names: tuple[str, ...] = self._view(_branch_names, run=call)
@@ -400,6 +446,20 @@ class Reader:
         granted("memory")
         view: SqlView = self._read(sql_view, text)
         return view
+
+    def table(
+        self, text: str, parameters: Sequence[Any], within: str | None, branch: str | None, seconds: float
+    ) -> pa.Table:
+        """Run one SELECT, which may also read memory, and return its rows. Raises BadEntity, UsageError."""
+        granted("memory")
+        only = Boundary.of(parse_entity(within, self.newest().config.hierarchy)) if within is not None else None
+        return self._read(sql_table, text, parameters, only, seconds, branch=branch)
+
+    def runs(self, limit: int) -> dict[str, Any]:
+        """Return the newest ``limit`` runs."""
+        within = granted("search").within
+        runs: Iterable[RunRecord] = self._read(newest_runs, limit)
+        return {"runs": [asdict(run) for run in (runs if within is None else _within(runs, within))]}
 
     def search_memory(self, query: str, entity: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ``driftline memory search --json`` object. Raises NotIndexed if there is no memory."""
@@ -483,6 +543,31 @@ class Api:
         """Find the memory entries that match a query best, as in ``driftline memory search --json``."""
         return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
 
+    def sql(
+        self,
+        request: Request,
+        q: Text,
+        parameters: SqlParameters = "[]",
+        within: EntityName = None,
+        branch: BranchName = None,
+        timeout_seconds: SqlSeconds = SQL_SECONDS,
+    ) -> Response:
+        """Run one SELECT, as in ``driftline sql --json``; if the request accepts it, return an Arrow stream."""
+        from driftline.storage.sql import as_json
+
+        found = self.reader.table(q, _values(parameters), within, branch, timeout_seconds)
+        if ARROW in request.headers.get("accept", ""):
+            with pa.BufferOutputStream() as buffer:
+                with pa.ipc.new_stream(buffer, found.schema) as writer:
+                    writer.write_table(found)
+                return Response(buffer.getvalue().to_pybytes(), media_type=ARROW)
+        text = json.dumps({"columns": found.schema.names, "rows": found.to_pylist()}, default=as_json)
+        return JsonAnswer(json.loads(text, parse_constant=lambda _: None))  # JSON has no NaN and infinity
+
+    def runs(self, limit: RunLimit = 20) -> Response:
+        """List the newest runs with their reports."""
+        return JsonAnswer(self.reader.runs(limit))
+
     def status(self) -> Response:
         """Show workspace statistics, as in ``driftline status --json``."""
         return JsonAnswer(self.reader.status())
@@ -494,6 +579,16 @@ class Api:
     def branches(self) -> Response:
         """List the sources' branches, as in ``driftline branches --json``."""
         return JsonAnswer(self.reader.branches())
+
+
+def _values(parameters: str) -> list[Any]:
+    try:
+        found = json.loads(parameters)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or any(isinstance(each, list | dict) for each in found):
+        raise UsageError("The parameters of a query are a JSON list of values", parameters, 'Use ["md", 3].')
+    return found
 
 
 def _page(request: Request, content: dict[str, Any], cursor: str | None) -> Response:

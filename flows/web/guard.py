@@ -100,7 +100,8 @@ def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Call
 
 MAX_HOOK_BYTES = 8 << 20
 """Maximum size of a webhook's body; a push of thousands of commits lists all of their files."""
-SIGN_IN, MCP, API, HOOKS, REFERENCES = "/sign-in", "/mcp", "/api/v1/", "/hooks/", "/references"
+SIGN_IN, MCP, API, HOOKS = "/sign-in", "/mcp", "/api/v1/", "/hooks/"
+FILES, REFERENCES = "/files", "/references"
 _FOR_ALL = ("/healthz", "/readyz", SIGN_IN, "/static/", HOOKS)
 """Routes that need no token: they reveal nothing about the workspace. Webhooks are signed."""
 SECURITY_HEADERS = {
@@ -218,7 +219,7 @@ class Guard:
 
 def is_page(path: str) -> bool:
     """Return whether ``path`` is a web page rather than an API route."""
-    return path in ("/", "/index", "/sql", REFERENCES) or path.startswith("/d/")
+    return path in ("/", "/index", "/sql", FILES, REFERENCES) or path.startswith("/d/")
 
 
 def _limit(scope: Scope) -> int:

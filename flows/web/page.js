@@ -238,12 +238,14 @@ function followLines(code) {
     }
     first = low;
     mark(last);
+    const view = document.getElementById("view");
+    if (view) view.hash = `L${low}`;
     history.replaceState(null, "", target);
     const page = await pageAt(target);
     const found = page?.getElementById("similar");
     if (!found) return;
     document.getElementById("similar").replaceWith(found);
-    for (const id of ["remote", "own", "blame", "view"]) {
+    for (const id of ["remote", "own", "blame"]) {
       const link = page.getElementById(id);
       if (link) document.getElementById(id)?.replaceWith(link);
     }
@@ -375,6 +377,120 @@ function jumpFromNames() {
   });
 }
 
+/** The list of a folder's page, with buttons that unfold its folders. */
+async function entriesOf(folder) {
+  const answer = await fetch(folder);
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const list = page.querySelector(".entries");
+  if (!answer.ok || !list) return void location.assign(folder);
+  const up = page.querySelector(".crumbs li:last-child a")?.getAttribute("href");
+  return { list, up: up === "/d/" ? null : up };
+}
+
+/** Lets folders unfold where they are listed, and the list beside a document grow upwards. */
+function unfoldFolders(root) {
+  const isBeside = root.matches(".tree");
+  const adopt = (list) => {
+    if (isBeside) list.querySelectorAll(".files, li:not(:has(a))").forEach((each) => each.remove());
+    for (const link of list.querySelectorAll(":scope > li > a[href*='/']")) {
+      if (!link.pathname.endsWith("/") || link.matches(".up")) continue;
+      const button = document.createElement("button");
+      Object.assign(button, { type: "button", className: "fold", ariaExpanded: "false", ariaLabel: `Unfold ${link.textContent}` });
+      link.before(button);
+    }
+    return list;
+  };
+  root.addEventListener("click", async (event) => {
+    const button = event.target.closest(".fold");
+    const up = event.target.closest(".up");
+    if (up && !(event.ctrlKey || event.metaKey || event.shiftKey)) {
+      event.preventDefault();
+      const above = await entriesOf(up.href);
+      if (!above) return;
+      const inner = document.createElement("ul");
+      inner.append(...[...root.children].filter((item) => !item.contains(up)));
+      adopt(above.list);
+      const folder = [...above.list.children].find((item) => item.querySelector("a")?.getAttribute("href") === root.dataset.folder);
+      folder?.append(inner);
+      folder?.querySelector(".fold").setAttribute("aria-expanded", "true");
+      root.dataset.folder = up.getAttribute("href");
+      if (above.up) up.href = above.up;
+      root.replaceChildren(...(above.up ? [up.parentElement] : []), ...above.list.children);
+      folder?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
+    } else if (button) {
+      const item = button.parentElement;
+      const isOpen = button.ariaExpanded === "true";
+      button.ariaExpanded = String(!isOpen);
+      if (item.querySelector("ul")) return void (item.querySelector("ul").hidden = isOpen);
+      const found = await entriesOf(item.querySelector("a").href);
+      if (!found) return;
+      const inner = document.createElement("ul");
+      inner.append(...adopt(found.list).children);
+      item.append(inner);
+    }
+  });
+  root.classList.add("unfolds");
+  adopt(root);
+}
+
+/** A dialog with one field, which `t` opens to find a file by name, and `l` to go to a line. */
+function openByKey() {
+  const dialog = document.createElement("dialog");
+  dialog.id = "go";
+  document.body.append(dialog);
+  const source = document.querySelector("[data-source]")?.dataset.source;
+  const branch = new URLSearchParams(location.search).get("branch");
+  const ask = (label, type, found) => {
+    const [form, field] = ["form", "input"].map((name) => document.createElement(name));
+    form.method = "dialog";
+    Object.assign(field, { type, ariaLabel: label, placeholder: label, autocomplete: "off", min: 1 });
+    form.append(field);
+    dialog.replaceChildren(form, ...found);
+    dialog.showModal();
+    return [form, field];
+  };
+  const findFile = () => {
+    const list = document.createElement("ul");
+    list.className = "entries";
+    const [form, field] = ask("Find a file by letters of its path", "search", [list]);
+    let timer = 0;
+    const show = async () => {
+      const query = new URLSearchParams({ q: field.value, ...(source && { source }), ...(branch && { branch }) });
+      const found = await pageAt(`/files?${query}`);
+      if (found) list.replaceChildren(...found.querySelectorAll(".entries li"));
+    };
+    field.addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = setTimeout(show, DEBOUNCE_MILLISECONDS);
+    });
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      list.querySelector("a")?.click();
+    });
+  };
+  const goToLine = () => {
+    const [form, field] = ask("Go to line", "number", []);
+    form.addEventListener("submit", () => (location.hash = `#L${Number(field.value) || 1}`));
+  };
+  dialog.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step && dialog.querySelector("ul")) {
+      event.preventDefault();
+      const stops = [dialog.querySelector("input"), ...dialog.querySelectorAll("a")];
+      stops[stops.indexOf(document.activeElement) + step]?.focus();
+    }
+    event.stopPropagation(); // keys of the page, such as Esc
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
+    if (event.key === "t") findFile();
+    else if (event.key === "l" && document.querySelector(".document")) goToLine();
+    else if (event.key === "y") (document.querySelector("#remote + .copy") ?? document.querySelector(".path .copy"))?.click();
+    else return;
+    event.preventDefault();
+  });
+}
+
 /** Lists beside the content are open where there is room for them. */
 function foldWhereNarrow() {
   const fold = () => {
@@ -387,6 +503,8 @@ function foldWhereNarrow() {
 const narrow = matchMedia("(max-width: 61.99rem)");
 foldWhereNarrow();
 document.querySelector(".tree [aria-current]")?.scrollIntoView({ block: "nearest" });
+for (const list of document.querySelectorAll(".tree, main > .entries")) unfoldFolders(list);
+openByKey();
 const box = document.getElementById("q");
 if (box) {
   if (box.form.id === "search") {

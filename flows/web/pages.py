@@ -28,7 +28,7 @@ from driftline.storage.lines.outline import OF_TEXT
 from driftline.storage.option_table import Option
 from driftline.storage.workspace.records import DONE, RunRecord
 from driftline.tasks.definitions.outlines import definitions
-from driftline.tasks.search.documents import Folder
+from driftline.tasks.search.documents import Folder, FoundDocuments
 from driftline.tasks.search.facets import Facets, chosen
 from driftline.tasks.search.file_kinds import LANGUAGES, is_prose
 from driftline.tasks.search.hits import Hit, SearchReport
@@ -344,6 +344,7 @@ def document_page(view: DocumentView) -> bytes:
         crumbs=_crumbs(source, folder, branch),
         name=name,
         entries=_entries(view.beside, branch, path) if view.beside is not None else [],
+        folder=folder_link(source, folder, branch),
         up=folder_link(source, folder.rpartition("/")[0], branch) if folder else "",
         own=document_link(source, path, view.line if body is None else None, branch),
         here=max((n for n, each in enumerate(view.outline) if each[0] <= view.line), default=-1),
@@ -477,6 +478,15 @@ def _below(folder: Folder) -> list[tuple[str, str]]:
     """Return the filter parameters that limit a search to a folder."""
     given = [(OPTIONS["sources"].parameter, folder.source)]
     return [*given, (OPTIONS["dirs"].parameter, folder.path)] if folder.path else given
+
+
+def files_page(query: str, found: FoundDocuments, source: str | None, branch: str | None) -> bytes:
+    """Return the page that finds files by name, in ``source`` or in all sources."""
+    names = short_names({each for each, _ in found.documents})
+    files = [(names[each], path, document_link(each, path, None, branch)) for each, path in found.documents]
+    within = [("source", source), ("branch", branch)]
+    count = f"{found.count:,}{'' if found.complete else ' or more'} file{'' if found.count == 1 else 's'}"
+    return _rendered("files.html.j2", query=query, files=files, count=count if query else "", within=within)
 
 
 def sources_page(view: HomeView) -> bytes:
@@ -631,7 +641,7 @@ def sign_in_page(next: str, error: str = "") -> bytes:
 
 def prepare() -> None:
     """Load the libraries that only pages need."""
-    for name in ("search", "document", "references", "folder", "index", "sql"):
+    for name in ("search", "document", "references", "files", "folder", "index", "sql"):
         _templates().get_template(f"{name}.html.j2")
     for name in STATIC:
         version_of(name)

@@ -38,11 +38,13 @@ from driftline.flows.web.api import (
     BranchName,
     Line,
     Reader,
+    SourceName,
     SymbolName,
     given_by,
     parameters,
 )
 from driftline.flows.web.guard import (
+    FILES,
     HOOKS,
     MCP,
     REFERENCES,
@@ -88,6 +90,9 @@ _AROUND = pages.LINES_BEFORE
 """Lines of context on each side of a hit."""
 _DEFINITIONS, _USES = 20, 50
 """How many definitions and uses of a name to list."""
+_FILES = 50
+"""How many files to list that are found by name."""
+MAX_PATH_QUERY = 200
 _SIMILAR = 5
 """How many lines similar to an opened document's line to show."""
 _OF_PAGE = {name: row for name, row in OPTIONS.offered_in("http").items() if name not in ("n_lines", "facets")}
@@ -111,7 +116,7 @@ class Pages:
     def routes(self) -> dict[str, Callable[..., Response]]:
         """Return the pages, keyed by path."""
         found: dict[str, Callable[..., Response]] = {"/": self.search, "/index": self.index, "/sql": self.sql}
-        return found | {_DOCUMENT: self.document, REFERENCES: self.references}
+        return found | {_DOCUMENT: self.document, FILES: self.files, REFERENCES: self.references}
 
     @spread("given", parameters(_OF_PAGE))
     def search(self, request: Request, q: str = "", jump: bool = False, *, given: dict[str, Any]) -> Response:
@@ -169,6 +174,11 @@ class Pages:
         readme = pages.readme_of(folder)
         shown = self.reader.excerpt(source, readme, 1, pages.MAX_PAGE_LINES, branch)["lines"] if readme else ()
         return HTMLResponse(pages.folder_page(folder, branch, shown if len(shown) <= pages.MAX_PAGE_LINES else ()))
+
+    def files(self, q: str = "", source: SourceName | None = None, branch: BranchName = None) -> Response:
+        """Show the documents whose paths contain the characters of ``q``."""
+        found = self.reader.find(q[:MAX_PATH_QUERY].strip(), source, branch, _FILES)
+        return HTMLResponse(pages.files_page(q, found, source, branch))
 
     def references(self, name: SymbolName, branch: BranchName = None) -> Response:
         """Show the definitions and the uses of a name."""
@@ -298,7 +308,7 @@ def make_app(
         route = programs.search_memory if name == "memory/search" else getattr(programs, name)
         checked: dict[str, Any] = {"dependencies": [Depends(only_known_parameters)], "response_model": None}
         api.get(f"/api/v1/{name}", **checked, **responses.described(name))(
-            in_thread(route, searches=name in ("search", "memory/search"))
+            in_thread(route, searches=name in ("search", "sql", "memory/search"))
         )
     if not authentication.is_open:
         responses.with_tokens(api.openapi())

@@ -1,11 +1,13 @@
-"""List an index's documents, in pages or by folder, and read a document's lines.
+"""List an index's documents, in pages or by folder, find them by name, and read a document's lines.
 
 ``read_excerpt`` returns parts of indexed documents, and nothing else, to programs that know only search results.
 """
 
 from __future__ import annotations
 
+import heapq
 import posixpath
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -148,6 +150,54 @@ def _folder(source: str, path: str, rows: pa.Table, limit: int) -> Folder:
     documents = tuple((row["path"], row["size_bytes"] or 0, row["reason"]) for row in inside.slice(0, room).to_pylist())
     left_out = len(counted) + len(inside) - len(folders) - len(documents)
     return Folder(source, path, folders, documents, left_out)
+
+
+MAX_FIND_SOURCES = 200
+"""How many sources to look for a document in, unless one is named."""
+MAX_RANKED = 10_000
+"""How many matching paths of a source to rank; they are the first ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDocuments:
+    """Documents as (source, path), best first, of ``count`` that match in the ``sources`` that were searched.
+
+    ``complete`` is not set if there are more sources, or more matches than were counted.
+    """
+
+    documents: tuple[tuple[str, str], ...]
+    count: int
+    complete: bool
+
+
+def find_documents(
+    workspace: Workspace, text: str, source: str | None = None, *, within: Boundary | None = None, limit: int
+) -> FoundDocuments:
+    """Find documents by the characters of ``text``, which their paths contain in this order, in any case.
+
+    Names that contain the whole text come first, then paths that do, then the shortest. Only documents of sources
+    inside the boundary ``within`` are found. Raises StorageError.
+    """
+    sought = "".join(text.split()).lower()
+    pattern = "(?is)" + ".*?".join(map(re.escape, sought))
+    entities = [entity for entity, _ in workspace.readable_sources(within) if source in (None, str(entity))]
+
+    def find(entity: Entity) -> tuple[int, list[tuple[str, str]]]:
+        rows = workspace.manifest(entity).read(columns=["path", "reason"])
+        paths = rows["path"].filter(pc.is_null(rows["reason"]))
+        matching = paths.filter(pc.match_substring_regex(paths, pattern))
+        return len(matching), [(str(entity), path) for path in matching.slice(0, MAX_RANKED).to_pylist()]
+
+    def rank(document: tuple[str, str]) -> tuple[bool, bool, bool, int, str]:
+        path = document[1].lower()
+        name = path.rpartition("/")[2]
+        return not name.startswith(sought), sought not in name, sought not in path, len(path), path
+
+    found = [*workspace.map_parallel(find, entities[:MAX_FIND_SOURCES] if sought and is_unicode(sought) else [])]
+    count = sum(matching for matching, _ in found)
+    best = heapq.nsmallest(limit, (document for _, documents in found for document in documents), key=rank)
+    complete = len(entities) <= MAX_FIND_SOURCES and all(matching <= MAX_RANKED for matching, _ in found)
+    return FoundDocuments(tuple(best), count, complete)
 
 
 def _documents(

@@ -80,11 +80,12 @@ PROTECTED = (
         "/index",
         "/sql",
         "/references?name=x",
+        "/files?q=x",
         "/metrics",
         "/nothing",
         "/api/v1/openapi.json",
     ),
-    *(f"/api/v1/{name}" for name in ("search?q=x", "excerpt", "documents", "status", "sources", "branches")),
+    *(f"/api/v1/{name}" for name in ("search?q=x", "excerpt", "documents", "status", "sources", "branches", "runs")),
     "/api/v1/memory/search?q=x",
 )
 
@@ -178,7 +179,7 @@ def test_requests_need_a_valid_token(site: Site) -> None:
     for target in PROTECTED:
         for token in ("", "x", "driftline_" + "x" * 43, expired, "x" * 10_000):
             answer = site.ask(target, token=token)
-            if target in ("/", "/?q=x", "/d/source:a/b", "/index", "/sql", "/references?name=x"):
+            if target in ("/", "/?q=x", "/d/source:a/b", "/index", "/sql", "/references?name=x", "/files?q=x"):
                 assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, "/sign-in")
             else:
                 assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), target
@@ -213,9 +214,15 @@ def test_sql_sees_nothing_beyond_the_boundary_and_needs_the_scope_of_memory(site
         "run_sources",
         "memory",
     ):
-        answer = site.ask(f"/sql?{urlencode({'q': f'SELECT * FROM {view}'})}", token=bound)
-        assert answer.status == 200, view
-        assert "secret" not in answer.body.replace("SELECT", ""), view
+        for page in ("/sql", "/api/v1/sql"):
+            answer = site.ask(f"{page}?{urlencode({'q': f'SELECT * FROM {view}'})}", token=bound)
+            assert answer.status == 200, view
+            assert "secret" not in answer.body.replace("SELECT", ""), view
+    beyond = urlencode({"q": "SELECT path FROM documents", "within": FOREIGN["secretx"]})
+    assert json.loads(site.ask(f"/api/v1/sql?{beyond}", token=bound).body)["rows"] == []
+    runs = site.ask("/api/v1/runs", token=bound).body
+    assert "source:own" in runs
+    assert "secret" not in runs
     query = urlencode({"q": "SELECT path FROM documents"})
     assert site.ask(f"/sql?{query}", token=site.token("search")).status == 403
     assert site.ask(f"/sql?{urlencode({'q': 'SELECT * FROM read_csv(1)'})}", token=bound).status == 400
@@ -226,6 +233,15 @@ def test_references_are_those_inside_the_boundary(site: Site) -> None:
         answer = site.ask(f"/references?name=lease_{name}", token=site.token("search", within=OWN))
         assert answer.status == 200
         assert (f"def lease_{name}" in re.sub("<[^>]*>", "", answer.body)) == bool(lines), name
+
+
+def test_files_are_found_inside_the_boundary(site: Site) -> None:
+    token = site.token("search", within=OWN)
+    assert f"/d/{OWN}/source:own/" in site.ask("/files?q=py", token=token).body
+    for query in ("q=py", f"q=py&source={FOREIGN['secretx']}/source:secretx"):
+        answer = site.ask(f"/files?{query}", token=token)
+        assert answer.status == 200
+        assert "source:secret" not in answer.body.replace(f'value="{FOREIGN["secretx"]}/source:secretx"', "")
 
 
 def test_a_scope_opens_its_routes_only(site: Site) -> None:

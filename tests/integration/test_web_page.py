@@ -567,10 +567,60 @@ def test_a_document_page_shows_the_folder_and_its_files(site: Site) -> None:
     page.locator("#L12 a").click()
     expect(page.locator(".names .here")).to_contain_text("release")
     page.get_by_role("link", name="The folder above").click()
-    page.wait_for_url("**/source:tree/")
+    expect(page.locator(".tree > li > a")).to_have_text(["src/", HOSTILE_NAME, "notes.md"])
+    expect(page.locator(".tree li li > [aria-current]")).to_have_text("lease.py")
+    expect(page.get_by_role("link", name="The folder above")).to_have_count(0)
+    page.get_by_role("button", name="Unfold src/").click()
+    expect(page.locator(".tree li li")).to_be_hidden()
+    assert violations(page) == [] if AXE.exists() else True
     page.get_by_role("link", name="Sources").click()
     page.wait_for_url("**/d/")
     expect(page.locator(".entries li")).to_have_text([re.compile("tree 3 documents")])
+    page.get_by_role("button", name="Unfold tree").click()
+    page.get_by_role("button", name="Unfold src/").click()
+    page.get_by_role("link", name="lease.py").click()
+    page.wait_for_url("**/src/lease.py")
+
+
+def test_keys_find_a_file_go_to_a_line_and_copy_its_permalink(site: Site) -> None:
+    page, dialog = site.page, site.page.get_by_role("dialog")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    site.browser.open(f"{site.url}d/{SOURCE}/notes.md?line=1", "who renews")
+    page.keyboard.press("t")
+    page.keyboard.type("sr lpy")
+    expect(dialog.get_by_role("link")).to_have_text(["src/lease.py"])
+    assert violations(page) == [] if AXE.exists() else True
+    page.keyboard.press("ArrowDown")
+    expect(dialog.get_by_role("link")).to_be_focused()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/src/lease.py")
+    page.keyboard.press("l")
+    page.keyboard.type("11")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/src/lease.py?line=11#L11")
+    expect(page.locator("#L11")).to_be_in_viewport()
+    page.keyboard.press("y")
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()").endswith("/src/lease.py#L11")
+    page.keyboard.press("t")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    page.keyboard.press("/")
+    expect(page.locator("#q")).to_be_focused()
+
+
+def test_files_are_found_by_letters_of_their_paths(served: str) -> None:
+    def found(query: str) -> list[str]:
+        page = ask(urlsplit(served).netloc, f"/files?{query}").body
+        return re.findall(r'<li><a href="[^"]*">(.*?)</a>', page)
+
+    assert found("q=LEASE") == ["src/lease.py"]
+    assert found("q=e.&source=" + SOURCE) == ["notes.md", "src/lease.py"][::-1]
+    assert found("q=photo") == []
+    assert found("q=lease&branch=feature/x") == ["src/lease.py"]
+    assert found("q=lease&source=org:default/project:default/source:other") == []
+    assert found("q=(.") == []
 
 
 def test_a_line_without_a_code_host_has_a_link_to_copy() -> None:
@@ -615,6 +665,7 @@ def test_every_page_is_accessible_light_and_dark_wide_and_narrow(site: Site) -> 
         f"d/{SOURCE}/src/lease.py?line=8",
         f"d/{SOURCE}/",
         "references?name=renew",
+        "files?q=lease",
         "index",
         "sql?q=SHOW+TABLES",
         "sign-in",
