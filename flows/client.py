@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     import http.client
     import ssl
 
+    import pyarrow as pa
+
     from driftline.flows.runs.branches import BranchReport
-    from driftline.storage.workspace.records import WorkspaceStats
+    from driftline.storage.workspace.records import RunRecord, WorkspaceStats
     from driftline.tasks.search.documents import Document, Excerpt
     from driftline.tasks.search.hits import SearchReport
 
@@ -37,6 +39,9 @@ TIMEOUT_SECONDS = 90.0
 MAX_WAIT_SECONDS = 10
 """Maximum delay before retrying a request that the server rejected because of its rate limit."""
 ATTEMPTS = 3
+MAX_SQL_SECONDS = 50.0
+"""How long a server lets a query run."""
+ARROW = "application/vnd.apache.arrow.stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,32 +104,52 @@ class Connection:
         query = urlencode(given, doseq=True, errors="surrogatepass")
         return f"{self._parts.path}/api/v1/{route}" + (f"?{query}" if query else "")
 
+    def table(self, route: str, parameters: Mapping[str, Any]) -> pa.Table:
+        """Return the response of ``/api/v1/{route}`` as an Arrow table. Raises the same errors as ``get``."""
+        import pyarrow as pa
+
+        response, body = self._response(self._target(route, parameters), ARROW)
+        if response.getheader("Content-Type") != ARROW:
+            raise self._is_foreign(response)
+        with pa.ipc.open_stream(body) as stream:
+            return stream.read_all()
+
     def _answer(self, target: str) -> tuple[dict[str, Any], str | None]:
+        response, body = self._response(target, "application/json")
+        link, _, relation = response.getheader("Link", "").partition(";")
+        following = self._below_prefix(link.strip("<>")) if 'rel="next"' in relation else None
+        return self._content(response, body), following
+
+    def _response(self, target: str, accept: str) -> tuple[http.client.HTTPResponse, bytes]:
         for attempt in range(ATTEMPTS):
-            response, body = self._request(target)
+            response, body = self._request(target, accept)
             wait = response.getheader("Retry-After", "")
             if response.status != HTTPStatus.TOO_MANY_REQUESTS or attempt + 1 == ATTEMPTS or not wait.isdigit():
                 break
             time.sleep(min(int(wait), MAX_WAIT_SECONDS))
-        try:
-            content = json.loads(body)
-        except ValueError as error:
-            what = f"The response is not from a Driftline server (status {response.status})"
-            raise StorageError(what, self.url, "Check the URL.") from error
         if response.status != HTTPStatus.OK:
-            raise self._error(response.status, content)
-        link, _, relation = response.getheader("Link", "").partition(";")
-        return content, self._below_prefix(link.strip("<>")) if 'rel="next"' in relation else None
+            raise self._error(response.status, self._content(response, body))
+        return response, body
+
+    def _content(self, response: http.client.HTTPResponse, body: bytes) -> Any:
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise self._is_foreign(response) from error
+
+    def _is_foreign(self, response: http.client.HTTPResponse) -> StorageError:
+        what = f"The response is not from a Driftline server (status {response.status})"
+        return StorageError(what, self.url, "Check the URL.")
 
     def _below_prefix(self, link: str) -> str:
         """Return a server's link to itself below the path of ``url``, which a proxy may have removed."""
         prefix = self._parts.path
         return link if link.startswith(f"{prefix}/api/") else f"{prefix}{link}"
 
-    def _request(self, target: str) -> tuple[http.client.HTTPResponse, bytes]:
+    def _request(self, target: str, accept: str) -> tuple[http.client.HTTPResponse, bytes]:
         import http.client  # with ssl, takes longer to load than this module
 
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": accept}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
         try:
@@ -326,6 +351,54 @@ class ReadOnlyWorkspace(ABC):
             ['notes.md']
         """
 
+    @abstractmethod
+    def runs(self, limit: int = 20) -> list[RunRecord]:
+        """Return the records of recent runs.
+
+        Args:
+            limit: maximum number of records.
+
+        Returns:
+            The records, newest first.
+
+        Raises:
+            DriftlineError: CorruptFile, StorageError.
+
+        Examples:
+            >>> ws.runs(limit=1)[0].kind
+            'index'
+        """
+
+    @abstractmethod
+    def sql(
+        self,
+        query: str,
+        parameters: Sequence[Any] = (),
+        *,
+        within: str | None = None,
+        branch: str | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> pa.Table:
+        """Run one SELECT over the workspace's views, and return the rows as an Arrow table.
+
+        Args:
+            query: a SELECT, or ``SHOW TABLES``, which lists the views.
+            parameters: the values for each ``?`` in the query.
+            within: show only data at or below this entity, such as ``org:acme``.
+            branch: show documents and lines as of this branch.
+            timeout_seconds: interrupt the query after this time; a server, after 50 s at most.
+
+        Returns:
+            The rows; a server returns up to 100,000.
+
+        Raises:
+            DriftlineError: The errors of ``driftline.sql``.
+
+        Examples:
+            >>> ws.sql("SELECT path, lines FROM documents WHERE ext = ?", ["md"]).to_pylist()
+            [{'path': 'notes.md', 'lines': 1}]
+        """
+
     def search_memory(
         self,
         query: str,
@@ -427,6 +500,26 @@ class Client(ReadOnlyWorkspace):
         parameters = {"limit": DOCUMENTS_AT_ONCE, "source": sources, "dir": dirs, "ext": exts}
         for page in self.connection.pages("documents", parameters):
             yield from (Document(**document) for document in page["documents"])
+
+    def runs(self, limit: int = 20) -> list[RunRecord]:
+        return list(self._read("runs", {"limit": limit}).runs)
+
+    def sql(
+        self,
+        query: str,
+        parameters: Sequence[Any] = (),
+        *,
+        within: str | None = None,
+        branch: str | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> pa.Table:
+        try:
+            values = json.dumps([*parameters])
+        except TypeError as error:
+            raise UsageError("A server accepts text, numbers, booleans and null as parameters", str(error)) from error
+        seconds = min(timeout_seconds, MAX_SQL_SECONDS)
+        given = {"q": query, "parameters": values, "within": within, "branch": branch, "timeout_seconds": seconds}
+        return self.connection.table("sql", given)
 
     def _search_memory(self, query: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
         return list(self.connection.get("memory/search", {"q": query, **given})["results"])

@@ -112,21 +112,6 @@ class Workspace(ReadOnlyWorkspace):
         return list_branches(self.storage)
 
     def runs(self, limit: int = 20) -> list[RunRecord]:
-        """Return the records of recent runs.
-
-        Args:
-            limit: maximum number of records.
-
-        Returns:
-            The records, newest first.
-
-        Raises:
-            DriftlineError: CorruptFile, StorageError.
-
-        Examples:
-            >>> ws.runs(limit=1)[0].kind
-            'index'
-        """
         from driftline.flows.output.report_page import newest_runs
 
         return newest_runs(self.storage, limit)
@@ -191,25 +176,6 @@ class Workspace(ReadOnlyWorkspace):
         branch: str | None = None,
         timeout_seconds: float = 60.0,
     ) -> pa.Table:
-        """Run one SELECT over the workspace's views, and return the rows as an Arrow table.
-
-        Args:
-            query: a SELECT, or ``SHOW TABLES``, which lists the views.
-            parameters: the values for each ``?`` in the query.
-            within: show only data at or below this entity, such as ``org:acme``.
-            branch: show documents and lines as of this branch.
-            timeout_seconds: interrupt the query after this time.
-
-        Returns:
-            The rows.
-
-        Raises:
-            DriftlineError: The errors of ``driftline.sql``.
-
-        Examples:
-            >>> ws.sql("SELECT path, lines FROM documents WHERE ext = ?", ["md"]).to_pylist()
-            [{'path': 'notes.md', 'lines': 1}]
-        """
         return sql(self, query, parameters, within=within, branch=branch, timeout_seconds=timeout_seconds)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from driftline.flows.runs.branches import BranchReport
-from driftline.storage.workspace.records import WorkspaceStats
+from driftline.storage.workspace.records import RunRecord, WorkspaceStats
 from driftline.tasks.search.documents import Document, Excerpt
 from driftline.tasks.search.facets import Facets
 from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
@@ -86,6 +86,19 @@ class BranchesAnswer(BaseModel):
     branches: list[BranchReport]
 
 
+class RunsAnswer(BaseModel):
+    """The newest runs, with their reports."""
+
+    runs: list[RunRecord]
+
+
+class SqlAnswer(BaseModel):
+    """A query's rows as objects."""
+
+    columns: list[str]
+    rows: list[dict[str, Any]]
+
+
 class RecordAnswer(BaseModel):
     """A memory entry."""
 
@@ -136,6 +149,8 @@ ANSWERS: dict[str, type] = {
     "status": WorkspaceStats,
     "sources": SourcesAnswer,
     "branches": BranchesAnswer,
+    "runs": RunsAnswer,
+    "sql": SqlAnswer,
     "memory/search": MemoryResponse,
 }
 """The response model of each route."""

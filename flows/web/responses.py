@@ -208,6 +208,20 @@ EXAMPLES: dict[str, dict[str, Any]] = {
             }
         ],
     },
+    "runs": {
+        "runs": [
+            {
+                "format_version": 1,
+                "run_id": "01KAV2T1ZJ8E6X5N1QF3M6S7RB",
+                "kind": "cleanup",
+                "started": "2026-11-24T08:19:19+00:00",
+                "seconds": 1.4,
+                "outcome": "done",
+                "report": {"deleted": 3},
+            }
+        ]
+    },
+    "sql": {"columns": ["path", "lines"], "rows": [{"path": "notes.md", "lines": 2}]},
     "memory/search": {
         "query": "parser",
         "results": [

@@ -139,6 +139,21 @@ def test_a_client_answers_with_the_types_of_the_library(workspace: Workspace, ur
     assert client.status().total_documents == len(list(client.documents()))
     assert [source["documents"] for source in client.sources()] == [4]
     assert client.branches() == []
+    here = dl.open(workspace.objects.uri)
+    assert [run.kind for run in client.runs()] == ["index"]
+    assert client.runs(limit=1) == here.runs(limit=1)
+    query = "SELECT path, lines, modified, 1 / 3.0 AS third FROM documents WHERE ext = ? AND lines > ? ORDER BY path"
+    assert client.sql(query, ["md", 0]).equals(here.sql(query, ["md", 0]))
+    assert client.sql("SELECT path FROM documents", within="org:other").num_rows == 0
+    answer = client.connection.get("sql", {"q": "SELECT 0 / 0.0 AS odd, DATE '2026-01-02' AS day"})
+    assert answer == {"columns": ["odd", "day"], "rows": [{"odd": None, "day": "2026-01-02"}]}
+    for wrong in ("DROP VIEW documents", "SELECT range FROM range(100001)", "SELECT ?"):
+        with pytest.raises(dl.UsageError):
+            client.sql(wrong)
+    with pytest.raises(dl.UsageError, match="text, numbers"):
+        client.sql("SELECT ?", [object()])
+    with pytest.raises(dl.UsageError, match="JSON list"):
+        client.connection.get("sql", {"q": "SELECT 1", "parameters": "{}"})
     with pytest.raises(dl.UsageError, match="No such document"):
         client.excerpt(hit.source, "secret", 1)
     with pytest.raises(dl.UsageError, match="no memory"):

@@ -222,7 +222,7 @@ def test_a_workspace_and_a_client_have_the_same_methods() -> None:
         return {name: inspect.signature(value) for name, value in found.items() if callable(value)}
 
     here, there, shared = map(methods, (driftline.Workspace, driftline.Client, driftline.ReadOnlyWorkspace))
-    assert here.keys() - shared == {"index", "runs", "sql", "verify"}
+    assert here.keys() - shared == {"index", "verify"}
     assert there.keys() - shared == {"close"}
     assert [name for name, signature in shared.items() if {here[name], there[name]} != {signature}] == []
 
