@@ -28,7 +28,7 @@ from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_le
 from pygments.token import Name, Punctuation, Text, Whitespace
 from pygments.util import ClassNotFound
 
-from driftline.storage.lines.tokenizer import keywords, terms_of
+from driftline.storage.lines.tokenizer import keywords, language_of, terms_of
 
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
@@ -219,15 +219,15 @@ def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
 
     Words are compared as in a search: ``fails`` in a query marks the second half of ``ConnectionFailed``.
     """
-    words = (word for word in keywords(query) if len(word) > 1)
-    terms = frozenset(term for word in words for term in terms_of(word))
+    words, language = (word for word in keywords(query) if len(word) > 1), language_of(query)
+    terms = frozenset(term for word in words for term in terms_of(word, language))
     for kind, value in tokens:
         if kind[-1:] == _MARK:
             yield kind, value
             continue
         begin = 0
         for part in _PART.finditer(value):
-            if terms.isdisjoint(terms_of(part[0])):
+            if terms.isdisjoint(terms_of(part[0], language)):
                 continue
             if part.start() > begin:
                 yield kind, value[begin : part.start()]

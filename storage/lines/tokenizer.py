@@ -1,15 +1,15 @@
 """Turn text into the words of full-text search: identifiers split, in lower case and stemmed (``TOKENIZER``).
 
 Scripts without word spacing, and Korean, are indexed as bigrams. The index's own tokenizer does neither this nor
-Unicode folding, so each block appends these terms to its text (``index_terms``), and queries are normalized the
-same way (``normalize_query``).
+Unicode folding, and stems only English, so each block appends these terms, and the stems of its language, to its text
+(``index_terms``), and queries are normalized the same way (``normalize_query``).
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -30,15 +30,16 @@ NAME_PART = re.compile(r"[^\W_]+")
 WORDS_OF_A_NAME = 2
 _PARTS_KEPT = 65_536
 
+ENGLISH = "en"
 _FILLERS = {
     "en": """
 a an and are as at be been but by can do does for from had has have how if in into is it its of on or so such than
 that the their then there these they this to was we were what when where which who will with you your
 """,
     "de": """
-aber als am an auf aus bei bin bis das dass dem den der des die durch ein eine einem einen einer eines er es für hat
-ich im in ist kann man mit muss nach nicht oder sich sie sind so um und von was welche wenn werden wie wird wo
-zu zum zur
+aber alle allen als am an auch auf aus bei beim bin bis das dass dem den der des die diese dieser dieses durch ein eine
+einem einen einer eines er es für hat ich ihn im in ist jeden jedem jeder kann man mit muss nach nicht oder sich sie
+sind so um und von was welche welches wenn werden wie wird wo zu zum zur
 """,
     "fr": """
 au aux avec ce ces comment dans de des du elle en est et il je la le les leur mais ne on ou où par pas pour quand que
@@ -66,8 +67,18 @@ voor waar wat wordt ze zijn
 """,
 }
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _FILLERS.items()}
-STOP_WORDS = _STOP_WORDS["en"]
+STOP_WORDS = _STOP_WORDS[ENGLISH]
 """Words in a question that do not help to answer it."""
+_STEMMERS = {
+    "en": "English",
+    "de": "German",
+    "fr": "French",
+    "es": "Spanish",
+    "it": "Italian",
+    "pt": "Portuguese",
+    "nl": "Dutch",
+    "ru": "Russian",
+}
 _MIN_FILLERS = 2
 """How many stop words of a non-English language identify the language of a question."""
 
@@ -92,17 +103,17 @@ _MARKS = re.compile(
 _BLOCKS_WITH_MARKS = (range(0x300, 0x1E00), range(0x20D0, 0x2100), range(0x3099, 0x309B), range(0xA800, 0xAC00))
 
 
-def tokens(text: str, *, whole: bool = False) -> list[str]:
+def tokens(text: str, *, whole: bool = False, language: str = ENGLISH) -> list[str]:
     """Return the words in ``text``, tokenized like the full-text index; ``whole`` keeps endings and accents."""
     import lance
 
-    options = TOKENIZER | {"stem": False, "ascii_folding": False} if whole else TOKENIZER
+    options = TOKENIZER | ({"stem": False, "ascii_folding": False} if whole else {"language": _STEMMERS[language]})
     return [token.text for token in lance.tokenize(text, **options)]
 
 
-def terms(text: str) -> list[str]:
+def terms(text: str, language: str = ENGLISH) -> list[str]:
     """Return the terms in ``text``, in order: ``parse_HTTPRequests`` gives pars, http, request."""
-    return [term for part in name_parts(text) for term in terms_of(part)]
+    return [term for part in name_parts(text) for term in terms_of(part, language)]
 
 
 def name_parts(text: str) -> list[str]:
@@ -111,17 +122,18 @@ def name_parts(text: str) -> list[str]:
 
 
 @lru_cache(_PARTS_KEPT)
-def terms_of(part: str) -> tuple[str, ...]:
+def terms_of(part: str, language: str = ENGLISH) -> tuple[str, ...]:
     """Return the terms of one of ``name_parts``; for bigram scripts, every character and every bigram."""
     if part.isascii() or _PLAIN.fullmatch(part):
-        return tuple(tokens(part))
-    return tuple(term for word in _words_of(part) for term in ((word,) if is_paired(word) else tokens(word)))
+        return tuple(tokens(part, language=language))
+    words = _words_of(part)
+    return tuple(term for word in words for term in ((word,) if is_paired(word) else tokens(word, language=language)))
 
 
-def distinct_terms(words: Sequence[str]) -> list[str]:
+def distinct_terms(words: Sequence[str], language: str = ENGLISH) -> list[str]:
     """Return the distinct terms of a query's ``keywords``, sorted."""
     paired = {word for word in words if is_paired(word)}
-    return sorted(paired.union(terms(" ".join(word for word in words if word not in paired))))
+    return sorted(paired.union(terms(" ".join(word for word in words if word not in paired), language)))
 
 
 def keywords(query: str) -> list[str]:
@@ -134,7 +146,7 @@ def keywords(query: str) -> list[str]:
         words = list(dict.fromkeys(tokens(" ".join(NAME_PART.findall(query)), whole=True)))
     else:
         words = list(dict.fromkeys(word for part in name_parts(query) for word in _query_words(part)))
-    fillers = _fillers(words)
+    fillers = _STOP_WORDS[language_of(query)]
     significant = [word for word in words if word not in fillers] or words
     # Hiragana in Japanese text is mostly endings and particles.
     return [word for word in significant if not _HIRAGANA.fullmatch(word)] or significant
@@ -146,21 +158,43 @@ def is_paired(word: str) -> bool:
     return found is not None and found.lastgroup == "paired"
 
 
-def normalize_query(words: Sequence[str]) -> str:
+def normalize_query(words: Sequence[str], language: str = ENGLISH) -> str:
     """Return a query for the full-text index, which keeps the underscores of ``_cache`` and ``__init__``.
 
     Such variants are added only if the query may be a name: among many words, rare variants would outweigh the others.
+    The words' stems in ``language`` are added, which ``index_terms`` adds to text.
     """
+    stems = _stems(words, language)
     if len(words) > WORDS_OF_A_NAME:
-        return " ".join(words)
-    return " ".join(f"{word} _{word} __{word}__ {word}_" for word in words)
+        return " ".join([*words, *stems])
+    return " ".join([*(f"{word} _{word} __{word}__ {word}_" for word in words), *stems])
 
 
 def index_terms(text: str) -> list[str]:
-    """Return the words in ``text`` that the index's tokenizer would miss."""
+    """Return the words in ``text`` that the index's tokenizer would miss, and the stems of a language other than
+    English. ASCII text is not examined, since it is mostly code.
+    """
     if text.isascii():
         return []
-    return [word for part in name_parts(text) if not part.isascii() for word in _spelled(part)]
+    parts = name_parts(text)
+    spelled = [word for part in parts if not part.isascii() for word in _spelled(part)]
+    return spelled + _stems(parts, language_of(text))
+
+
+def _stems(parts: Iterable[str], language: str) -> list[str]:
+    """Return the distinct stems of ``parts`` in ``language`` that differ from their English stems."""
+    if language == ENGLISH:
+        return []
+    stems = {part: terms_of(part, language) for part in parts}
+    return [*dict.fromkeys(stem for part, of_part in stems.items() if of_part != terms_of(part) for stem in of_part)]
+
+
+def language_of(text: str) -> str:
+    """Return the code of the most likely language of ``text``, by its stop words; "en" if there are too few."""
+    words = {*name_parts(text.lower())}
+    found = {language: len(fillers & words) for language, fillers in _STOP_WORDS.items()}
+    best = max(found, key=found.__getitem__)  # the first of equals, so English wins ties
+    return best if found[best] >= _MIN_FILLERS else ENGLISH
 
 
 @lru_cache(_PARTS_KEPT)
@@ -204,13 +238,6 @@ def _folded(text: str) -> str:
     """Fold full-width and half-width characters in ``text`` to ordinary ones, and remove accents."""
     text = _FORMS.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
     return unicodedata.normalize("NFC", _MARKS.sub("", unicodedata.normalize("NFD", text)))
-
-
-def _fillers(words: Sequence[str]) -> frozenset[str]:
-    """Return the stop words for the most likely language of ``words``."""
-    found = {language: len(fillers.intersection(words)) for language, fillers in _STOP_WORDS.items()}
-    best = max(found, key=found.__getitem__)  # the first of equals, so English wins ties
-    return _STOP_WORDS[best] if found[best] >= _MIN_FILLERS else STOP_WORDS
 
 
 @cache

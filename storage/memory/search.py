@@ -12,7 +12,7 @@ import numpy as np
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.errors import shortened
-from driftline.storage.lines.tokenizer import keywords
+from driftline.storage.lines.tokenizer import keywords, language_of
 from driftline.storage.memory.catalog.entry_queries import EntryRow
 from driftline.storage.memory.catalog.entry_writes import shown
 from driftline.storage.memory.catalog.outbox import OutboxRow
@@ -161,6 +161,7 @@ class MemorySearch:
     def find(self, request: MemoryQuery, check: Callable[[Sequence[str]], Mapping[str, EntryRow]]) -> MemoryResults:
         """Return the ``top_k`` best entries for ``request`` that ``check`` confirms, best first."""
         words = keywords(request.query) if request.mode != "vector" else []
+        language = language_of(request.query)
         explanation = MemoryExplanation(request.mode, words)
         if request.top_k == 0 or not request.query.strip():
             return MemoryResults([], explanation)
@@ -176,7 +177,7 @@ class MemorySearch:
         for _ in range(MAX_ROUNDS):
             with explanation.timed("searching"):
                 near = table.nearest(vector, fetch, request.where) if request.mode != "text" else []
-                worded = table.matching(words, vector, by_words, request.where)
+                worded = table.matching(words, language, vector, by_words, request.where)
             best = ranked(near, worded, request.mode, request.max_distance)
             with explanation.timed("confirming"):
                 rows = check([hit.key for hit in best])

@@ -338,11 +338,11 @@ class VectorTable(LanceTable):
         return sorted(hits, key=lambda hit: (hit.distance, hit.key))
 
     def matching(
-        self, words: Sequence[str], query: NDArray[np.float32], limit: int, where: VectorFilter
+        self, words: Sequence[str], language: str, query: NDArray[np.float32], limit: int, where: VectorFilter
     ) -> list[Found]:
         """Return the entries that best match ``words``, with their distances from ``query``, best first.
 
-        ``where`` restricts the entries.
+        ``language`` is the words' (``language_of``); ``where`` restricts the entries.
 
         Returns nothing if the table's words are not indexed yet, or the index is unusable.
         """
@@ -358,7 +358,7 @@ class VectorTable(LanceTable):
             unindexed = int(dataset.stats.index_stats(_TEXT)["num_unindexed_rows"])
             return dataset.scanner(
                 columns=["key", "rev", "vector", _WORDS.name, "_score"],
-                full_text_query=MatchQuery(normalize_query(words), _WORDS.name),
+                full_text_query=MatchQuery(normalize_query(words, language), _WORDS.name),
                 filter=where.to_sql(),
                 prefilter=True,
                 limit=limit,
@@ -369,7 +369,7 @@ class VectorTable(LanceTable):
         if rows is None or not len(rows):
             return []
         distances = _distances(rows["vector"].combine_chunks(), query)
-        matches = _matches(words, rows[_WORDS.name].to_pylist())
+        matches = _matches(words, language, rows[_WORDS.name].to_pylist())
         columns = (rows["key"].to_pylist(), rows["rev"].to_pylist(), distances.tolist(), matches.tolist())
         return sorted(map(Found, *columns), key=lambda hit: (-hit.match, hit.key))
 
@@ -438,10 +438,10 @@ def _distances(vectors: pa.FixedSizeListArray, query: NDArray[np.float32]) -> ND
     return distances
 
 
-def _matches(words: Sequence[str], texts: Sequence[str]) -> NDArray[np.float64]:
+def _matches(words: Sequence[str], language: str, texts: Sequence[str]) -> NDArray[np.float64]:
     """Return the ``match`` of each of ``n`` entries as ``(n,)``."""
-    query_terms = distinct_terms(words)
-    held = [set(terms(text)) for text in texts]
+    query_terms = distinct_terms(words, language)
+    held = [set(terms(text, language)) for text in texts]
     holds = np.array([[term in some for term in query_terms] for some in held], np.float64).reshape(
         len(texts), len(query_terms)
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, chain, repeat
 from typing import Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from driftline.storage.embedding import Embedder
 from driftline.storage.lines.line_table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
-from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, terms
+from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, language_of, terms
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.file_kinds import is_auxiliary, is_prose, is_test
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
@@ -57,6 +58,7 @@ class Candidates:
     """
 
     words: Sequence[str]
+    language: str
     names: Sequence[str]
     places: Sequence[tuple[str, int | None]]
     documents: Sequence[DocumentVersion]
@@ -96,7 +98,8 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
 
     The column ``near``, if there is one, marks semantically near blocks.
     """
-    words = distinct_terms(keywords(query))
+    language = language_of(query)
+    words = distinct_terms(keywords(query), language)
     of_blocks = _documents(blocks)
     documents = sorted(set(of_blocks))
     block_documents = _positions(of_blocks, documents)
@@ -120,9 +123,10 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
     block, number = np.repeat(block, parts), np.repeat(number, parts)
     near = blocks["near"].to_numpy() if "near" in blocks.column_names else np.zeros(len(blocks), np.bool_)
     definitions, definition = _definitions(blocks[OUTLINE_COLUMN].to_pylist(), block, number)
-    counts, lengths = count_words(texts, words)
+    counts, lengths = count_words(texts, words, language)
     return Candidates(
         words=words,
+        language=language,
         names=names_in(query),
         places=places_in(query),
         documents=documents,
@@ -199,7 +203,7 @@ def gather(found: Candidates, nearest: pa.Table) -> Candidates:
     near_keys = _row_keys(near_document, near_number, near_column)
     new = np.flatnonzero(~np.isin(near_keys, keys))
     texts = [*found.texts, *nearest["text"].take(pa.array(new)).to_pylist()]
-    counts, lengths = count_words(texts[len(found) :], found.words)
+    counts, lengths = count_words(texts[len(found) :], found.words, found.language)
     order = np.argsort(np.concatenate([keys, near_keys[new]]))
 
     def joined(of_found: NDArray[Any], of_new: NDArray[Any]) -> NDArray[Any]:
@@ -478,7 +482,8 @@ def _text_scores(
     included, but not character bigrams that no block contains: most of these span two words.
     """
     words, counts, lengths = candidates.words, candidates.counts, candidates.lengths
-    in_path, path_lengths = count_words([path for _, path, _ in candidates.documents], words)
+    counted = partial(count_words, words=words, language=candidates.language)
+    in_path, path_lengths = counted([path for _, path, _ in candidates.documents])
     inside = candidates.block >= 0
     block = candidates.block[inside]
     block_counts = np.zeros((len(blocks), len(words)), np.float32)
@@ -486,13 +491,13 @@ def _text_scores(
     block_lengths = np.bincount(block, lengths[inside], minlength=len(blocks)).astype(np.float32)
     document = candidates.block_documents
     bm25 = blocks["bm25"].to_numpy()
-    in_heads, head_lengths = count_words(candidates.block_names, words)
+    in_heads, head_lengths = counted(candidates.block_names)
     by_words = bm25 > 0  # excluding blocks found by a name
     counts_in = block_counts + in_path[document] + in_heads
     lengths_of = block_lengths + path_lengths[document] + head_lengths
     weights = word_weights(counts_in[by_words], lengths_of[by_words], bm25[by_words])
     lines = candidates.lines
-    in_names, _ = count_words([*(each.name for each in candidates.definitions), ""], words)
+    in_names, _ = counted([*(each.name for each in candidates.definitions), ""])
     in_names = in_names[candidates.definition.clip(-1)]  # the last row stands for no definition: it has no words
     scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, weights, chosen)
     scores += document_scores(document, bm25, len(candidates.documents), chosen)[lines.document] * (scores > 0)

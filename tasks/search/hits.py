@@ -39,8 +39,9 @@ from driftline.storage.workspace.records import html_table
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.facets import Facets
+from driftline.tasks.search.file_kinds import is_prose
 from driftline.tasks.search.links import Links, SourceRecords, find_links
-from driftline.tasks.search.ranking import MAX_WINDOW_LINES, Window
+from driftline.tasks.search.ranking import MAX_HEAD_LINES, MAX_WINDOW_LINES, Window
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.search.request import Explanation
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
@@ -395,22 +396,26 @@ def hits(
     texts = [unchanged_text(window.path, each, window.hash) for each, window in zip(documents, windows, strict=True)]
     anchors, links = anchors_of(tables, windows, read), links_of(workspace, windows, records, read)
     arounds = [_around(window, n_lines, within_definition=within_definitions) for window in windows]
-    passages = [Passage(*window.file, *around) for window, around in zip(windows, arounds, strict=True)]
+    passages = [
+        Passage(*window.file, max(0, first - MAX_HEAD_LINES), last)
+        for window, (first, last) in zip(windows, arounds, strict=True)
+    ]
     lacking = [passage for passage, text in zip(passages, texts, strict=True) if n_lines and text is None]
     indexed = _indexed(tables, lacking)
     score = certain = math.inf
-    found = zip(windows, documents, texts, passages, strict=True)
-    for rank, (window, document, text, around) in enumerate(found, start=1):
-        if not n_lines:
+    found = zip(windows, documents, texts, passages, arounds, strict=True)
+    for rank, (window, document, text, passage, (first, _)) in enumerate(found, start=1):
+        start, context = passage.first, indexed.get(passage, [])
+        if n_lines and text is not None:
+            context = redact_lines(lines_between(text, start, passage.last), records.redaction(window.entity))
+        if not n_lines or not context:
             start, context = window.best, [window.text]
-        elif text is not None:
-            start = around.first
-            context = redact_lines(lines_between(text, start, around.last), records.redaction(window.entity))
         else:
-            start, context = (around.first, indexed[around]) if around in indexed else (window.best, [window.text])
+            skipped = first - start if is_prose(window.path) else beginning(context, start, first, window.best)
+            start, context = start + skipped, context[skipped:]
         at = match_in(window.text, query)
         judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
-        likely = likelihood(window.score + window.penalty, window.max_score) if window.max_score else None
+        likely = likelihood(window.score + window.penalty, window.lead, window.max_score) if window.max_score else None
         score = min(
             score, window.score if likely is None else likely
         )  # windows below the reranked ones use a different score scale
@@ -489,6 +494,41 @@ def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[i
         if window.last <= definition.last:
             end = min(end, definition.last)
     return start, end
+
+
+_LINE_COMMENT = re.compile(r"\s*(//|--(?=\s)|;|%|#(?=\s|$))")
+_COMMENT_BOUND = re.compile(r"(?:^|\s)/\*|\*/")
+
+
+def beginning(lines: Sequence[str], start: int, first: int, best: int) -> int:
+    """Return how many of ``lines`` of code to skip, so that a hit does not begin in the middle of a comment.
+
+    The hit's context would begin at line ``first``; ``start`` is the number of the first of ``lines``. If ``first``
+    continues a comment, the hit begins where that does, or, if that is not among ``lines`` or too far away, behind the
+    comment, but at the latest at the ``best`` line.
+    """
+    continued = _continues_comment(lines[: best - start + 1], is_whole=not start)
+    begin = end = first - start
+    while begin and continued[begin]:
+        begin -= 1
+    if not continued[begin] and len(lines) - begin <= max(MAX_WINDOW_LINES, len(lines) - (first - start)):
+        return begin
+    while end < best - start and continued[end + 1]:
+        end += 1
+    return min(end + 1, best - start)
+
+
+def _continues_comment(lines: Sequence[str], *, is_whole: bool) -> list[bool]:
+    """Return whether each line continues a comment; the first one may, unless ``is_whole``, as nothing is before it."""
+    bounds = [[each[0].strip() for each in _COMMENT_BOUND.finditer(line)] for line in lines]
+    inside = next((found[0] == "*/" for found in bounds if found), False) and not is_whole
+    continued, before = list[bool](), None if is_whole else "?"
+    for line, found in zip(lines, bounds, strict=True):
+        marked = _LINE_COMMENT.match(line)
+        mark = marked[1] if marked else None
+        continued.append(inside or (mark is not None and before in (mark, "?")))
+        before, inside = mark, found[-1] == "/*" if found else inside
+    return continued
 
 
 def file_of(records: SourceRecords, window: Window) -> str | None:

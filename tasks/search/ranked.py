@@ -26,7 +26,7 @@ from driftline.storage.lines.definition_lookup import blocks_at_places, blocks_d
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode, innermost
 from driftline.storage.lines.table_searcher import NOTHING, RESULT_COLUMNS, Scored, TableSearcher, nearest_blocks
-from driftline.storage.lines.tokenizer import keywords, normalize_query
+from driftline.storage.lines.tokenizer import keywords, language_of, normalize_query
 from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.workspace import Workspace
@@ -55,6 +55,7 @@ from driftline.tasks.search.ranking import (
     arranged,
     extended,
     merge_windows,
+    set_leads,
     with_whole_definitions,
     without_copies,
 )
@@ -146,9 +147,11 @@ def search_ranked(workspace: Workspace, request: SearchRequest) -> SearchReport:
     if deep_search and definitions:
         with explanation.timed("deep"):
             windows = joined(windows, definitions.result(), vector, deep_search, tables, embedder)
+            set_leads(windows)
     if encoder is not None:
         with explanation.timed("rerank"):
             windows = [*reranked(windows[:n_reranked], query, tables, encoder, weight_in(mode)), *windows[n_reranked:]]
+            set_leads(windows)
     with explanation.timed("context"):
         found = tuple(hits(workspace, tables, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
     if request.explain:
@@ -388,7 +391,9 @@ class _Finder:
                 windows = without_copies(merged, lines.texts_of(merged))
                 n_copies = len(merged) - len(windows)
                 windows = arranged(windows, lines.words, form, name=name_in(self.query))
-                found = extended(found, with_whole_definitions(windows))
+                windows = with_whole_definitions(windows)
+                set_leads(windows)
+                found = extended(found, windows)
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
@@ -425,7 +430,7 @@ class _Finder:
         finding = search_threads().submit(timed, self._near_blocks if self.max_distance is None else self._nearest)
         try:
             with self.explanation.timed("text"):
-                words = normalize_query(keywords(self.query))
+                words = normalize_query(keywords(self.query), language_of(self.query))
                 matching = _best(self._of_tables(lambda table: table.matching(words, blocks)), blocks)
             if self.max_distance is None:
                 near_blocks = finding.result()

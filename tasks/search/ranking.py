@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.storage.lines.tokenizer import name_parts, terms, terms_of
+from driftline.storage.lines.tokenizer import ENGLISH, name_parts, terms, terms_of
 from driftline.tasks.search.file_kinds import is_auxiliary, is_prose
 from driftline.tasks.search.query_language import QueryForm
 
@@ -269,10 +269,13 @@ def _stem(path: str) -> str:
     return posixpath.basename(folder) or stem if stem in STEMS_OF_FOLDERS else stem
 
 
-def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def count_words(
+    texts: Sequence[str], words: Sequence[str], language: str = ENGLISH
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return how often each text contains each of ``words`` (distinct terms), ``(n, t)``, and its length, ``(n,)``.
 
-    Lengths are in characters, which BM25 only compares with their mean.
+    The texts' words are compared by their stems in ``language``. Lengths are in characters, which BM25 only compares
+    with their mean.
     """
     lengths = np.fromiter(map(len, map(str.strip, texts)), np.float32, len(texts))
     column = {word: at for at, word in enumerate(words)}
@@ -281,7 +284,7 @@ def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.
     if not plain.isascii():
         others = [(at, text) for at, text in enumerate(texts) if not text.isascii()]
         for at, text in others:
-            held = (column[term] for part in name_parts(text) for term in terms_of(part) if term in column)
+            held = (column[term] for part in name_parts(text) for term in terms_of(part, language) if term in column)
             found += [at * len(words) + each for each in held]
         bare = [*texts]
         for at, text in others:
@@ -289,7 +292,7 @@ def count_words(texts: Sequence[str], words: Sequence[str]) -> tuple[NDArray[np.
         plain = "\n".join(bare)
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
     starts, parts = _parts_with(plain, words)
-    columns = {part: [column[term] for term in terms_of(part) if term in column] for part in {*parts}}
+    columns = {part: [column[term] for term in terms_of(part, language) if term in column] for part in {*parts}}
     of_text = np.searchsorted(ends, starts, side="right") * len(words)
     found += [at + each for at, part in zip(of_text.tolist(), parts, strict=True) for each in columns[part]]
     counts = np.bincount(np.array(found, np.int64), minlength=len(texts) * len(words)).astype(np.float32)
@@ -388,8 +391,9 @@ class Window:
     ``distance``, ``text``, ``column`` (where the text starts in its line) and ``definition`` (the innermost one) are
     this hit's; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is a hit's
     relevance, at most ``max_score``, or the cosine if hits are sorted by cosine (``max_score`` is then 0). ``penalty``
-    is the deduction from the score for better windows in the same place; it does not reduce the likelihood. ``copies``
-    lists other documents with nearly the same text. If the query ``named`` the definition, the window stays inside it.
+    is the deduction from the score for better windows in the same place; it does not reduce the likelihood. ``lead`` is
+    the score in excess of the best later window in another file (``set_leads``). ``copies`` lists other documents with
+    nearly the same text. If the query ``named`` the definition, the window stays inside it.
     """
 
     entity: str
@@ -407,6 +411,7 @@ class Window:
     column: int = 0
     max_score: float = 0.0
     penalty: float = field(default=0.0, compare=False)
+    lead: float = field(default=0.0, compare=False)
     copies: tuple[str, ...] = ()
     named: bool = False
 
@@ -736,6 +741,23 @@ def with_whole_definitions(windows: Sequence[Window]) -> list[Window]:
             window.first, window.last = first, last
             dropped.update(map(id, near))
     return kept
+
+
+def set_leads(windows: Sequence[Window]) -> None:
+    """Set each window's ``lead`` over the next of ``windows``, best first, in another file.
+
+    The lead of windows with no other file after them is 0, but if there is only one file, it depends on the score.
+    """
+    is_only = len({each.file for each in windows}) == 1
+    other = following = None
+    for window in reversed(windows):
+        if following is not None and following.file != window.file:
+            other = following
+        following = window
+        if is_only and window.max_score:
+            window.lead = max(0.0, window.score) ** 2 / (4 * window.max_score)
+        else:
+            window.lead = max(0.0, window.score - other.score) if other is not None else 0.0
 
 
 def by_score(windows: Sequence[Window]) -> list[Window]:

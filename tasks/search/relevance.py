@@ -21,13 +21,16 @@ from driftline.tasks.search.request import SearchRequest
 
 DIGITS = 4
 Label = Literal["strong", "likely", "weak"]
-LIKELIHOOD = (-2.4, 2.6)
-"""The logistic curve that maps a score, as a fraction of the maximum, to the fraction of such hits that are relevant.
+LIKELIHOOD = (-2.9, 1.3, 5.0)
+"""The logistic curve that maps a hit's score and the root of its lead, as fractions of the maximum score, to the
+fraction of such hits that are relevant: its intercept and its two slopes.
 
-Fitted on the tuning halves of the benchmarks."""
-STRONG, WEAK = 0.45, 0.15
-"""The minimum likelihood of a strong hit, and the limit below which a hit is weak. Three in four strong first hits are
-relevant, and one in twenty weak hits.
+Fitted on first hits, for the tuning halves of the benchmarks."""
+MAX_SHARE, MAX_LEAD = 1.4, 0.4
+"""Higher scores and leads, as fractions of the maximum score, are not more certain."""
+STRONG, WEAK = 0.55, 0.1
+"""The minimum likelihood of a strong hit, and the limit below which a hit is weak. Five in six strong first hits are
+relevant (three in four for sentences), and one in twenty-five weak hits.
 """
 
 
@@ -63,10 +66,18 @@ class Calibration:
         return allowed if allowed < math.inf else None
 
 
-def likelihood(score: float, max_score: float) -> float:
-    """Return the probability that a hit with this ``score`` is relevant; ``max_score`` is the maximum score."""
-    start, slope = LIKELIHOOD
-    return round(1 / (1 + math.exp(-max(-50.0, start + slope * score / max_score))), DIGITS)
+def likelihood(score: float, lead: float, max_score: float) -> float:
+    """Return the probability that a hit with this ``score`` is relevant.
+
+    Args:
+        score: The hit's score.
+        lead: By how much the score exceeds that of the next file (``Window.lead``): many equally good hits are rarely
+            all relevant.
+        max_score: The maximum score.
+    """
+    start, slope, slope_of_lead = LIKELIHOOD
+    share, of_lead = min(score / max_score, MAX_SHARE), min(max(lead / max_score, 0.0), MAX_LEAD)
+    return round(1 / (1 + math.exp(-max(-50.0, start + slope * share + slope_of_lead * math.sqrt(of_lead)))), DIGITS)
 
 
 def label(likely: float) -> Label:

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.errors import AccessDenied, ObjectNotFound
-from driftline.tasks.search.hits import Freshness, Read, State, freshness_after_read, freshness_of, is_unchanged
+from driftline.tasks.search.hits import (
+    Freshness,
+    Read,
+    State,
+    beginning,
+    freshness_after_read,
+    freshness_of,
+    is_unchanged,
+)
 from driftline.tasks.text import MAX_ROW_CHARACTERS, rows_of_line
 
 
@@ -65,3 +73,31 @@ def test_the_outcome_of_the_read_decides() -> None:
     assert judged(ObjectNotFound("Not found", "x")) == Freshness(State.GONE)
     assert judged(AccessDenied("Access denied", "x")) is None
     assert judged(None) is None
+
+
+STARRED = ["use x;", "/**", " * Locks a file.", " * Waits.", " */", "fn lock() {", "    wait();"]
+HASHED = ["import os", "# Locks a file.", "# Waits.", "# Retries.", "def lock():", "    wait()"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "first", "best", "skipped"),
+    [
+        (STARRED, 3, 6, 1),  # inside the comment: shown from its start
+        (STARRED, 4, 6, 1),
+        (STARRED, 1, 6, 1),
+        (STARRED, 5, 6, 5),  # after it
+        (STARRED[2:], 1, 4, 3),  # its start is too far away: left out
+        (STARRED[2:], 1, 1, 1),  # but never the best line
+        (HASHED, 3, 5, 1),
+        (HASHED[1:], 2, 4, 3),
+        (["#include <a>", "#include <b>", "int x;"], 1, 2, 1),
+        (["ls src/*.py", "x", "y"], 1, 2, 1),
+    ],
+)
+def test_a_hit_does_not_begin_in_the_middle_of_a_comment(lines: list[str], first: int, best: int, skipped: int) -> None:
+    assert beginning(lines, 100, 100 + first, 100 + best) == skipped
+
+
+def test_a_comment_at_the_top_of_a_file_is_shown_from_its_first_line() -> None:
+    assert beginning(HASHED[1:], 0, 2, 4) == 0
+    assert beginning([*HASHED[1:4] * 20, "x = 1"], 0, 59, 60) == 60, "a comment that is too long to show"

@@ -26,6 +26,7 @@ from driftline.tasks.search.ranking import (
     extended,
     filename_boosts,
     semantic_scores,
+    set_leads,
     text_scores,
     with_whole_definitions,
     without_copies,
@@ -436,14 +437,25 @@ def test_a_longer_list_begins_like_a_shorter_one() -> None:
     ]
 
 
-@given(st.lists(st.floats(-50, 200), min_size=2, max_size=20), st.floats(1, 200))
-def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], max_score: float) -> None:
-    likely = [likelihood(score, max_score) for score in sorted(scores)]
+@given(st.lists(st.floats(-50, 200), min_size=2, max_size=20), st.floats(0, 99), st.floats(1, 200))
+def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], lead: float, max_score: float) -> None:
+    likely = [likelihood(score, lead, max_score) for score in sorted(scores)]
     assert likely == sorted(likely)
     assert 0 <= likely[0] <= likely[-1] <= 1
     order = ["weak", "likely", "strong"]
     locations = [order.index(label(each)) for each in likely]
     assert locations == sorted(locations)
+
+
+def test_a_hit_is_more_certain_if_no_other_file_is_as_good() -> None:
+    files = [window("a.py", 1, 9), window("a.py", 50, 8), window("b.py", 1, 7), window("c.py", 1, 6.5)]
+    set_leads(files)
+    assert [each.lead for each in files] == [2, 1, 0.5, 0]
+    assert label(likelihood(9, 0, 10)) == "likely"
+    assert label(likelihood(9, 3, 10)) == "strong"
+    alone = [replace(window("a.py", line, score), max_score=10.0) for line, score in ((1, 9), (50, 2))]
+    set_leads(alone)
+    assert [label(likelihood(each.score, each.lead, 10)) for each in alone] == ["strong", "likely"]
 
 
 def test_windows_with_a_common_text_take_linear_time() -> None:

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftline.storage.lines.line_table import TEXT, TEXT_COLUMN
-from driftline.storage.lines.tokenizer import TOKENIZER, distinct_terms, index_terms, keywords, terms
+from driftline.storage.lines.tokenizer import (
+    TOKENIZER,
+    distinct_terms,
+    index_terms,
+    keywords,
+    language_of,
+    normalize_query,
+    terms,
+)
 from driftline.tasks.search.query_language import MAX_PLACES, places_in
 
 TEXTS = (
@@ -100,6 +108,29 @@ def test_the_words_of_a_query_in_any_script(query: str, words: list[str]) -> Non
     assert keywords(query) == words
     indexed = {*terms(query)}
     assert {*distinct_terms(words)} <= indexed
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "stem"),
+    [
+        ("wie lösche ich eine Sicherung", "die Sicherungen gehören in den Ordner", "sicher"),
+        ("wo sind die Häuser", "das Haus, über dem die Sonne aufgeht", "haus"),
+        ("où est la sauvegarde chiffrée", "les sauvegardes chiffrées sont là, où il y a de la place", "chiffr"),
+        ("как удалить файлы из кэша", "из файла и в файле", "файл"),
+    ],
+)
+def test_words_are_stemmed_in_the_language_of_their_text(query: str, text: str, stem: str) -> None:
+    words, language = keywords(query), language_of(query)
+    indexed = " ".join([text, *index_terms(text)])
+    requested = {token.text for token in lance.tokenize(normalize_query(words, language), **TOKENIZER)}
+    shared = requested & {token.text for token in lance.tokenize(indexed, **TOKENIZER)}
+    assert stem in shared & {*distinct_terms(words, language)} & {*terms(text, language)}
+    assert stem not in {*terms(query)} & {*terms(text)}
+
+
+def test_text_in_english_or_code_gets_no_stems() -> None:
+    assert index_terms("the naïve café is on the corner of the street, and what does it cost") == []
+    assert normalize_query(["cache", "lost", "files"]) == "cache lost files"
 
 
 @pytest.mark.parametrize("text", ["plain ASCII", "naïve CAFÉ Việt", "Привет мой мир", "हिन्दी"])
