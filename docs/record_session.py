@@ -38,14 +38,14 @@ belong; each has a folder that only its second run indexes."""
 README_COMMANDS = (
     "driftline index storage",
     "cd storage",
-    'driftline search "the writer that lost the race" --top-k 2 -n 0',
+    'driftline search "lost the race against another run" --top-k 2 -n 0',
     "driftline index .",
     "driftline status",
 )
 COMMANDS = (
     "cd storage",
     "driftline index .",
-    'driftline search "the writer that lost the race" --top-k 2 -n 0',
+    'driftline search "lost the race against another run" --top-k 2 -n 0',
     'echo "# The slower writer gives up." > example.py',
     "driftline index .",
     'driftline search "which writer gives up" --top-k 1 -n 0',

@@ -191,7 +191,8 @@ def _stems(parts: Iterable[str], language: str) -> list[str]:
 
 def language_of(text: str) -> str:
     """Return the code of the most likely language of ``text``, by its stop words; "en" if there are too few."""
-    words = {*name_parts(text.lower())}
+    # A single letter says little: "I/O" is not Italian.
+    words = {each for each in name_parts(text.lower()) if len(each) > 1 or not each.isascii()}
     found = {language: len(fillers & words) for language, fillers in _STOP_WORDS.items()}
     best = max(found, key=found.__getitem__)  # the first of equals, so English wins ties
     return best if found[best] >= _MIN_FILLERS else ENGLISH

@@ -405,14 +405,10 @@ def hits(
     score = certain = math.inf
     found = zip(windows, documents, texts, passages, arounds, strict=True)
     for rank, (window, document, text, passage, (first, _)) in enumerate(found, start=1):
-        start, context = passage.first, indexed.get(passage, [])
+        lines = indexed.get(passage, [])
         if n_lines and text is not None:
-            context = redact_lines(lines_between(text, start, passage.last), records.redaction(window.entity))
-        if not n_lines or not context:
-            start, context = window.best, [window.text]
-        else:
-            skipped = first - start if is_prose(window.path) else beginning(context, start, first, window.best)
-            start, context = start + skipped, context[skipped:]
+            lines = redact_lines(lines_between(text, passage.first, passage.last), records.redaction(window.entity))
+        start, context = _shown(window, lines, passage.first, first)
         at = match_in(window.text, query)
         judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
         likely = likelihood(window.score + window.penalty, window.lead, window.max_score) if window.max_score else None
@@ -496,6 +492,18 @@ def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[i
     return start, end
 
 
+def _shown(window: Window, lines: list[str], start: int, first: int) -> tuple[int, list[str]]:
+    """Return the first line and the lines of a hit whose context would begin at line ``first``.
+
+    ``lines`` begin at line ``start``. If there are none, the hit shows its best line.
+    """
+    if not lines:
+        return window.best, [window.text]
+    is_code = not is_prose(window.path) and window.best < start + len(lines)  # a damaged index may lack lines
+    skipped = beginning(lines, start, first, window.best) if is_code else first - start
+    return start + skipped, lines[skipped:]
+
+
 _LINE_COMMENT = re.compile(r"\s*(//|--(?=\s)|;|%|#(?=\s|$))")
 _COMMENT_BOUND = re.compile(r"(?:^|\s)/\*|\*/")
 
@@ -505,7 +513,7 @@ def beginning(lines: Sequence[str], start: int, first: int, best: int) -> int:
 
     The hit's context would begin at line ``first``; ``start`` is the number of the first of ``lines``. If ``first``
     continues a comment, the hit begins where that does, or, if that is not among ``lines`` or too far away, behind the
-    comment, but at the latest at the ``best`` line.
+    comment, or at the ``best`` line if that comes first.
     """
     continued = _continues_comment(lines[: best - start + 1], is_whole=not start)
     begin = end = first - start

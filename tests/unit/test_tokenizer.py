@@ -131,6 +131,7 @@ def test_words_are_stemmed_in_the_language_of_their_text(query: str, text: str, 
 def test_text_in_english_or_code_gets_no_stems() -> None:
     assert index_terms("the naïve café is on the corner of the street, and what does it cost") == []
     assert normalize_query(["cache", "lost", "files"]) == "cache lost files"
+    assert language_of("async file I/O operations") == "en"
 
 
 @pytest.mark.parametrize("text", ["plain ASCII", "naïve CAFÉ Việt", "Привет мой мир", "हिन्दी"])
