@@ -123,6 +123,8 @@ def test_the_batch_of_a_killed_worker_is_repeated(tmp_path: Path, tiny_model: Pa
     process = ForkedProgram(PROGRAM, *arguments, environment={"PAUSE": "after 1", "BATCH_DOCUMENTS": "10"})
     coordinator = psutil.Process(process.pid)
     until(lambda: stands_still(coordinator), "the first commit", unless=lambda: ended(process))
+    # Of the first five files, one marks the commit and at most three are batches of one worker.
+    until(lambda: len([*workspace.glob("*/_tables/line_*/data/*")]) >= 5, "a batch of each worker")
     workers = [child for child in coordinator.children() if runs(child, "spawn_main")]
     assert len(workers) == 2
     workers[0].kill()

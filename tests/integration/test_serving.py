@@ -19,7 +19,8 @@ from tests.support.deployed import BIN
 from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
 from tests.support.waiting import PATIENCE_SECONDS, ended, until
 
-SECONDS = 10
+SECONDS = 30
+"""The interval of scheduled runs, each of which takes seconds of CPU time."""
 
 
 def post(url: str, body: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,11 +15,19 @@ import pytest
 import driftline as dl
 
 
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tree and its index."""
+    folder = tmp_path_factory.mktemp("indexed")
+    (folder / "tree").mkdir()
+    (folder / "tree/a.txt").write_text("a line\n")
+    dl.index(folder / "tree", workspace=folder / "ws")
+    return folder
+
+
 @pytest.fixture
-def workspace(tmp_path: Path, driftline: Callable[..., Any]) -> Path:
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree/a.txt").write_text("a line\n")
-    assert driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws").code == 0
+def workspace(indexed: Path, tmp_path: Path) -> Path:
+    shutil.copytree(indexed, tmp_path, dirs_exist_ok=True)
     return tmp_path / "ws"
 
 

@@ -71,6 +71,7 @@ def running_s3(directory: Path) -> Iterator[S3Server]:
         "-master.volumeSizeLimitMB=64",
         "-volume.max=100",
         "-volume.preStopSeconds=0",
+        "-volume.minFreeSpace=10MiB",  # by default, it refuses writes to a disk that is 99 % full
     ]
     with (directory / "server.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=subprocess.STDOUT)

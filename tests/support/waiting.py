@@ -18,13 +18,19 @@ missing.
 def until(
     is_so: Callable[[], object], what: str = "it to happen", *, unless: Callable[[], str] = str, poll: float = 0.02
 ) -> None:
-    """Wait until a condition holds. Fails at once when ``unless`` returns why it never will."""
+    """Wait until a condition holds. Fails at once when ``unless`` returns why it never will.
+
+    ``poll`` is the time between checks in seconds. It grows up to half a second where checks would otherwise take more
+    than a tenth of a core.
+    """
     deadline = time.monotonic() + PATIENCE_SECONDS
+    before = time.process_time()
     while not is_so():
         reason = unless()
         assert not reason or is_so(), f"waited for {what}: {reason}"
         assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:g} s for {what}"
-        time.sleep(poll)
+        time.sleep(max(poll, min(0.5, 9 * (time.process_time() - before))))
+        before = time.process_time()
 
 
 def ended(process: subprocess.Popen[bytes] | subprocess.Popen[str] | ForkedProgram, log: Path | None = None) -> str:

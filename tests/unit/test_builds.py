@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -492,14 +493,25 @@ def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
         Build.detect(environ, str(clone)).index_branch()
 
 
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three repositories: base, a fork of it with one commit more, and a clone of the fork."""
+    folder = tmp_path_factory.mktemp("repositories")
+    git(folder, "init", "-q", "-b", "main", "base")
+    git(folder / "base", "commit", "-q", "--allow-empty", "-m", "official")
+    git(folder, "clone", "-q", str(folder / "base"), "fork")
+    git(folder / "fork", "commit", "-q", "--allow-empty", "-m", "of the fork")
+    git(folder, "clone", "-q", str(folder / "fork"), "clone")
+    return folder
+
+
 @pytest.fixture
-def fork(tmp_path: Path) -> Path:
+def fork(repositories: Path, tmp_path: Path) -> Path:
     """A full clone of a fork whose branch main has one commit more than ``tmp_path/base``, which is also fetched."""
-    git(tmp_path, "init", "-q", "-b", "main", str(tmp_path / "base"))
-    git(tmp_path / "base", "commit", "-q", "--allow-empty", "-m", "official")
-    git(tmp_path, "clone", "-q", str(tmp_path / "base"), str(tmp_path / "fork"))
-    git(tmp_path / "fork", "commit", "-q", "--allow-empty", "-m", "of the fork")
-    git(tmp_path, "clone", "-q", str(tmp_path / "fork"), str(tmp_path / "clone"))
+    shutil.copytree(repositories, tmp_path, dirs_exist_ok=True)
+    for name in ("fork", "clone"):
+        config = tmp_path / name / ".git" / "config"
+        config.write_text(config.read_text().replace(str(repositories), str(tmp_path)))
     return tmp_path / "clone"
 
 
