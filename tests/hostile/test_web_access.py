@@ -47,6 +47,7 @@ from driftline.flows.web.routes import Tools
 from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StorageError, UsageError
+from driftline.storage.workspace import tokens
 from driftline.storage.workspace.records import RunRecord
 from driftline.storage.workspace.tokens import Scope, TokenRecord, create_token, read_tokens, revoke_token, token_hash
 from driftline.storage.workspace.workspace import Workspace
@@ -174,8 +175,10 @@ def ask_mcp(site: Site, token: str, body: str, **headers: str) -> Answer:
     return site.ask("/mcp", token=token, method="POST", body=body, **headers)
 
 
-def test_requests_need_a_valid_token(site: Site) -> None:
-    expired = site.token("search", expires=datetime.now(UTC) + timedelta(milliseconds=1))
+def test_requests_need_a_valid_token(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(tokens, "datetime", SimpleNamespace(now=lambda zone: datetime.now(zone) - timedelta(hours=1)))
+        expired = site.token("search", expires=datetime.now(UTC) - timedelta(minutes=1))
     for target in PROTECTED:
         for token in ("", "x", "driftline_" + "x" * 43, expired, "x" * 10_000):
             answer = site.ask(target, token=token)
