@@ -7,7 +7,7 @@ import ctypes
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice, pairwise
 
 from driftline.storage.documents import SkipReason
 from driftline.tasks.extraction.extractor import MAX_EXTRACTED_CHARACTERS, Draft, Extracted
@@ -182,7 +182,17 @@ _EDGE_LINES = 2
 """How many lines at the top and bottom of a page may be running headers or footers."""
 _MIN_REPEATS = 3
 _MIN_REPEATED_FRACTION = 0.2
-_NUMBER = re.compile(r"\d+|\b[ivxlc]+\b")
+_NUMBER = re.compile(r"\d{1,9}|\b[ivxlc]{1,9}\b")
+_ROMAN = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
+_MAX_NUMBERS = 8
+Form = tuple[str, int | None]
+"""A line and None, or a line with ``#`` in place of a number, and that number minus the 0-based page."""
+_PAGE = re.compile(
+    r"\W*?(?:(?:page|seite|p\u00e1gina|pagina|p\.|pg\.?|s\.)\s*)?#(?:\s*(?:/|of|von|de|sur|di|van)\s*\d+)?\W*"
+)
+"""A page number that stands alone."""
+_PAGE_AND_TITLE = re.compile(r"#(?:\s+|\s*[|\u2022\u00b7\u2013\u2014-]\s*)[^\W\d]|.*[|\u2022\u00b7\u2013\u2014]\s*#$")
+"""A page number with a title; ``3. Title`` and ``Chapter 3`` may be headings."""
 _UNWANTED = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 0xAD, 0xFFFE))
 _BROKEN = re.compile(r"[\x02\ufffe\xad]\n?")
 """A hyphen at the end of a line, as reported by the library, with the line ending."""
@@ -207,12 +217,10 @@ def pdf(data: bytes) -> Extracted:
     """
     whole, bookmarks = _pdf_pages(data)
     pages = [_joined(page) for page in whole]
-    repeated = _running_heads(pages)
-    draft, seen = Draft(), set[str]()
-    for number, lines in enumerate(pages, start=1):
-        heads = {line for at, line in enumerate(lines) if _is_edge(at, lines) and _without_numbers(line) in repeated}
-        kept = [line for line in lines if line not in heads or _without_numbers(line) not in seen]
-        seen.update(map(_without_numbers, heads))
+    draft, seen = Draft(), set[Form]()
+    for number, (lines, heads) in enumerate(zip(pages, _running_heads(pages), strict=True), start=1):
+        kept = [line for at, line in enumerate(lines) if at not in heads or heads[at] not in seen]
+        seen.update(heads.values())
         if not any(kept):
             continue
         draft.at(f"p. {number}")
@@ -301,18 +309,50 @@ def _is_titled(words: Sequence[str], title: Sequence[str]) -> bool:
     return False
 
 
-def _running_heads(pages: Sequence[Sequence[str]]) -> frozenset[str]:
-    """Return the lines at the top or bottom of many pages, with numbers removed."""
-    counts: Counter[str] = Counter()
-    for lines in pages:
-        counts.update({_without_numbers(line) for at, line in enumerate(lines) if _is_edge(at, lines)})
+def _running_heads(pages: Sequence[Sequence[str]]) -> list[dict[int, Form]]:
+    """Map each page's lines that are running heads to the form that they share with other pages.
+
+    A running head is the same line on many pages, or differs only in the page number. Other lines that differ in
+    numbers, such as ``Invoice No. 1003``, are text.
+    """
+    forms = [
+        {at: _forms(lines[at], page) for at in range(len(lines)) if _is_edge(at, lines)}
+        for page, lines in enumerate(pages)
+    ]
+    counts = Counter(form for page in forms for form in set(chain.from_iterable(page.values())))
     least = max(_MIN_REPEATS, _MIN_REPEATED_FRACTION * len(pages))
-    return frozenset(line for line, count in counts.items() if count >= least)
+    repeated = {form for form, n in counts.items() if n >= (_MIN_REPEATS if _PAGE.fullmatch(form[0]) else least)}
+    numbered = {form for form in repeated if form[1] is not None and _is_numbering(form[0])}
+    numberings = {first for _, first in numbered}
+    heads: list[dict[int, Form]] = []
+    for page in forms:
+        same = {at: next((form for form in of_line if form in repeated), None) for at, of_line in page.items()}
+        found = {at: form for at, form in same.items() if form in numbered}
+        if not found:  # no other line has the page number
+            found = {at: form for at, form in same.items() if form and form[1] in numberings}
+        heads.append(found | {at: form for at, form in same.items() if form and form[1] is None})
+    return heads
+
+
+def _is_numbering(template: str) -> bool:
+    return bool(_PAGE.fullmatch(template) or _PAGE_AND_TITLE.match(template))
+
+
+def _forms(line: str, page: int) -> list[Form]:
+    """Return what may be repeated of a line of the 0-based ``page``: all of it, or all except one number."""
+    text = line.casefold()
+    numbers = _NUMBER.finditer(text)
+    templates = [(f"{text[: n.start()]}#{text[n.end() :]}", _value(n[0]) - page) for n in islice(numbers, _MAX_NUMBERS)]
+    return [(text, None), *templates]
+
+
+def _value(number: str) -> int:
+    """Return the value of a decimal or lower-case Roman number."""
+    if number[0] not in _ROMAN:
+        return int(number)
+    values = [*map(_ROMAN.__getitem__, number), 0]
+    return sum(value if value >= after else -value for value, after in pairwise(values))
 
 
 def _is_edge(at: int, lines: Sequence[str]) -> bool:
     return at < _EDGE_LINES or at >= len(lines) - _EDGE_LINES
-
-
-def _without_numbers(line: str) -> str:
-    return _NUMBER.sub("#", line.casefold())

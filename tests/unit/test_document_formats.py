@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import zipfile
+from collections.abc import Sequence
 
 import pytest
 
@@ -110,6 +111,37 @@ def test_a_running_head_of_a_pdf_is_indexed_once() -> None:
     assert lines(reading).count("Birds of the marsh") == 1
     assert [name for name, _ in anchored(reading)] == [f"p. {number}" for number in range(1, 7)]
     assert {f"bird {each}" for each in "abcdef"} <= {*lines(reading)}
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        [f"Invoice No. {1000 + n}" for n in range(6)],
+        [f"Chapter {n}" for n in range(1, 7)],
+        [f"2026-03-0{n}" for n in range(1, 7)],
+        [f"{n}. Nests" for n in range(1, 7)],
+    ],
+)
+def test_lines_of_a_pdf_that_differ_in_a_number_are_text(heads: list[str]) -> None:
+    pages = [(head, f"{at * 17} herons", f"Page {at + 1} of 6") for at, head in enumerate(heads)]
+    text = [each for at, head in enumerate(heads) for each in (head, f"{at * 17} herons")]
+    assert [line for line in lines(read_document("a.pdf", pdf(*pages))) if "Page" not in line] == text
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        ["Page {} of 9"], ["- {} -"], ["Birds of the marsh | {}"], ["{} Birds of the marsh"],
+        ["{} Waders", "Chapter 3 {}"],
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("numbers", [range(11, 17), ("iii", "iv", "v", "vi", "vii", "viii")])
+def test_lines_of_a_pdf_that_differ_in_the_page_number_are_running_heads(
+    heads: list[str], numbers: Sequence[int | str]
+) -> None:
+    filled = [heads[at % len(heads)].format(number) for at, number in enumerate(numbers)]
+    pages = [(head, f"bird {each}", "sings") for head, each in zip(filled, "abcdef", strict=True)]
+    assert [line for line in lines(read_document("a.pdf", pdf(*pages))) if line in filled] == filled[: len(heads)]
 
 
 def sections(reading: Reading) -> list[tuple[str, int, int]]:
