@@ -171,15 +171,30 @@ def _declared(data: bytes) -> str | None:
     match = next(filter(None, (declaration.match(head) for declaration in _DECLARATIONS)), None)
     if match is None:
         return None
+    encoding = declarable(match[1].decode())
     try:
-        name = codecs.lookup(match[1].decode()).name
-        encoding = _AS_ON_THE_WEB.get(name, name)
-        if name.startswith(_NOT_DECLARABLE) or not isinstance(b"".decode(encoding), str):
-            return None
-        data.decode(encoding)
-    except (LookupError, ValueError):  # also codecs that are not text encodings
+        if encoding is not None:
+            data.decode(encoding)
+    except ValueError:
         return None
     return encoding
+
+
+def declarable(name: str) -> str | None:
+    """Return the Python codec for text that declares the encoding ``name``, as browsers read it.
+
+    None means an unknown encoding, or one that bytes which were read as ASCII contradict, such as UTF-16.
+    """
+    named = name.strip().lower().replace("_", "-")
+    for spelling in (named, named.removeprefix("x-"), named.replace("windows-31j", "cp932").replace("windows-", "cp")):
+        try:
+            codec = codecs.lookup(spelling)
+            if codec.name.startswith(_NOT_DECLARABLE) or not isinstance(b"a".decode(codec.name), str):
+                return None
+        except (LookupError, ValueError):  # also codecs that are not text encodings
+            continue
+        return _AS_ON_THE_WEB.get(codec.name, codec.name)
+    return None
 
 
 def _as_utf8(data: bytes, encoding: str) -> bytes:

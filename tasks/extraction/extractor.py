@@ -35,6 +35,8 @@ EXTRA = "documents"
 """The package extra that some extractors require."""
 MAX_EXTRACTED_CHARACTERS = 64 * 2**20
 """Maximum length of a document's text; a file that expands to more is skipped."""
+SOFT_HYPHEN = "\xad"
+"""Marks where a word may be broken; words are indexed without it."""
 _SNIFFED_BYTES = 1_024
 _JUDGED_BYTES = 8_192
 MISSING_MARK = r"(?:^|\+)\w+/0"
@@ -330,19 +332,19 @@ def _is_man(data: bytes, suffix: str) -> bool:
 
 _ODF_SUFFIXES = ("odt", "ods", "odp")
 EXTRACTORS: tuple[Extractor, ...] = (
-    Extractor("docx", 3, ("docx", "docm"), _holds(b"word/document.xml", "docx", "docm"), "office", "docx"),
-    Extractor("pptx", 3, ("pptx", "pptm"), _holds(b"ppt/presentation.xml", "pptx", "pptm"), "office", "pptx"),
-    Extractor("xlsx", 3, ("xlsx", "xlsm"), _holds(b"xl/workbook.xml", "xlsx", "xlsm"), "office", "xlsx"),
+    Extractor("docx", 4, ("docx", "docm"), _holds(b"word/document.xml", "docx", "docm"), "office", "docx"),
+    Extractor("pptx", 4, ("pptx", "pptm"), _holds(b"ppt/presentation.xml", "pptx", "pptm"), "office", "pptx"),
+    Extractor("xlsx", 4, ("xlsx", "xlsm"), _holds(b"xl/workbook.xml", "xlsx", "xlsm"), "office", "xlsx"),
     Extractor(
         "opendocument",
-        4,
+        5,
         _ODF_SUFFIXES,
         _says(b"vnd.oasis.opendocument.", b"content.xml", *_ODF_SUFFIXES),
         "office",
         "opendocument",
     ),
     Extractor(
-        "epub", 4, ("epub",), _says(b"epub+zip", b"META-INF/container.xml", "epub"), "office", "epub", needs="lxml"
+        "epub", 5, ("epub",), _says(b"epub+zip", b"META-INF/container.xml", "epub"), "office", "epub", needs="lxml"
     ),
     Extractor("rtf", 3, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
     Extractor("mail", 3, ("eml",), _is_mail, "text_formats", "mail"),
@@ -364,7 +366,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
         isolated=False,
     ),
     Extractor("pdf", 4, ("pdf",), _is_pdf, "html_pdf", "pdf", needs="pypdfium2"),
-    Extractor("html", 4, _HTML_SUFFIXES, _is_html, "html_pdf", "html", needs="lxml", is_text=True),
+    Extractor("html", 5, _HTML_SUFFIXES, _is_html, "html_pdf", "html", needs="lxml", is_text=True),
     Extractor("man", 1, (), _is_man, "text_formats", "man", packed=True),
     Extractor("notebook", 1, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )

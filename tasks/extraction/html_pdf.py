@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import ctypes
 import re
 from collections import Counter
@@ -10,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, islice, pairwise
 
 from driftline.storage.documents import SkipReason
-from driftline.tasks.extraction.extractor import MAX_EXTRACTED_CHARACTERS, Draft, Extracted
+from driftline.tasks.extraction.extractor import MAX_EXTRACTED_CHARACTERS, SOFT_HYPHEN, Draft, Extracted
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.text import decode
 
 _SKIPPED = frozenset((
-    "button", "canvas", "datalist", "footer", "form", "iframe", "map", "nav", "noscript", "object", "script",
-    "select", "style", "svg", "template", "textarea", "video", "audio",
+    "button", "canvas", "datalist", "footer", "iframe", "map", "nav", "noscript", "object", "rp", "rt",
+    "script", "select", "style", "svg", "template", "textarea", "video", "audio",
 ))  # fmt: skip
-"""Elements with no text, or with the same text on each page of a site."""
+"""Elements with no text, with the same text on each page of a site, or with the pronunciation of a word."""
 _SKIPPED_ROLES = frozenset(("navigation", "search", "menu", "menubar", "toolbar", "tablist"))
 _SKIPPED_CLASSES = re.compile(
     r"(?:^|\s)(?:headerlink|anchorjs-link|sphinxsidebar|breadcrumbs?|navbar|navheader|navfooter|related"
@@ -37,9 +36,6 @@ _CELLS = frozenset(("td", "th"))
 _ALONE_IN_CELLS = frozenset(("p", "div"))
 """The first such element in a cell does not break the row's line."""
 _BLANKS = re.compile(r"[ \t\r\n\f\xa0]+")
-_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE)
-_XML_ENCODING = re.compile(rb"^<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_.:-]{2,40})")
-_DECLARED_WITHIN = 2_048
 
 
 class _HtmlLines:
@@ -92,7 +88,7 @@ class _HtmlLines:
             self._cell_is_empty = False
             if self._paragraph_ended:
                 self._end_line()
-        self._parts.append(text)
+        self._parts.append(text.replace(SOFT_HYPHEN, ""))
 
     def comment(self, text: str) -> None:
         pass
@@ -128,7 +124,7 @@ def _is_skipped(tag: str, attributes: Mapping[str, str]) -> bool:
     classes = attributes.get("class")
     return (
         attributes.get("role") in _SKIPPED_ROLES
-        or "hidden" in attributes
+        or attributes.get("hidden", "until-found") != "until-found"
         or (classes is not None and _SKIPPED_CLASSES.search(classes) is not None)
     )
 
@@ -148,31 +144,14 @@ def add_html(draft: Draft, data: bytes, file: str = "") -> None:
     from lxml import etree
 
     parser = etree.HTMLParser(target=_HtmlLines(draft, file), encoding="utf-8", huge_tree=False, remove_pis=True)
-    text = _decoded(data).encode("utf-8", "replace")
-    try:
-        parser.feed(text)
-        parser.close()
-    except etree.XMLSyntaxError:
-        raise Refused(SkipReason.DAMAGED) from None
-
-
-def _decoded(data: bytes) -> str:
-    """Decode a page with its declared encoding, if that is valid."""
-    head = data[:_DECLARED_WITHIN]
-    declared = (
-        None
-        if head.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        else (_XML_ENCODING.search(head) or _CHARSET.search(head))
-    )
-    if declared is not None:
-        try:
-            return data.decode(declared[1].decode())
-        except (LookupError, UnicodeError, ValueError):
-            pass
     text, reason = decode(data)
     if reason is not None:
         raise Refused(reason)
-    return text
+    try:
+        parser.feed(text.encode("utf-8", "replace"))
+        parser.close()
+    except etree.XMLSyntaxError:
+        raise Refused(SkipReason.DAMAGED) from None
 
 
 # -- PDF -----------------------------------------------------------------------------------------

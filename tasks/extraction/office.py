@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from xml.parsers import expat
 
 from driftline.storage.documents import SkipReason
-from driftline.tasks.extraction.extractor import OLE, Draft, Extracted
+from driftline.tasks.extraction.extractor import OLE, SOFT_HYPHEN, Draft, Extracted
 from driftline.tasks.extraction.process import Refused
 
 MAX_PARTS_BYTES = 512 * 2**20
@@ -60,7 +60,7 @@ class _Archive:
         parser.StartDoctypeDeclHandler = _refuse
         parser.StartElementHandler = handler.started
         parser.EndElementHandler = handler.ended
-        parser.CharacterDataHandler = handler.data
+        parser.CharacterDataHandler = lambda text: handler.data(text.replace(SOFT_HYPHEN, ""))
         for chunk in self.chunks(name):
             parser.Parse(chunk, False)
         parser.Parse(b"", True)
@@ -521,7 +521,7 @@ class _OpenDocument(_Handler):
             case "page":
                 self._slide += 1
                 self._draft.at(f"slide {self._slide}")
-            case "tracked-changes" | "forms":
+            case "tracked-changes" | "forms" | "ruby-text":
                 self._ignored += 1
 
     def end(self, tag: str) -> None:
@@ -534,7 +534,7 @@ class _OpenDocument(_Handler):
                     self._add_notes()
             case "table-row":
                 self._end_row()
-            case "tracked-changes" | "forms":
+            case "tracked-changes" | "forms" | "ruby-text":
                 self._ignored -= 1
 
     def data(self, text: str) -> None:

@@ -61,13 +61,21 @@ PAGES = {
     "entity": b"<html><body><p>gr&eacute;be</p></html>",
     "marked": "<html><body><p>ptáci</p></html>".encode("utf-16"),
     "unknown": "<html><meta charset=no-such-code><p>ptáci</p></html>".encode(),
+    "wide": "<html><meta charset=utf-16><p>ptáci </p></html>".encode(),
+    "wide XML": b'<?xml version="1.0" encoding="UTF-16"?><html><p>bird</p></html>',
+    "western": b'<html><meta charset="iso-8859-1"><p>\x93bird\x94</p></html>',
+    "windows": "<html><meta charset=windows-31j><p>鶴①</p></html>".encode("cp932"),
+    "alias": "<html><meta charset=x-sjis><p>鶴①</p></html>".encode("cp932"),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("latin", "Zażółć"), ("japanese", "鳥"), ("entity", "grébe"), ("marked", "ptáci"), ("unknown", "ptáci")],
-)
+    [
+        ("latin", "Zażółć"), ("japanese", "鳥"), ("entity", "grébe"), ("marked", "ptáci"), ("unknown", "ptáci"),
+        ("wide", "ptáci"), ("wide XML", "bird"), ("western", "“bird”"), ("windows", "鶴①"), ("alias", "鶴①"),
+    ],
+)  # fmt: skip
 def test_a_page_is_read_in_the_encoding_that_it_declares(name: str, text: str) -> None:
     assert lines(read_document("a.xhtml", PAGES[name])) == [text]
 
@@ -83,7 +91,7 @@ def test_a_page_is_read_in_the_encoding_that_it_declares(name: str, text: str) -
 )
 def test_a_template_is_source_code(data: bytes) -> None:
     reading = read_document("a.html", data)
-    assert (reading.mark, reading.extracted.text) == ("-html/4", data.decode())
+    assert (reading.mark, reading.extracted.text) == ("-html/5", data.decode())
 
 
 def test_source_code_with_markup_in_it_is_source_code() -> None:
@@ -177,6 +185,28 @@ def test_a_box_next_to_the_text_is_text_and_navigation_is_not() -> None:
         "Herons wade.",
         "Nests",
     ]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("<form><input><p>Herons <label>wade</label></p><button>Send</button></form>", "Herons wade"),
+        ("<p><ruby>東<rp>(</rp><rt>とう</rt><rp>)</rp>京<rt>きょう</rt></ruby>で</p>", "東京で"),
+        ("<p>co&shy;operate</p>", "cooperate"),
+        ("<p>a</p><p hidden>b</p>", "a"),
+        ('<p hidden="until-found">folded</p>', "folded"),
+    ],
+)
+def test_the_text_of_a_page_is_what_it_shows(body: str, text: str) -> None:
+    assert lines(read_document("a.html", f"<html><body>{body}</body></html>".encode())) == [text]
+    assert lines(read_document("a.epub", epub(one=body))) == [text]
+
+
+def test_a_pronunciation_and_a_soft_hyphen_of_opendocument_are_no_text() -> None:
+    ruby = "<text:ruby><text:ruby-base>東</text:ruby-base><text:ruby-text>とう</text:ruby-text></text:ruby>"
+    body = f"<text:p>{ruby}{ruby}</text:p><text:p>he\xadron</text:p>"
+    assert lines(read_document("a.odt", opendocument("text", body))) == ["東東", "heron"]
+    assert lines(read_document("a.docx", docx(paragraph("he\xadron")))) == ["heron"]
 
 
 def test_a_compressed_page_of_the_manual_is_its_paragraphs() -> None:
