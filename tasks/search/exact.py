@@ -574,8 +574,15 @@ class ExactSearch:
         """Return the first matching lines or, with ``count``, only their number."""
         with self.timers.timed("exact"):
             lines, counts = self.first(None if request.count else request.top_k, files=request.files)
+        if not counts.lines:
+            return self._nothing(request, counts)
         found = () if request.count else self._hits(lines, request.n_lines)
         return SearchReport("", found, notes=notes_on_counts(counts, len(found)), exact=counts)
+
+    def _nothing(self, request: SearchRequest, counts: ExactCounts) -> SearchReport:
+        """Return an empty report that names the filters that match no document, or else says that no line matches."""
+        unmatched, notes = why_nothing(self.workspace, self.tables, request, any_matches)
+        return SearchReport("", (), unmatched=unmatched, notes=notes or notes_on_counts(counts, 0), exact=counts)
 
     def listed(self, request: SearchRequest, files: Sequence[IndexedDocument]) -> SearchReport:
         """Return the first lines of the first ``files`` or, with ``count``, only the number of files."""
@@ -607,7 +614,7 @@ class ExactSearch:
         for document, number in lines:
             of_document.setdefault(document.key, []).append((document, number))
         if not lines:
-            return SearchReport("", (), notes=notes_on_counts(counts, 0), exact=counts)
+            return self._nothing(request, counts)
         wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1))
         wider = replace(wider, files=False, explain=False, facets=False)
         if len(of_document) <= MAX_PATHS_IN_FILTER:

@@ -798,3 +798,10 @@ def test_a_restored_backup_is_searched_in_an_open_process(tmp_path: Path) -> Non
         (source / f"{name}.md").unlink()
         shutil.rmtree(workspace)
         shutil.copytree(tmp_path / "backup", workspace)
+
+
+@pytest.mark.parametrize("query", ['"csrf_token"', "/csrf_\\w+/", "def:csrf_token", '"csrf_token" request'])
+def test_an_exact_search_names_the_filters_that_match_no_document(workspace: Workspace, query: str) -> None:
+    report = served(workspace, SearchRequest.of(query, {"globs": ["*.rst"], "count": query[0] == "/"}))
+    assert (report.results, report.unmatched) == ((), ("glob '*.rst'",))
+    assert "'*.rst'" in report.notes[0]
