@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from driftline.storage import helper_process
 from driftline.storage.errors import StorageError
@@ -303,12 +303,20 @@ def definitions(path: str, text: str) -> list[Definition]:
         grammar = BY_EXTENSION["tsx"]  # Flow type annotations are similar
     if grammar is None or len(text) > MAX_PARSED_CHARACTERS:
         return by_patterns(text)
-    found = sorted(_parsed(grammar, text), key=lambda each: (each.first, -each.last))
-    return _qualified(found)
+    return _qualified(sorted(_parsed(grammar, text), key=lambda each: (each.start, -each.end)))
 
 
-def _parsed(grammar: Grammar, text: str) -> Iterator[Definition]:
-    """Yield the definitions found by the grammar, unordered, with unqualified names."""
+class _Parsed(NamedTuple):
+    """A definition with an unqualified name, and the bytes where its node and the name in it are."""
+
+    definition: Definition
+    start: int
+    end: int
+    name: int
+
+
+def _parsed(grammar: Grammar, text: str) -> Iterator[_Parsed]:
+    """Yield the definitions found by the grammar, unordered."""
     from tree_sitter import Parser, QueryCursor
 
     if "\r" in text and "\n" not in text:
@@ -341,7 +349,8 @@ def _parsed(grammar: Grammar, text: str) -> Iterator[Definition]:
         if label:
             if first not in leading:
                 leading[first] = _with_leading(lines, first, grammar.leading)
-            yield Definition(kind, label, line, leading[first], last)
+            found = Definition(kind, label, line, leading[first], last)
+            yield _Parsed(found, node.start_byte, node.end_byte, name.start_byte)
 
 
 def _declared(node: Node) -> Node | None:
@@ -403,24 +412,29 @@ def _doc_start(lines: Sequence[str], end: int) -> int | None:
     return start if start is not None and lines[start].lstrip().startswith(_DOC) else None
 
 
-def _qualified(found: Sequence[Definition]) -> list[Definition]:
-    """Qualify the names in ``found`` with their enclosing definitions; functions in a class become methods."""
+def _qualified(found: Sequence[_Parsed]) -> list[Definition]:
+    """Qualify the names in ``found`` with their enclosing definitions; functions in a class become methods.
+
+    A definition that two patterns match is returned once. Several on one line are distinct.
+    """
     result: list[Definition] = []
-    around: list[Definition] = []
+    around: list[_Parsed] = []
+    known: set[tuple[str, int, int]] = set()
     for each in found:
-        while around and around[-1].last < each.first:
+        while around and around[-1].end <= each.start:
             around.pop()
-        named = _within(around[-1], each) if around else each
-        if named is not None and len(around) < MAX_DEPTH:
-            around.append(named)
-            result.append(named)
+        key = (each.definition.kind, each.name, each.end)
+        if key in known or len(around) >= MAX_DEPTH:
+            continue
+        known.add(key)
+        named = _within(around[-1].definition, each.definition) if around else each.definition
+        around.append(each._replace(definition=named))
+        result.append(named)
     return result
 
 
-def _within(outer: Definition, inner: Definition) -> Definition | None:
-    """Return ``inner`` nested in ``outer``, or None if both are the same definition, matched by two query patterns."""
-    if (inner.line, inner.kind, inner.last) == (outer.line, outer.kind, outer.last):
-        return None
+def _within(outer: Definition, inner: Definition) -> Definition:
+    """Return ``inner`` nested in ``outer``."""
     kind = "method" if inner.kind == "function" and outer.kind in _HOLDS_METHODS else inner.kind
     name = f"{outer.name}.{inner.name}"[-MAX_NAME_CHARACTERS:]
     return replace(inner, kind=kind, name=name, last=min(inner.last, outer.last))

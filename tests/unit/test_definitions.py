@@ -580,6 +580,21 @@ def test_generated_code_is_left_to_patterns() -> None:
     assert [(each.name, each.last) for each in definitions("a.py", text)] == [("f", 1)]
 
 
+@pytest.mark.parametrize(
+    ("path", "line", "names"),
+    [
+        ("a.ts", "interface I { a(): void; b(): void; c(): void }", ["I", "I.a", "I.b", "I.c"]),
+        ("A.java", "class C { int a() { return 1; } int b() { return 2; } }", ["C", "C.a", "C.b"]),
+        ("a.py", "class C: a = lambda: 1\ndef f(): pass", ["C", "f"]),
+        ("a.rb", "class C; def a; end; def b; end; end", ["C", "C.a", "C.b"]),
+        ("a.sh", "one() { :; }; two() { :; }", ["one", "two"]),
+        ("a.js", "class A { x() {} } class B { x() {} y() {} }", ["A", "A.x", "B", "B.x", "B.y"]),
+    ],
+)
+def test_several_definitions_on_one_line_are_distinct(path: str, line: str, names: list[str]) -> None:
+    assert [each.name for each in definitions(path, line + "\n")] == names
+
+
 def test_outlines_survive_their_encoding() -> None:
     found = definitions("store.py", dedent(CODE["store.py"][0]))
     assert decode(encode(found)) == tuple(found)
