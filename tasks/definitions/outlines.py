@@ -126,7 +126,7 @@ _TOML = Grammar("toml", "tree_sitter_toml", leading=_HASHES)
 
 BY_EXTENSION: dict[str, Grammar] = {
     **dict.fromkeys(("py", "pyi", "pyw"), _PYTHON),
-    **dict.fromkeys(("js", "jsx", "mjs", "cjs"), _JAVASCRIPT),
+    **dict.fromkeys(("js", "jsx", "mjs", "cjs", "es6"), _JAVASCRIPT),
     **dict.fromkeys(("ts", "mts", "cts"), _TYPESCRIPT),
     "tsx": _TSX,
     "go": _GO,
@@ -134,18 +134,23 @@ BY_EXTENSION: dict[str, Grammar] = {
     "java": _JAVA,
     **dict.fromkeys(("kt", "kts"), _KOTLIN),
     "c": _C,
-    **dict.fromkeys(("h", "cc", "cpp", "cxx", "hh", "hpp", "hxx", "ipp", "cu", "cuh"), _CPP),
-    "cs": _CSHARP,
+    **dict.fromkeys(("h", "cc", "cpp", "cxx", "c++", "hh", "hpp", "hxx", "inl", "ipp", "tpp", "cu", "cuh"), _CPP),
+    **dict.fromkeys(("cs", "csx"), _CSHARP),
     **dict.fromkeys(("rb", "rake", "gemspec"), _RUBY),
-    "php": _PHP,
+    **dict.fromkeys(("php", "phtml"), _PHP),
     "swift": _SWIFT,
     **dict.fromkeys(("scala", "sc", "sbt"), _SCALA),
-    **dict.fromkeys(("sh", "bash"), _BASH),
+    **dict.fromkeys(("sh", "bash", "zsh", "ksh", "bats"), _BASH),
     "sql": _SQL,
     **dict.fromkeys(("yaml", "yml"), _YAML),
     "toml": _TOML,
 }
 """The grammars, keyed by file extension. C headers are parsed as C++, which covers nearly all of them."""
+_BY_INTERPRETER = {
+    **dict.fromkeys(("sh", "bash", "dash", "ksh", "zsh"), _BASH),
+    **{"python": _PYTHON, "node": _JAVASCRIPT, "ruby": _RUBY, "php": _PHP},
+}
+_MAX_SHEBANG_CHARACTERS = 200
 
 
 @cache
@@ -291,19 +296,28 @@ def _until(each: Definition, last: int) -> Definition:
 def definitions(path: str, text: str) -> list[Definition]:
     """Return the definitions in ``text``, a document, ordered by start, outer definitions first.
 
-    They are found by the grammar for the extension of ``path``, or by patterns if there is none. Code that a grammar
-    cannot parse costs only the definitions around it.
+    They are found by the grammar for the extension of ``path`` or the interpreter of a script, or by patterns if there
+    is none. Code that a grammar cannot parse costs only the definitions around it.
     """
     extension = posixpath.splitext(path)[1][1:].lower()
     headings = HEADINGS.get(extension)
     if headings is not None:
         return headings(text)
-    grammar = BY_EXTENSION.get(extension)
+    grammar = BY_EXTENSION.get(extension) if extension else _grammar_of_script(text)
     if extension in ("js", "jsx") and "@flow" in text[:FLOW_PRAGMA_WITHIN]:
         grammar = BY_EXTENSION["tsx"]  # Flow type annotations are similar
     if grammar is None or len(text) > MAX_PARSED_CHARACTERS:
         return by_patterns(text)
     return _qualified(sorted(_parsed(grammar, text), key=lambda each: (each.start, -each.end)))
+
+
+def _grammar_of_script(text: str) -> Grammar | None:
+    """Return the grammar for the interpreter in the first line of a script, as in ``#!/usr/bin/env python3``."""
+    if not text.startswith("#!"):
+        return None
+    words = [word for word in text[2:_MAX_SHEBANG_CHARACTERS].split("\n", 1)[0].split() if not word.startswith("-")]
+    names = [posixpath.basename(word).rstrip("0123456789.") for word in words]
+    return next((_BY_INTERPRETER[name] for name in names[:2] if name in _BY_INTERPRETER), None)
 
 
 class _Parsed(NamedTuple):

@@ -588,10 +588,12 @@ def test_generated_code_is_left_to_patterns() -> None:
         ("a.py", "class C: a = lambda: 1\ndef f(): pass", ["C", "f"]),
         ("a.rb", "class C; def a; end; def b; end; end", ["C", "C.a", "C.b"]),
         ("a.sh", "one() { :; }; two() { :; }", ["one", "two"]),
+        ("deploy", "#!/usr/bin/env -S python3 -u\ndef run(): pass", ["run"]),
+        ("bin/tool", "#!/bin/bash -e\none() { :; }", ["one"]),
         ("a.js", "class A { x() {} } class B { x() {} y() {} }", ["A", "A.x", "B", "B.x", "B.y"]),
     ],
 )
-def test_several_definitions_on_one_line_are_distinct(path: str, line: str, names: list[str]) -> None:
+def test_definitions_of_short_documents(path: str, line: str, names: list[str]) -> None:
     assert [each.name for each in definitions(path, line + "\n")] == names
 
 
