@@ -100,6 +100,9 @@ def search(
 ) -> int:
     """Search the indexed lines. Exit code 1 if nothing is found.
 
+    A query may also contain "exact text", /an expression/, def:NAME, uses:NAME, sym:NAME, lang:go, file:src/** or
+    -file:test, such as 'def:main lang:python'.
+
     Defaults come from [search] in driftline.toml.
     """
     query, given = " ".join(word.strip() for word in words or ()), without_empty(given)

@@ -606,8 +606,12 @@ def test_keys_find_a_file_go_to_a_line_and_copy_its_permalink(site: Site) -> Non
     page.keyboard.press("t")
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
+    page.get_by_label("in this file").check()
     page.keyboard.press("/")
-    expect(page.locator("#q")).to_be_focused()
+    page.keyboard.type("lease")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**path=src*")
+    expect(files(page)).to_have_text(["src/lease.py"])
 
 
 def test_files_are_found_by_letters_of_their_paths(served: str) -> None:
