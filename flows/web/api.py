@@ -561,7 +561,11 @@ class Api:
                 with pa.ipc.new_stream(buffer, found.schema) as writer:
                     writer.write_table(found)
                 return Response(buffer.getvalue().to_pybytes(), media_type=ARROW)
-        text = json.dumps({"columns": found.schema.names, "rows": found.to_pylist()}, default=as_json)
+        try:
+            rows = found.to_pylist()
+        except OverflowError as error:  # a time after the year 9999
+            raise UsageError(f"A row has a value without JSON: {error}", fix="Cast it to VARCHAR.") from error
+        text = json.dumps({"columns": found.schema.names, "rows": rows}, default=as_json)
         return JsonAnswer(json.loads(text, parse_constant=lambda _: None))  # JSON has no NaN and infinity
 
     def runs(self, limit: RunLimit = 20) -> Response:
@@ -584,7 +588,7 @@ class Api:
 def _values(parameters: str) -> list[Any]:
     try:
         found = json.loads(parameters)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or any(isinstance(each, list | dict) for each in found):
         raise UsageError("The parameters of a query are a JSON list of values", parameters, 'Use ["md", 3].')

@@ -165,7 +165,7 @@ def test_the_openapi_document_lists_the_routes_of_programs(server: HttpServer) -
     document = json.loads(ask(server, "/api/v1/openapi.json")[1])
     assert sorted(document["paths"]) == [
         f"/api/v1/{name}"
-        for name in ("branches", "documents", "excerpt", "memory/search", "search", "sources", "status")
+        for name in ("branches", "documents", "excerpt", "memory/search", "runs", "search", "sources", "sql", "status")
     ]
 
 
