@@ -285,13 +285,13 @@ class LanceTable:
             self._objects.sync(info.path for info in references if cut in info.path)
             type(self)(self._objects, self._tenant, self.fingerprint, cut).sync_newest_version()
 
-    def sync_indexes(self, name: str | None = None) -> None:
-        """Flush the published indexes, or only index ``name``, and the newest version.
+    def sync_indexes(self, dataset: LanceDataset, name: str | None = None) -> None:
+        """Flush the indexes of ``dataset``, or only index ``name``, and the newest version.
 
         An index that is lost all the same is built again.
         """
         if self.is_local:
-            indexes = (index for index in self.open().describe_indices() if name in (None, index.name))
+            indexes = (index for index in dataset.describe_indices() if name in (None, index.name))
             for segment in chain.from_iterable(index.segments for index in indexes):
                 folder = self._objects.list(f"{self.path}/_indices/{segment.uuid}")
                 self._objects.sync(info.path for info in folder)
@@ -414,7 +414,7 @@ def commit_compaction(table: LanceTable, plan: CompactionPlan, rewritten: Sequen
     try:
         table.sync_fragments(chain.from_iterable(each.new_fragments for each in rewritten))
         Compaction.commit(table.open(plan.version), list(rewritten), _OPTIONS)
-        table.sync_indexes()  # it may have adapted some
+        table.sync_indexes(table.open())  # it may have adapted some
     except OSError as error:  # includes CommitConflictError
         if is_conflict(error):
             raise CommitConflict("A writer changed the compacted fragments", table.uri, "Try again.") from error

@@ -141,7 +141,7 @@ class DeepTable(LanceTable):
                 dataset.optimize.optimize_indices()
             elif dataset.count_rows() >= MIN_INDEXED_ROWS:
                 create_vector_index(dataset)
-            self.sync_indexes()
+            self.sync_indexes(self.open())
 
     def nearest(self, query: NDArray[np.float32], limit: int, where: str | None = None) -> pa.Table:
         """Return FOUND_COLUMNS and ``distance`` (1 - cosine) of the definitions nearest to a unit vector, sorted."""

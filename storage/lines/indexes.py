@@ -275,7 +275,7 @@ def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
             return False
         try:
             dataset.commit_existing_index_segments(name, COLUMNS[name], [segment.index for segment in fitting])
-            table.sync_indexes(name)
+            table.sync_indexes(dataset, name)
         except (OSError, RuntimeError, ValueError) as error:
             if not is_conflict(error):
                 raise write_failed("Could not publish an index", table.uri, error) from error

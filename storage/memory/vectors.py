@@ -273,7 +273,7 @@ class VectorTable(LanceTable):
             if rows >= MIN_VECTOR_INDEX_ROWS and VECTOR not in known and is_indexable(dataset):
                 create_vector_index(dataset)
             dataset.optimize.optimize_indices()
-            self.sync_indexes()
+            self.sync_indexes(self.open())
         except OSError as error:
             raise StorageError(f"Could not build an index ({first_line(error)})", self.uri, "Try again.") from error
 
