@@ -294,6 +294,8 @@ class Gap(NamedTuple):
 
 
 _GAPS: SharedCache[tuple[str | int, ...], dict[int, Gap]] = SharedCache(LRUCache(1_024))
+_GAPS_AT_ONCE = 64
+"""Number of packs to read at once when looking for gaps; bounds memory."""
 
 
 def gaps_of(searcher: TableSearcher) -> dict[int, Gap]:
@@ -306,12 +308,16 @@ def _read_gaps(searcher: TableSearcher) -> dict[int, Gap]:
     likely = found.rows.take(
         pa.array(np.flatnonzero(found.may_hold([frozenset([GAP_LINE.encode()])])).tolist(), pa.int64())
     )
-    columns = (likely[name].to_pylist() for name in ("_rowid", "entity", "path"))
     gaps: dict[int, Gap] = {}
-    for row, entity, path in zip(*columns, strict=True):
-        first, end = _gap_in(texts([(searcher, row)])[0].as_py().split("\n"))
-        if first < end:
-            gaps[row] = Gap(entity, path, first, end)
+    for start in range(0, len(likely), _GAPS_AT_ONCE):
+        rows, entities, paths = (
+            likely[name][start : start + _GAPS_AT_ONCE].to_pylist() for name in ("_rowid", "entity", "path")
+        )
+        read = texts([(searcher, row) for row in rows]).to_pylist()
+        for row, entity, path, text in zip(rows, entities, paths, read, strict=True):
+            first, end = _gap_in(text.split("\n"))
+            if first < end:
+                gaps[row] = Gap(entity, path, first, end)
     return gaps
 
 
