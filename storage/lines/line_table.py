@@ -153,13 +153,9 @@ class LineTable(LanceTable):
     TITLE = "lines"
     REPAIR = "Restore it, or index the sources again."
 
-    def create(self, dim: int, writers: Sequence[SourceCommit] = ()) -> None:
-        """Create the table for ``dim``-dimensional vectors unless it exists. Raises StorageError.
-
-        It begins with the tokens of ``writers`` as commit markers, so that their first commit need not write them.
-        """
-        markers = [CommitMarker(writer.token) for writer in writers]
-        self._create(marker_rows(schema(dim), [writer.entity for writer in writers], markers))
+    def create(self, dim: int) -> None:
+        """Create the table for ``dim``-dimensional vectors unless it exists. Raises StorageError."""
+        self._create(schema(dim).empty_table())
 
     # -- writing -----------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class Committer:
         if not changes.touches_lines:
             self._documents.append(derived_ulid(batch.run_id, batch.batch), rows)
             return
-        self.table.create(self.dim, [self.writer])
+        self.table.create(self.dim)
         data = self._documents.stage(batch, rows)
         gone = (*changes.replaced, *changes.removed)
         self.table.commit(self.entity, self.lease.token, batch, gone, changes.fragments)
@@ -96,11 +96,6 @@ class Committer:
     def publish(self, staged: Staged) -> None:
         """Publish a delta whose transaction was committed; the staged file is kept. Raises StorageError."""
         self._documents.publish(derived_ulid(staged.batch.run_id, staged.batch.batch), staged.data)
-
-    @property
-    def writer(self) -> SourceCommit:
-        """A commit that only records the lease's token."""
-        return SourceCommit(self.entity, self.lease.token)
 
     @property
     def staged_path(self) -> str:
@@ -144,7 +139,7 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
     staged deltas, and CommitConflict or StorageError if the outcome is unknown; the next run finds out.
     """
     first = changes[0][0]
-    first.table.create(first.dim, [committer.writer for committer, _ in changes])
+    first.table.create(first.dim)
     try:
         staged = [*first.workspace.map_parallel(lambda each: each[0].stage(each[1]), changes)]
     except DriftlineError as error:

@@ -168,15 +168,3 @@ def test_sources_that_share_a_commit_are_all_committed_or_none(tmp_path: Path, h
         assert lost == ([] if known[0] else [0]), places
         outcomes.add(known[0])
     assert outcomes == {False, True}
-
-
-def test_a_new_table_begins_with_the_token_of_its_first_writer(tmp_path: Path) -> None:
-    table = LineTable(ObjectStore.open(str(tmp_path)), ENTITY.tenant, "f")
-    table.create(DIM, [SourceCommit(ENTITY, 3)])
-    table.create(DIM, [SourceCommit(OTHER, 9)])
-    assert (table.commit_marker(ENTITY).token, table.commit_marker(OTHER).token) == (3, 0)
-    with pytest.raises(LeaseLost):
-        table.commit(ENTITY, 2, BatchId("stale", 1), (), table.write_fragments(line("stale")))
-    table.commit(ENTITY, 3, BatchId("first", 1), (), table.write_fragments(line("first")))
-    assert table.open().version == 2
-    assert table.count() == 1
