@@ -9,6 +9,7 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ _STREAMED_BYTES = 2**20
 _SNIFFED_STREAM_BYTES = 2**20
 """Larger than a bzip2 block, which has up to 900 kB."""
 _TAR_HEAD_BYTES = 512
+_CHECKSUM = re.compile(rb"[ 0]*([0-7]+)[ \0]*")
 _ZSTD, _LZ4 = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"
+_SKIPPED_FRAME = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18(.{4})", re.DOTALL)
 _LZMA_MEMORY_BYTES = 256 * 2**20
 
 
@@ -138,7 +141,10 @@ COMPRESSIONS: tuple[Compression, ...] = (
 
 
 def compression_of(data: bytes) -> Compression | None:
-    return next((each for each in COMPRESSIONS if data.startswith(each.magic)), None)
+    start = 0
+    while frame := _SKIPPED_FRAME.match(data, start):  # before the first frame of zstd (pzstd) and lz4
+        start = frame.end() + int.from_bytes(frame[1], "little")
+    return next((each for each in COMPRESSIONS if data.startswith(each.magic, start)), None)
 
 
 def stream_of(data: bytes) -> IO[bytes]:
@@ -151,7 +157,13 @@ def is_tar(data: bytes) -> bool:
     """Return whether a file is a tar archive, compressed or not."""
     compression = compression_of(data)
     head = data[:_TAR_HEAD_BYTES] if compression is None else _head_of(compression, data[:_SNIFFED_STREAM_BYTES])
-    return head[257:262] == b"ustar"
+    return head[257:262] == b"ustar" or _is_checked(head)
+
+
+def _is_checked(head: bytes) -> bool:
+    """Return whether a tar header of any age has the correct checksum, which counts itself as blanks."""
+    stated = _CHECKSUM.fullmatch(head[148:156]) if len(head) == _TAR_HEAD_BYTES else None
+    return stated is not None and int(stated[1], 8) == sum(head) - sum(stated[0]) + 8 * ord(" ")
 
 
 def _head_of(compression: Compression, start: bytes) -> bytes:

@@ -274,12 +274,17 @@ def _is_pdf(data: bytes, suffix: str) -> bool:
 
 
 def _holds(part: bytes, *suffixes: str) -> Callable[[bytes, str], bool]:
-    """Return a predicate for archives that contain ``part``, and for encrypted documents with one of ``suffixes``."""
+    """Return a predicate for archives with an entry whose whole name matches ``part``.
+
+    It also takes files with one of ``suffixes`` that are encrypted, or damaged archives of such an entry.
+    """
+    listed, named = _listing(part), re.compile(part, re.IGNORECASE)
 
     def takes(data: bytes, suffix: str) -> bool:
         if data.startswith(OLE):
             return suffix in suffixes and _ENCRYPTED_PACKAGE in data
-        return data.startswith(_ZIP) and (part in data[-_DIRECTORY_BYTES:] or (suffix in suffixes and part in data))
+        is_zip = data.startswith(_ZIP)
+        return is_zip and (_lists(data, listed) or (suffix in suffixes and named.search(data) is not None))
 
     return takes
 
@@ -288,18 +293,33 @@ def _says(kind: bytes, part: bytes, *suffixes: str) -> Callable[[bytes, str], bo
     """Return a predicate for archives whose first entry is a media type that starts with ``kind``. Some programs store
     the media type elsewhere, so archives with one of ``suffixes`` need to contain only ``part``.
     """
+    listed = _listing(part)
 
     def takes(data: bytes, suffix: str) -> bool:
-        begins = b"mimetypeapplication/" + kind in data[:128]
-        return data.startswith(_ZIP) and (begins or (suffix in suffixes and part in data[-_DIRECTORY_BYTES:]))
+        begins = data[30:128].startswith(b"mimetypeapplication/" + kind)
+        return data.startswith(_ZIP) and (begins or (suffix in suffixes and _lists(data, listed)))
 
     return takes
+
+
+def _listing(part: bytes) -> re.Pattern[bytes]:
+    """Return a pattern for an entry of a zip file's directory: the length of its name, and the name."""
+    return re.compile(rb"PK\x01\x02.{24}(..).{16}(%s)" % part, re.DOTALL | re.IGNORECASE)
+
+
+def _lists(data: bytes, listed: re.Pattern[bytes]) -> bool:
+    """Return whether the directory of a zip file has such an entry; files inside may have directories too."""
+    end = data.rfind(_EMPTY_ZIP, -_DIRECTORY_END_BYTES)
+    size = int.from_bytes(data[end + 12 : end + 16], "little") if end >= 0 else 0
+    entries = listed.finditer(data, max(0, end - size), max(0, end))
+    return any(int.from_bytes(length, "little") == len(name) for length, name in (each.groups() for each in entries))
 
 
 _ZIP, _EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
 OLE = b"\xd0\xcf\x11\xe0"
 """The first bytes of legacy Office files, and of encrypted current ones."""
-_DIRECTORY_BYTES = 128 * 1024
+_DIRECTORY_END_BYTES = 22 + 2**16
+"""The record at the end of a zip file, with its longest comment."""
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*){2,}")
 """Matches the first headers of an email. Each line can match in only one way, so text resembling email causes no
@@ -332,19 +352,19 @@ def _is_man(data: bytes, suffix: str) -> bool:
 
 _ODF_SUFFIXES = ("odt", "ods", "odp")
 EXTRACTORS: tuple[Extractor, ...] = (
-    Extractor("docx", 4, ("docx", "docm"), _holds(b"word/document.xml", "docx", "docm"), "office", "docx"),
-    Extractor("pptx", 4, ("pptx", "pptm"), _holds(b"ppt/presentation.xml", "pptx", "pptm"), "office", "pptx"),
-    Extractor("xlsx", 4, ("xlsx", "xlsm"), _holds(b"xl/workbook.xml", "xlsx", "xlsm"), "office", "xlsx"),
+    Extractor("docx", 4, ("docx", "docm"), _holds(rb"word/document\d*\.xml", "docx", "docm"), "office", "docx"),
+    Extractor("pptx", 4, ("pptx", "pptm"), _holds(rb"ppt/presentation\d*\.xml", "pptx", "pptm"), "office", "pptx"),
+    Extractor("xlsx", 4, ("xlsx", "xlsm"), _holds(rb"xl/workbook\d*\.xml", "xlsx", "xlsm"), "office", "xlsx"),
     Extractor(
         "opendocument",
         5,
         _ODF_SUFFIXES,
-        _says(b"vnd.oasis.opendocument.", b"content.xml", *_ODF_SUFFIXES),
+        _says(b"vnd.oasis.opendocument.", rb"content\.xml", *_ODF_SUFFIXES),
         "office",
         "opendocument",
     ),
     Extractor(
-        "epub", 5, ("epub",), _says(b"epub+zip", b"META-INF/container.xml", "epub"), "office", "epub", needs="lxml"
+        "epub", 5, ("epub",), _says(b"epub+zip", rb"META-INF/container\.xml", "epub"), "office", "epub", needs="lxml"
     ),
     Extractor("rtf", 3, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
     Extractor("mail", 3, ("eml",), _is_mail, "text_formats", "mail"),
@@ -472,12 +492,9 @@ def read_document(path: str, data: bytes, *, outputs: bool = False) -> Reading:
 def is_extracted(path: str, data: bytes) -> bool:
     """Return whether ``read_document`` does more than decode a file."""
     suffix = _suffix(path)
-    return data.startswith(_MAGICS) or any(
+    return compression_of(data) is not None or any(
         each.is_available and not each.packed and each.takes(data, suffix) for each in EXTRACTORS
     )
-
-
-_MAGICS = tuple(each.magic for each in COMPRESSIONS)
 
 
 def _suffix(path: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,7 @@ from driftline.tasks.extraction.extractor import (
     read_document,
 )
 from driftline.tasks.extraction.process import Refused
+from tests.support.documents import DOCUMENTS
 
 RUSSIAN = "Съешь ещё этих мягких французских булок, да выпей чаю\n" * 3
 
@@ -119,6 +122,42 @@ def test_a_compressed_file_is_indexed_as_its_content(suffix: str) -> None:
     inner = read_document(f"a.ipynb.{suffix}", compress(NOTEBOOK))
     assert inner.extracted == read_document("a.ipynb", NOTEBOOK).extracted
     assert inner.mark.endswith("+notebook/1")
+
+
+@pytest.mark.parametrize("suffix", ["zst", "lz4"])
+def test_frames_to_skip_precede_compressed_data(suffix: str) -> None:
+    frame = b"\x50\x2a\x4d\x18\4\0\0\0more"
+    assert read_document(f"a.{suffix}", 2 * frame + COMPRESS[suffix](b"text")).extracted.text == "text"
+
+
+def stored(parts: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as zipped:
+        for name, data in parts.items():
+            zipped.writestr(name, data)
+    return buffer.getvalue()
+
+
+def old_tar(name: bytes, data: bytes) -> bytes:
+    """Return a tar file as written before 1988: its header says only its checksum."""
+    head = name.ljust(100, b"\0") + b"0000644\0" + 2 * b"0000000\0" + b"%011o\0%011o\0" % (len(data), 0)
+    head = head.ljust(512, b"\0")
+    head = head[:148] + b"%06o\0 " % (sum(head) + 8 * ord(" ")) + head[156:]
+    return head + data.ljust(512, b"\0") + bytes(1_024)
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [
+        *((f"{name}.zip", stored({name: DOCUMENTS[name]})) for name in ("a.docx", "a.xlsx", "a.odt", "a.epub")),
+        ("a.whl", stored({"docx/templates/word/document.xml": b"<w/>", "docx/api.py": b""})),
+        ("a.jar", stored({"word/document.xml.txt": b"<w/>", "org/xl/workbook.xml": b"<w/>"})),
+        ("a.tar", old_tar(b"note.txt", b"text")),
+        ("a.tgz", gzip.compress(old_tar(b"note.txt", b"text"))),
+    ],
+)
+def test_an_archive_that_contains_documents_is_an_archive(path: str, data: bytes) -> None:
+    assert extractor.is_archive(path, data)
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
