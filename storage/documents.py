@@ -59,7 +59,7 @@ def content_hash(data: bytes) -> str:
 INSIDE = "!/"
 """Separates the path of an archive or email from the path of a file inside it."""
 NAMED_LIKE_ARCHIVE = (
-    r"\.(?i:zip|jar|war|ear|aar|apk|whl|egg|nupkg|vsix|conda|crate|gem|eml|mbox"
+    r"\.(?i:zip|jar|war|ear|aar|apk|whl|egg|nupkg|vsix|conda|crate|gem|emlx?|mbox"
     r"|tar|tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst|zstd|lz4))$"
 )
 """Names of files that a run opens as folders if ``archives`` is set."""

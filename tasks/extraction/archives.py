@@ -276,7 +276,7 @@ def _messages_in(path: str, data: bytes) -> bool | None:
     return extractor.name == "mailbox" if extractor is not None and extractor.name in ("mail", "mailbox") else None
 
 
-_JUDGED_BYTES = 16 * 1024
+_JUDGED_BYTES = 64 * 1024
 
 
 def _limited(file: IO[bytes], limits: _Limits) -> _Content:

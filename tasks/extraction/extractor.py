@@ -331,12 +331,18 @@ _SRT = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\d+[ \t]*\r?\n\d{1,3}:\d\d:\d\d[.,]\d
 _VTT = re.compile(rb"\A(?:\xef\xbb\xbf)?WEBVTT[ \t\r\n]")
 
 
+_MAIL_HEAD_BYTES = 64 * 1024
+"""Servers add kilobytes of headers before the sender's."""
+_MAILDIR_FLAGS = ":2,"
+
+
 def _is_mail(data: bytes, suffix: str) -> bool:
-    if suffix not in ("eml", "mht", "mhtml", ""):
+    is_named = suffix in ("eml", "emlx", "mht", "mhtml")
+    if not is_named and suffix and _MAILDIR_FLAGS not in suffix:
         return False
-    head = data[:_JUDGED_BYTES]
-    found = _MAIL.match(head)
-    return found is not None and len(set(map(bytes.lower, _OF_MAIL.findall(found[0])))) >= (2 if suffix else 3)
+    head = data[:_MAIL_HEAD_BYTES].removeprefix(codecs.BOM_UTF8)
+    found = _MAIL.match(head.partition(b"\n")[2] if suffix == "emlx" else head)
+    return found is not None and len(set(map(bytes.lower, _OF_MAIL.findall(found[0])))) >= (2 if is_named else 3)
 
 
 _MAN_TITLE = re.compile(rb"^\.(?:TH|Dd)[ \t]", re.MULTILINE)
@@ -367,10 +373,10 @@ EXTRACTORS: tuple[Extractor, ...] = (
         "epub", 5, ("epub",), _says(b"epub+zip", rb"META-INF/container\.xml", "epub"), "office", "epub", needs="lxml"
     ),
     Extractor("rtf", 3, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
-    Extractor("mail", 3, ("eml",), _is_mail, "text_formats", "mail"),
+    Extractor("mail", 4, ("eml", "emlx"), _is_mail, "text_formats", "mail"),
     Extractor(
         "mailbox",
-        3,
+        4,
         ("mbox",),
         lambda data, suffix: suffix in ("mbox", "") and _MAILBOX.match(data[:_SNIFFED_BYTES]) is not None,
         "text_formats",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import email.policy
 import json
+import mimetypes
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import Any, cast
 from driftline.storage.documents import SkipReason
 from driftline.tasks.extraction.extractor import Draft, Extracted
 from driftline.tasks.extraction.process import Refused
-from driftline.tasks.text import decode
+from driftline.tasks.text import declarable, decode
 
 _SUFFIXES = {"python": "py", "julia": "jl", "javascript": "js", "typescript": "ts", "rust": "rs", "c++": "cpp"}
 _PLAIN_SUFFIXES = frozenset(("bash", "c", "cpp", "go", "java", "kotlin", "php", "r", "ruby", "scala", "sql", "swift"))
@@ -103,7 +104,12 @@ def _language(read: dict[str, Any]) -> str:
 # -- mail ----------------------------------------------------------------------------------------
 
 _HEADERS = ("From", "To", "Cc", "Date", "Subject")
-_BEGINS_MESSAGE = re.compile(rb"(?:\A|(?<=\n\n)|(?<=\r\n\r\n))From [^\r\n]*\r?\n")
+_BEGINS_MESSAGE = re.compile(rb"(?:\A|(?<=\n\n)|(?<=\r\n\r\n))From [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n")
+_LENGTH = re.compile(rb"(\d{1,9})[ \t]*\r?\n")
+"""The first line of Apple Mail's files; properties of the mail follow its last byte."""
+_WITHOUT_TEXT_TYPES = frozenset(("text/css", "text/javascript"))
+_TYPES = mimetypes.MimeTypes(filenames=())
+"""Python's own table: a machine's tables would change the names of attachments."""
 _QUOTED_FROM = re.compile(r"^>(>*From )", re.MULTILINE)
 
 
@@ -132,8 +138,15 @@ def messages(data: bytes) -> Iterator[bytes]:
         yield data[first : starts[at + 1][0] if at + 1 < len(starts) else len(data)]
 
 
+def _message(data: bytes) -> EmailMessage:
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if length := _LENGTH.match(data):
+        data = data[length.end() : length.end() + int(length[1])]
+    return BytesParser(policy=email.policy.default).parsebytes(data)
+
+
 def _add_message(draft: Draft, data: bytes) -> None:
-    message = BytesParser(policy=email.policy.default).parsebytes(data)
+    message = _message(data)
     for name in _HEADERS:
         value = _header(message, name)
         if value:
@@ -143,30 +156,40 @@ def _add_message(draft: Draft, data: bytes) -> None:
     for text in _texts(message, body):
         _add_body(draft, cast(EmailMessage, text))
     for part in message.walk():
-        attached = part.get_filename()
+        attached = _attachment_name(cast(MIMEPart, part))
         if attached and part is not body:
-            draft.add(f"attachment: {' '.join(str(attached).split())}")
+            draft.add(f"attachment: {' '.join(attached.split())}")
 
 
 def _texts(part: MIMEPart, body: object) -> Iterator[MIMEPart]:
-    """Yield the text of an email and of forwarded emails, skipping attachments."""
+    """Yield the texts of an email and of forwarded emails, one of each alternative, skipping attachments."""
     if part is body:
         yield part
-    elif part.get_content_type() == "multipart/alternative":
-        yield from (each for each in part.walk() if each is body)
+    elif part.get_content_type() in ("multipart/alternative", "multipart/related"):
+        shown = part.get_body(("plain", "html"))
+        if shown is not None:
+            yield shown
     elif part.get_filename():
         return  # an attachment
     elif part.is_multipart():
         forwards = part.get_content_type() == "message/rfc822"
         for inside in cast(list[MIMEPart], part.get_payload()):
             yield from _texts(inside, inside.get_body(("plain", "html")) if forwards else body)
-    elif part.get_content_type() == "text/plain":
+    elif part.get_content_maintype() == "text" and part.get_content_type() not in _WITHOUT_TEXT_TYPES:
         yield part
+
+
+def _attachment_name(part: MIMEPart) -> str:
+    """Return an attachment's name, by its type if it has none, or "" for any other part."""
+    given = str(part.get_filename() or "")
+    if given or not part.is_attachment() or part.is_multipart() or part.get_content_maintype() == "text":
+        return given
+    return f"attachment{_TYPES.guess_extension(part.get_content_type()) or ''}"
 
 
 def attachments(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the file name (folders removed) and content of each of an email's attachments."""
-    message = BytesParser(policy=email.policy.default).parsebytes(data)
+    message = _message(data)
     body = message.get_body(("plain", "html"))
     yield from _attached(message, body)
 
@@ -179,8 +202,8 @@ def _attached(message: MIMEPart, body: object) -> Iterator[tuple[str, bytes]]:
                 yield _file_name(part.get_filename() or "message.eml"), inside[0].as_bytes(policy=email.policy.compat32)
         elif part.is_multipart():
             yield from _attached(part, body)
-        elif part is not body and part.get_filename():
-            yield _file_name(str(part.get_filename())), cast(bytes, part.get_payload(decode=True) or b"")
+        elif part is not body and (name := _attachment_name(part)):
+            yield _file_name(name), cast(bytes, part.get_payload(decode=True) or b"")
 
 
 def _file_name(name: str) -> str:
@@ -201,16 +224,27 @@ def _header(message: EmailMessage, name: str) -> str:
 
 def _add_body(draft: Draft, body: EmailMessage) -> None:
     content = cast(bytes, body.get_payload(decode=True) or b"")
-    try:
-        text = content.decode(body.get_content_charset("utf-8"), "replace")
-    except LookupError:
-        text = content.decode("utf-8", "replace")
+    text = _decoded(content, body.get_content_charset("utf-8"))
     if body.get_content_subtype() != "html":
         draft.add(_QUOTED_FROM.sub(r"\1", text.rstrip()))
     elif find_spec("lxml") is not None:
         from driftline.tasks.extraction.html_pdf import add_html
 
         add_html(draft, text.encode("utf-8", "replace"))
+
+
+def _decoded(content: bytes, charset: str) -> str:
+    """Decode a text; programs declare Latin-1 and ASCII also for UTF-8."""
+    encoding = declarable(charset) or charset
+    if encoding == "cp1252":
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return content.decode(encoding, "replace")
+    try:
+        return content.decode(encoding, "replace")
+    except LookupError:
+        return content.decode("utf-8", "replace")
 
 
 # -- subtitles -----------------------------------------------------------------------------------

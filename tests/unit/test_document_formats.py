@@ -19,6 +19,7 @@ from driftline.tasks.extraction.extractor import (
     is_extracted,
     read_document,
 )
+from driftline.tasks.extraction.text_formats import attachments
 from tests.support import documents
 from tests.support.documents import DOCUMENTS, docx, epub, opendocument, paragraph, pdf, pptx, table, text_box, xlsx
 
@@ -484,6 +485,66 @@ def test_mail_has_the_text_of_a_forwarded_page(around: str) -> None:
     body = f"--x\n\nSee below\n--x\nContent-Type: message/rfc822\n\n{forwarded}\n"
     data = f"From: a@example.org\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=x\n\n{body}--x--\n"
     assert [*filter(None, lines(read_document("a.eml", data.encode())))][1:] == ["See below", "A knot"]
+
+
+def message(kind: str, *parts: str) -> bytes:
+    body = "".join(f"--x\n{each}\n" for each in parts)
+    head = "From: a@example.org\nMIME-Version: 1.0\nMessage-ID: <1@example.org>\n"
+    return f"{head}Content-Type: multipart/{kind}; boundary=x\n\n{body}--x--\n".encode()
+
+
+PAGE = "Content-Type: text/html\n\n<p>{}</p>"
+PICTURE = "Content-Type: image/png; name=a.png\n\n"
+UNNAMED = "Content-Type: application/pdf\nContent-Disposition: attachment\n\nno"
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (message("mixed", PAGE.format("one"), PICTURE, PAGE.format("two")), ["one", "two", "attachment: a.png"]),
+        (message("mixed", "\none", PAGE.format("two")), ["one", "two"]),
+        (message("alternative", "\none", PAGE.format("two")), ["one"]),
+        (
+            message("related", PAGE.format("one"), PICTURE, "Content-Type: text/html\n\nframe"),
+            ["one", "attachment: a.png"],
+        ),
+        (message("mixed", "\none", "Content-Type: text/calendar\n\nSUMMARY:Count"), ["one", "SUMMARY:Count"]),
+        (message("mixed", "\none", UNNAMED), ["one", "attachment: attachment.pdf"]),
+    ],
+    ids=["pages", "text and page", "alternatives", "related", "invitation", "unnamed"],
+)
+def test_mail_has_all_its_texts_and_one_of_alternatives(data: bytes, text: list[str]) -> None:
+    assert [*filter(None, lines(read_document("a.eml", data)))][1:] == text
+    named = [each.removeprefix("attachment: ") for each in text if each.startswith("attachment")]
+    assert [name for name, _ in attachments(data)] == named
+
+
+@pytest.mark.parametrize(
+    ("charset", "body", "text"),
+    [
+        ("gb2312", "镕基".encode("gbk"), "镕基"), ("iso-8859-1", b"\x93rail\x94", "“rail”"),
+        ("us-ascii", "Köln".encode(), "Köln"), ("utf-8", "Köln".encode(), "Köln"), ("no-such-code", b"rail", "rail"),
+    ],
+)  # fmt: skip
+def test_mail_is_read_in_the_encoding_that_it_is_in(charset: str, body: bytes, text: str) -> None:
+    head = f"From: a@example.org\nSubject: s\nMIME-Version: 1.0\nContent-Type: text/plain; charset={charset}\n\n"
+    assert lines(read_document("a.eml", head.encode() + body))[-1] == text
+
+
+@pytest.mark.parametrize(
+    ("path", "before"),
+    [
+        ("cur/1.host:2,S", b""), ("1.emlx", b"1000\n"), ("a.eml", b"\xef\xbb\xbf"),
+        ("a.eml", b"DKIM-Signature: " + 9_000 * b"a" + b"\n"),
+    ],
+)  # fmt: skip
+def test_mail_is_recognized_as_programs_store_it(path: str, before: bytes) -> None:
+    assert read_document(path, before + message("mixed", "\none")).mark == "mail/4"
+
+
+def test_a_sentence_that_begins_with_from_is_no_message() -> None:
+    data = documents.MAILBOX.replace(b"A rail hides.", b"Hello,\n\nFrom the reeds, a rail.")
+    assert [name for name, _ in anchored(read_document("a.mbox", data))] == ["message 1", "message 2"]
 
 
 def test_without_the_extra_a_page_is_text_and_a_pdf_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
