@@ -1,6 +1,6 @@
 """Extract text from office documents (XML archives): docx, pptx, xlsx, OpenDocument, and EPUB.
 
-Parts are streamed within a budget; XML with a document type declaration is rejected: these formats forbid it.
+Parts are streamed within a budget; XML that declares entities is rejected.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Archive:
         """Parse an XML part with ``handler``. Raises Refused."""
         parser = expat.ParserCreate(namespace_separator=" ")
         parser.buffer_text = True
-        parser.StartDoctypeDeclHandler = _refuse
+        parser.StartDoctypeDeclHandler = _refuse_declarations
         parser.StartElementHandler = handler.started
         parser.EndElementHandler = handler.ended
         parser.CharacterDataHandler = lambda text: handler.data(text.replace(SOFT_HYPHEN, ""))
@@ -65,21 +65,33 @@ class _Archive:
             parser.Parse(chunk, False)
         parser.Parse(b"", True)
 
-    def relations(self, name: str) -> dict[str, str]:
-        """Return an OOXML part's relation targets, keyed by id."""
+    def relations(self, name: str, kind: str = "") -> dict[str, str]:
+        """Return an OOXML part's relation targets, keyed by id; "" is the whole document. ``kind`` filters by type."""
         folder, base = posixpath.split(name)
-        of_part = f"{folder}/_rels/{base}.rels"
+        of_part = posixpath.join(folder, f"_rels/{base}.rels")
         found = _Relations()
         if of_part in self.names:
             self.parse(of_part, found)
-        return {
+        paths = {
             key: posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
-            for key, target in found.targets.items()
+            for key, (of_kind, target) in found.targets.items()
+            if of_kind.endswith(kind)
         }
+        if not self.names.issuperset(paths.values()):  # part names ignore case
+            named = {each.lower(): each for each in self.names}
+            paths = {key: named.get(path.lower(), path) for key, path in paths.items()}
+        return paths
+
+    def related(self, name: str, kind: str, default: str = "") -> list[str]:
+        """Return the distinct parts of a part's relations whose type ends in ``kind``, or else the ``default`` part."""
+        targets = dict.fromkeys((*self.relations(name, f"/{kind}").values(), default))
+        found = [target for target in targets if target in self.names]
+        return [part for part in found if part != default] or found
 
 
-def _refuse(*_: object) -> None:
-    raise Refused(SkipReason.DAMAGED)
+def _refuse_declarations(name: str, system_id: str | None, public_id: str | None, has_declarations: bool) -> None:
+    if has_declarations:
+        raise Refused(SkipReason.DAMAGED)
 
 
 @contextmanager
@@ -121,11 +133,11 @@ class _Handler:
 class _Relations(_Handler):
     def __init__(self) -> None:
         super().__init__()
-        self.targets: dict[str, str] = {}
+        self.targets: dict[str, tuple[str, str]] = {}
 
     def start(self, tag: str, attributes: Attributes) -> None:
         if tag == "Relationship" and attributes.get("TargetMode") != "External":
-            self.targets[attributes.get("Id", "")] = unquote(attributes.get("Target", ""))
+            self.targets[attributes.get("Id", "")] = attributes.get("Type", ""), unquote(attributes.get("Target", ""))
 
 
 _REPEATED = frozenset(("Fallback", "moveFrom", "rt"))
@@ -274,18 +286,34 @@ def _heading(style: str) -> str:
     return "#" * int(match[1]) + " " if match else "# " if style == "Title" else ""
 
 
+def _main_part(archive: _Archive, usual: str) -> str:
+    """Return the part that the document's relations name; programs number it, such as ``word/document2.xml``."""
+    return next(iter(archive.related("", "officeDocument", usual)), usual)
+
+
 def docx(data: bytes) -> Extracted:
-    """Return a Word document's paragraphs, headings as in Markdown, tables by row, charts, notes and comments."""
+    """Return a Word document's paragraphs, headings as in Markdown, tables by row, charts, notes, comments, and
+    the lines of headers and footers once.
+    """
     draft = Draft()
     with _open_archive(data) as archive:
-        main = "word/document.xml"
+        main = _main_part(archive, "word/document.xml")
         archive.parse(main, _Paragraphs(draft))
         _add_drawn(archive, draft, main)
         for name in ("footnotes", "endnotes", "comments"):
-            part = f"word/{name}.xml"
-            if part in archive.names:
+            for part in archive.related(main, name, f"word/{name}.xml"):
                 draft.at(name)
                 archive.parse(part, _Paragraphs(draft))
+        seen: set[str] = set()
+        for name in ("header", "footer"):
+            for part in archive.related(main, name):
+                repeated = Draft()
+                archive.parse(part, _Paragraphs(repeated))
+                draft.at(name)
+                for line in repeated.lines:
+                    if line not in seen:  # sections have their own copies
+                        draft.add(line)
+                seen.update(repeated.lines)
     return draft.done()
 
 
@@ -310,7 +338,7 @@ def pptx(data: bytes) -> Extracted:
     """
     draft = Draft()
     with _open_archive(data) as archive:
-        main = "ppt/presentation.xml"
+        main = _main_part(archive, "ppt/presentation.xml")
         slides, targets = _Ids("sldId"), archive.relations(main)
         archive.parse(main, slides)
         for number, (_, relation) in enumerate(slides.found, start=1):
@@ -338,12 +366,20 @@ class _SharedStrings(_Handler):
         self._reads = False
         self._is_phonetic &= tag != "rPh"
         if tag == "si":
-            self.strings.append("".join(self._parts))
+            self.strings.append(_unescaped("".join(self._parts)))
             self._parts.clear()
 
     def data(self, text: str) -> None:
         if self._reads:
             self._parts.append(text)
+
+
+_ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
+"""A character that XML cannot contain."""
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda escaped: chr(int(escaped[1], 16)), text) if "_x" in text else text
 
 
 _DATE_FORMATS = frozenset((*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)))
@@ -407,15 +443,19 @@ class _Sheet(_Handler):
         super().__init__()
         self._draft, self._name, self._strings, self._styles = draft, name, strings, styles
         self._cells: list[str] = []
-        self._first = ""
+        self._first, self._row = "", 0
         self._kind = self._cell = self._style = ""
         self._value: list[str] = []
         self._reads = False
 
     def start(self, tag: str, attributes: Attributes) -> None:
         if tag == "c":
-            self._kind, self._cell = attributes.get("t", "n"), attributes.get("r", "")
+            self._kind = attributes.get("t", "n")
+            self._cell = attributes.get("r") or f"{_letters(_column_after(self._cell))}{self._row}"
             self._style = attributes.get("s", "")
+        elif tag == "row":
+            number = attributes.get("r", "")
+            self._row, self._cell = int(number[:9]) if number.isdecimal() else self._row + 1, ""
         self._reads = tag in ("v", "t")
 
     def data(self, text: str) -> None:
@@ -432,6 +472,8 @@ class _Sheet(_Handler):
                 value = self._strings[at] if 0 <= at < len(self._strings) else ""
             elif self._kind == "n":
                 value = self._styles.shown(value, self._style)
+            elif self._kind in ("str", "inlineStr"):
+                value = _unescaped(value)
             elif self._kind == "b":
                 value = {"0": "FALSE", "1": "TRUE"}.get(value, value)
             value = " ".join(value.split())
@@ -452,12 +494,12 @@ def xlsx(data: bytes) -> Extracted:
     """
     draft = Draft()
     with _open_archive(data) as archive:
-        main = "xl/workbook.xml"
+        main = _main_part(archive, "xl/workbook.xml")
         sheets, targets, shared, styles = _Ids("sheet"), archive.relations(main), _SharedStrings(), _Styles()
         archive.parse(main, sheets)
         archive.parse(main, styles)
-        for part, handler in (("xl/sharedStrings.xml", shared), ("xl/styles.xml", styles)):
-            if part in archive.names:
+        for kind, handler in (("sharedStrings", shared), ("styles", styles)):
+            for part in archive.related(main, kind, f"xl/{kind}.xml"):
                 archive.parse(part, handler)
         for name, relation in sheets.found:
             part = targets.get(relation, "")
@@ -584,6 +626,14 @@ def _letters(column: int) -> str:
         column, rest = divmod(column - 1, 26)
         name = chr(ord("A") + rest) + name
     return name
+
+
+def _column_after(cell: str) -> int:
+    """Return the 0-based column after a cell such as ``B7``; 0 after "", the start of a row."""
+    column = 0
+    for letter in cell.rstrip("0123456789")[:3].upper():
+        column = 26 * column + ord(letter) - ord("A") + 1
+    return max(0, column)
 
 
 class _Manifest(_Handler):

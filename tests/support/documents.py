@@ -35,6 +35,12 @@ def archive(parts: Mapping[str, str | bytes]) -> bytes:
     return buffer.getvalue()
 
 
+def parts(data: bytes) -> dict[str, bytes]:
+    """Return the parts of a zip archive."""
+    with zipfile.ZipFile(io.BytesIO(data)) as zipped:
+        return {each: zipped.read(each) for each in zipped.namelist()}
+
+
 def notebook(*cells: tuple[str, str]) -> bytes:
     listed = [{"cell_type": kind, "source": source.splitlines(keepends=True)} for kind, source in cells]
     return json.dumps({"nbformat": 4, "metadata": {}, "cells": listed}).encode()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
-import zipfile
 from collections.abc import Sequence
 
 import pytest
@@ -292,10 +290,9 @@ def test_a_book_is_read_in_order() -> None:
 
 @pytest.mark.parametrize("name", ["a.epub", "a.odt"])
 def test_an_archive_may_begin_with_any_member(name: str) -> None:
-    with zipfile.ZipFile(io.BytesIO(DOCUMENTS[name])) as zipped:
-        parts = {each: zipped.read(each) for each in reversed(zipped.namelist())}
-    moved = documents.archive(parts)
-    assert read_document(name, moved).extracted == read_document(name, DOCUMENTS[name]).extracted
+    parts = documents.parts(DOCUMENTS[name])
+    turned = documents.archive(dict(reversed(parts.items())))
+    assert read_document(name, turned).extracted == read_document(name, DOCUMENTS[name]).extracted
 
 
 def test_mail_has_its_headers_text_and_attachments() -> None:
@@ -332,13 +329,80 @@ def test_subtitles_have_their_times_as_anchors() -> None:
 
 def with_parts(data: bytes, related: tuple[str, ...], parts: dict[str, str]) -> bytes:
     """Return a document with additional ``parts``, referenced by its part ``related``."""
-    with zipfile.ZipFile(io.BytesIO(data)) as zipped:
-        all_parts: dict[str, str | bytes] = {each: zipped.read(each) for each in zipped.namelist()}
+    all_parts: dict[str, str | bytes] = {**documents.parts(data)}
     for owner, *targets in (related,):
         folder, _, base = owner.rpartition("/")
         listed = "".join(f'<Relationship Id="r{at}" Target="/{each}"/>' for at, each in enumerate(targets))
         all_parts[f"{folder}/_rels/{base}.rels"] = f"<Relationships>{listed}</Relationships>"
     return documents.archive(all_parts | parts)
+
+
+OF_OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+
+
+def moved(data: bytes, owner: str, kind: str, name: str, target: str) -> bytes:
+    """Return a document whose part ``name`` is called ``target``, which only a relation of ``owner`` says."""
+    parts = documents.parts(data)
+    parts[target] = parts.pop(name)
+    folder, _, base = owner.rpartition("/")
+    path = f"{folder}/_rels/{base}.rels".lstrip("/")
+    listed = parts.get(path, b"<Relationships></Relationships>").decode()
+    relation = f'<Relationship Id="r1" Type="{OF_OFFICE}/{kind}" Target="/{target}"/>'
+    parts[path] = listed.replace("</Relationships>", f"{relation}</Relationships>").encode()
+    return documents.archive(parts)
+
+
+SHARED = xlsx('<row r="3"><c r="B3" t="s"><v>0</v></c></row>', strings=("heron",))
+MOVED = moved(SHARED, "xl/workbook.xml", "sharedStrings", "xl/sharedStrings.xml", "xl/Strings7.xml")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        moved(docx(paragraph("heron")), "", "officeDocument", "word/document.xml", "word/document2.xml"),
+        MOVED,
+        moved(MOVED, "", "other", "xl/Strings7.xml", "xl/sTRINGS7.xml"),
+    ],
+    ids=["main part", "strings", "other case"],
+)
+def test_the_parts_of_an_office_file_are_those_of_its_relations(data: bytes) -> None:
+    assert lines(read_document("a", data)) == ["heron"]
+
+
+def test_headers_and_footers_of_a_word_document_are_read_once() -> None:
+    relations = "".join(
+        f'<Relationship Id="r{at}" Type="{OF_OFFICE}/{kind}" Target="{kind}{at}.xml"/>'
+        for at, kind in enumerate(("header", "header", "footer"))
+    )
+    egret = paragraph("Egret")
+    parts = documents.parts(docx(paragraph("one"), header0=egret, header1=egret, footer2=paragraph("Draft")))
+    parts["word/_rels/document.xml.rels"] = f"<Relationships>{relations}</Relationships>".encode()
+    reading = read_document("a.docx", documents.archive(parts))
+    assert (lines(reading), [name for name, _ in anchored(reading)]) == (
+        ["one", "Egret", "Draft"],
+        ["header", "footer"],
+    )
+
+
+def test_cells_without_a_name_follow_the_one_before() -> None:
+    rows = '<row><c><v>1</v></c></row><row><c/><c><v>2</v></c></row><row r="9"><c r="AZ9"/><c><v>3</v></c></row>'
+    found = anchored(read_document("a.xlsx", xlsx(rows)))
+    assert [name for name, _ in found] == ["Birds!A1", "Birds!B2", "Birds!BA9"]
+
+
+def test_characters_that_xml_cannot_contain_are_unescaped() -> None:
+    rows = '<row><c t="s"><v>0</v></c><c t="inlineStr"><is><t>_x005F_x000D_</t></is></c></row>'
+    assert lines(read_document("a.xlsx", xlsx(rows, strings=("heron_x000D_",)))) == ["heron\t_x000D_"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "reason"),
+    [('PUBLIC "+//OEB 1.2//EN" "http://example.org/a.dtd"', None), ('[<!ENTITY a "aa">]', SkipReason.DAMAGED)],
+)
+def test_a_document_type_may_not_declare_entities(declared: str, reason: SkipReason | None) -> None:
+    parts = documents.parts(epub(one="<p>a</p>"))
+    parts["OPS/book.opf"] = f"<!DOCTYPE package {declared}>".encode() + parts["OPS/book.opf"]
+    assert read_document("a.epub", documents.archive(parts)).reason is reason
 
 
 CHART = (
