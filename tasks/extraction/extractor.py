@@ -372,7 +372,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor(
         "epub", 5, ("epub",), _says(b"epub+zip", rb"META-INF/container\.xml", "epub"), "office", "epub", needs="lxml"
     ),
-    Extractor("rtf", 3, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
+    Extractor("rtf", 4, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
     Extractor("mail", 4, ("eml", "emlx"), _is_mail, "text_formats", "mail"),
     Extractor(
         "mailbox",

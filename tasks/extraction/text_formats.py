@@ -291,6 +291,12 @@ _RTF_SIGNS = {
 }  # fmt: skip
 _RTF_ESCAPED = {b"~": "\xa0", b"_": "-", b"\n": "\n", b"\r": "\n", b"\\": "\\", b"{": "{", b"}": "}"}
 _MAX_GROUPS = 1_000
+_OF_CHARSETS = {
+    77: "mac_roman", 128: "cp932", 129: "cp949", 130: "johab", 134: "gb18030", 136: "cp950", 161: "cp1253",
+    162: "cp1254", 163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251", 222: "cp874",
+    238: "cp1250",
+}  # fmt: skip
+"""The encodings of a font's character set; others are in the document's."""
 
 
 def rtf(data: bytes) -> Extracted:
@@ -306,11 +312,13 @@ def _rtf_text(data: bytes) -> str:
     out: list[str] = []
     pending = bytearray()
     encoding, fallback, skip_fallback, ignored = "cp1252", 1, 0, False
-    groups: list[tuple[bool, int]] = []
+    font = default_font = b""
+    encodings: dict[bytes, str] = {}
+    groups: list[tuple[bool, int, bytes]] = []
 
     def flush() -> None:
         if pending:
-            out.append(pending.decode(encoding, "replace"))
+            out.append(pending.decode(encodings.get(font or default_font, encoding), "replace"))
             pending.clear()
 
     for match in _RTF_TOKEN.finditer(data):
@@ -318,14 +326,22 @@ def _rtf_text(data: bytes) -> str:
         if brace == b"{":
             if len(groups) == _MAX_GROUPS:
                 raise Refused(SkipReason.BOMB)
-            groups.append((ignored, fallback))
+            groups.append((ignored, fallback, font))
         elif brace == b"}":
-            ignored, fallback = groups.pop() if groups else (ignored, fallback)
+            flush()
+            ignored, fallback, font = groups.pop() if groups else (ignored, fallback, font)
             skip_fallback = 0
         elif word in _NO_TEXT or (escaped == b"*" and data[match.start() - 1 : match.start()] == b"{"):
             ignored = True
         elif word == b"ansicpg" and number:
             encoding = _codepage(number)
+        elif word == b"deff" and number:
+            default_font = number
+        elif word in (b"f", b"plain"):
+            flush()
+            font = number or b"" if word == b"f" else b""
+        elif word == b"fcharset" and int(number or 0) in _OF_CHARSETS:
+            encodings[font] = _OF_CHARSETS[int(number)]
         elif word == b"uc" and number:
             fallback = max(0, min(int(number), 10))
         elif ignored:

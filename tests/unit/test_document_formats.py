@@ -319,6 +319,18 @@ def test_rtf_is_its_paragraphs() -> None:
     assert lines(read_document("a.rtf", documents.RTF)) == ["A snécessary snipe", "ци zigzag\tflight"]
 
 
+@pytest.mark.parametrize(
+    ("charset", "encoding", "text"),
+    [(204, "cp1251", "Привет"), (128, "cp932", "鶴は"), (161, "cp1253", "ερωδιός"), (0, "cp1252", "Kö")],
+)
+def test_rtf_is_in_the_encoding_of_its_font(charset: int, encoding: str, text: str) -> None:
+    fonts = rf"{{\fonttbl{{\f0\fnil\fcharset{charset} A;}}{{\f1\fcharset0 B;}}}}"
+    escaped = "".join(rf"\'{byte:02x}" for byte in text.encode(encoding))
+    in_groups = rf"{{\f1 caf\'e9 {{\f0 {escaped}}} caf\'e9}}\par {escaped}\par \f1 \'e9\plain {escaped}"
+    data = rf"{{\rtf1\ansi\ansicpg1252\deff0{fonts}{in_groups}\par}}".encode()
+    assert lines(read_document("a.rtf", data)) == [f"café {text} café", text, f"é{text}"]
+
+
 def test_subtitles_have_their_times_as_anchors() -> None:
     assert anchored(read_document("a.srt", documents.SRT)) == [
         ("00:00:01", ["A bittern", "booms."]),
