@@ -243,8 +243,16 @@ def _is_installed(module: str) -> bool:
 # -- choice --------------------------------------------------------------------------------------
 
 
+def _head(data: bytes) -> bytes:
+    """Return the first bytes, in UTF-8 if a byte order mark says UTF-16."""
+    head = data[:_JUDGED_BYTES]
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        head = head.decode("utf-16", "ignore").encode()
+    return head.removeprefix(codecs.BOM_UTF8)
+
+
 def _is_notebook(data: bytes, suffix: str) -> bool:
-    if suffix not in ("", "ipynb", "json") or data[:64].lstrip()[:1] != b"{":
+    if suffix not in ("", "ipynb", "json") or _head(data).lstrip()[:1] != b"{":
         return False
     return suffix == "ipynb" or b'"nbformat"' in data[:_SNIFFED_BYTES] + data[-_SNIFFED_BYTES:]
 
@@ -260,10 +268,8 @@ _HTML_SUFFIXES = ("html", "htm", "xhtml", "xht")
 def _is_html(data: bytes, suffix: str) -> bool:
     if suffix and suffix not in _HTML_SUFFIXES:
         return False
-    judged = data[:_JUDGED_BYTES]
-    if judged.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        judged = judged.decode("utf-16", "ignore").encode()
-    start = judged[:_SNIFFED_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n")
+    judged = _head(data)
+    start = judged[:_SNIFFED_BYTES].lstrip()
     if not suffix and not start[:15].lower().startswith((b"<!doctype html", b"<html")):
         return False
     return start.startswith(b"<") and bool(_TAG.search(judged)) and not _TEMPLATE.search(judged)
@@ -327,8 +333,16 @@ backtracking.
 """
 _OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
 _MAILBOX = re.compile(rb"\AFrom [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n[A-Za-z][A-Za-z0-9-]{0,60}:")
-_SRT = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*\d+[ \t]*\r?\n\d{1,3}:\d\d:\d\d[.,]\d{3}[ \t]*-->")
-_VTT = re.compile(rb"\A(?:\xef\xbb\xbf)?WEBVTT[ \t\r\n]")
+_SUBTITLES = re.compile(
+    rb"\A(?:\xef\xbb\xbf)?(?:\s*\d+[ \t]*(?:\r\n|\r|\n)\d{1,3}:\d\d:\d\d[.,]\d{1,3}[ \t]*-->|WEBVTT[ \t\r\n])"
+)
+_TIMED_BYTES = 512
+
+
+def _is_subtitles(data: bytes, suffix: str) -> bool:
+    head = data[:_TIMED_BYTES]
+    is_wide = suffix in ("srt", "vtt") and b"\0" in head
+    return _SUBTITLES.match(decode(head)[0].encode() if is_wide else head) is not None
 
 
 _MAIL_HEAD_BYTES = 64 * 1024
@@ -384,9 +398,9 @@ EXTRACTORS: tuple[Extractor, ...] = (
     ),
     Extractor(
         "subtitles",
-        2,
+        3,
         ("srt", "vtt"),
-        lambda data, _: bool(_VTT.match(data[:16]) or _SRT.match(data[:256])),
+        _is_subtitles,
         "text_formats",
         "subtitles",
         isolated=False,
@@ -394,12 +408,12 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("pdf", 4, ("pdf",), _is_pdf, "html_pdf", "pdf", needs="pypdfium2"),
     Extractor("html", 5, _HTML_SUFFIXES, _is_html, "html_pdf", "html", needs="lxml", is_text=True),
     Extractor("man", 1, (), _is_man, "text_formats", "man", packed=True),
-    Extractor("notebook", 1, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
+    Extractor("notebook", 2, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )
 """Extractors, in the order they are tried."""
 _ZIPPED_SUFFIXES = frozenset(suffix for each in EXTRACTORS if each.module == "office" for suffix in each.suffixes)
 WITH_OUTPUTS = Extractor(
-    "notebook-outputs", 1, ("ipynb",), _is_notebook, "text_formats", "notebook_with_outputs", isolated=False
+    "notebook-outputs", 2, ("ipynb",), _is_notebook, "text_formats", "notebook_with_outputs", isolated=False
 )
 """Replaces the notebook extractor if a run includes outputs."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import email.policy
+import html
 import json
 import mimetypes
 import re
@@ -20,6 +21,9 @@ from driftline.tasks.extraction.process import Refused
 from driftline.tasks.text import declarable, decode
 
 _SUFFIXES = {"python": "py", "julia": "jl", "javascript": "js", "typescript": "ts", "rust": "rs", "c++": "cpp"}
+_SUFFIXES |= {"sh": "bash", "js": "js"}  # cells name them so
+_CELL_MAGIC = re.compile(r"\s*%%(\w{1,20})")
+"""Makes a cell of a notebook one of another language, such as ``%%bash``."""
 _PLAIN_SUFFIXES = frozenset(("bash", "c", "cpp", "go", "java", "kotlin", "php", "r", "ruby", "scala", "sql", "swift"))
 
 
@@ -50,7 +54,9 @@ def _notebook(data: bytes, *, outputs: bool) -> Extracted:
         if draft.lines:
             draft.add("")
         draft.at(f"cell {number}")
-        draft.begin("md" if kind == "markdown" else language if kind == "code" else "")
+        magic = _CELL_MAGIC.match(source)
+        of_cell = (_suffix(magic[1]) if magic else "") or language
+        draft.begin("md" if kind == "markdown" else of_cell if kind == "code" else "")
         if source.strip():
             draft.add(source.rstrip("\n"))
         if outputs and printed.strip():
@@ -95,9 +101,13 @@ def _language(read: dict[str, Any]) -> str:
     try:
         about = read.get("metadata", {})
         name = about.get("language_info", {}).get("name") or about.get("kernelspec", {}).get("language") or "python"
-        name = str(name).lower()
     except AttributeError:
         return ""
+    return _suffix(str(name))
+
+
+def _suffix(language: str) -> str:
+    name = language.lower()
     return _SUFFIXES.get(name, name if name in _PLAIN_SUFFIXES else "")
 
 
@@ -249,27 +259,31 @@ def _decoded(content: bytes, charset: str) -> str:
 
 # -- subtitles -----------------------------------------------------------------------------------
 
-_TIMES = re.compile(r"(\d{1,3}:)?(\d\d:\d\d)[.,]\d{3}[ \t]*-->")
+_TIMES = re.compile(r"(\d{1,3}:)?(\d\d:\d\d)[.,]\d{1,3}[ \t]*-->")
+_VOICE = re.compile(r"<v(?:\.[^\s<>]*)?[ \t]+([^<>\n]{1,100})>")
 _TAGS = re.compile(r"<[^<>\n]{1,100}>|\{\\[^{}\n]{1,100}\}")
 
 
 def subtitles(data: bytes) -> Extracted:
-    """Return the spoken text of srt or vtt files, without times and styles; the anchor is the time."""
+    """Return the spoken text of srt or vtt files, without times and styles; the anchor is the time.
+
+    In vtt, the speaker precedes the text, and blocks without a time are comments.
+    """
     text, reason = decode(data)
     if reason is not None:
         raise Refused(reason)
-    draft = Draft()
-    for block in re.split(r"\n[ \t]*\n", text):
-        lines = block.strip("\n").split("\n")
-        timed = next((at for at, line in enumerate(lines[:3]) if _TIMES.match(line.strip())), None)
-        if timed is None:
-            continue
-        match = _TIMES.match(lines[timed].strip())
-        assert match is not None
-        draft.at(f"{match[1] or '00:'}{match[2]}")
-        for line in lines[timed + 1 :]:
-            if said := _TAGS.sub("", line).strip():
-                draft.add(said)
+    draft, is_vtt, is_spoken = Draft(), text.startswith("WEBVTT"), False
+    lines = [line.strip() for line in text.split("\n")]
+    for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
+        if times := _TIMES.match(line):
+            draft.at(f"{times[1] or '00:'}{times[2]}")
+            is_spoken = True
+        elif not line:
+            is_spoken = is_spoken and not is_vtt
+        elif is_spoken and not (_TIMES.match(after) and (line.isdecimal() or not before)):  # a cue's number or name
+            said = _TAGS.sub("", _VOICE.sub(r"\1: ", line)).strip()
+            if said:
+                draft.add(html.unescape(said) if is_vtt else said)
     return draft.done()
 
 

@@ -336,7 +336,29 @@ def test_subtitles_have_their_times_as_anchors() -> None:
         ("00:00:01", ["A bittern", "booms."]),
         ("01:02:03", ["Silence."]),
     ]
-    assert anchored(read_document("a.vtt", documents.VTT)) == [("00:00:01", ["A dipper bobs."])]
+    assert anchored(read_document("a.vtt", documents.VTT)) == [("00:00:01", ["Ann: A dipper bobs."])]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        documents.SRT.decode().encode("utf-16"),
+        documents.SRT.decode().encode("utf-16-le"),
+        documents.SRT.replace(b"\r\n", b"\r"),
+        documents.SRT.replace(b"\r\n\r\n", b"\r\n"),
+        documents.SRT.replace(b"01,000", b"01,00"),
+        documents.SRT.replace(b",500\r\n", b",500\r\n\r\n"),
+    ],
+    ids=["UTF-16", "unmarked UTF-16", "CR", "no empty lines", "hundredths", "an empty line before the text"],
+)
+def test_subtitles_are_read_as_programs_write_them(data: bytes) -> None:
+    assert read_document("a.srt", data).extracted == read_document("a.srt", documents.SRT).extracted
+
+
+def test_subtitles_for_the_web_are_unescaped() -> None:
+    first, second = "1\n00:01.000 --> 00:02.000\n<v.loud Ann>R&amp;D", "last\n00:02.000 --> 00:03.000\n<i>7</i>"
+    data = f"WEBVTT\n\n{first}\n\nNOTE no\n\n{second}\n"
+    assert lines(read_document("a.vtt", data.encode())) == ["Ann: R&D", "7"]
 
 
 def with_parts(data: bytes, related: tuple[str, ...], parts: dict[str, str]) -> bytes:
