@@ -201,7 +201,7 @@ def test_the_text_of_a_page_is_what_it_shows(body: str, text: str) -> None:
     assert lines(read_document("a.epub", epub(one=body))) == [text]
 
 
-def test_a_pronunciation_and_a_soft_hyphen_of_opendocument_are_no_text() -> None:
+def test_pronunciations_and_soft_hyphens_are_left_out() -> None:
     ruby = "<text:ruby><text:ruby-base>東</text:ruby-base><text:ruby-text>とう</text:ruby-text></text:ruby>"
     body = f"<text:p>{ruby}{ruby}</text:p><text:p>he\xadron</text:p>"
     assert lines(read_document("a.odt", opendocument("text", body))) == ["東東", "heron"]
@@ -399,7 +399,7 @@ MOVED = moved(SHARED, "xl/workbook.xml", "sharedStrings", "xl/sharedStrings.xml"
     ],
     ids=["main part", "strings", "other case"],
 )
-def test_the_parts_of_an_office_file_are_those_of_its_relations(data: bytes) -> None:
+def test_the_parts_of_an_office_file_are_found_by_its_relations(data: bytes) -> None:
     assert lines(read_document("a", data)) == ["heron"]
 
 
@@ -640,7 +640,7 @@ def test_mail_is_recognized_as_programs_store_it(path: str, before: bytes) -> No
     assert read_document(path, before + message("mixed", "\none")).mark == "mail/4"
 
 
-def test_a_sentence_that_begins_with_from_is_no_message() -> None:
+def test_a_sentence_that_begins_with_from_begins_nothing() -> None:
     data = documents.MAILBOX.replace(b"A rail hides.", b"Hello,\n\nFrom the reeds, a rail.")
     assert [name for name, _ in anchored(read_document("a.mbox", data))] == ["message 1", "message 2"]
 
