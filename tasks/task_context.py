@@ -106,7 +106,7 @@ def load_embedder(model: ModelRef) -> WordTableEmbedder:
         raise FingerprintMismatch(
             f"The model on this host has a different fingerprint ({actual}, not {model.fingerprint})",
             model.name,
-            "Install the same model and the same version of Driftline on every host.",
+            "Install the same model and version of Driftline on every host; after an upgrade, index all sources again.",
         )
     return WordTableEmbedder(load_parts(files), actual, plan_after=PLAN_AFTER_LINES)
 

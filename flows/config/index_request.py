@@ -191,7 +191,7 @@ SETTINGS = Options({name: row for name, row in OPTIONS.items() if row.is_setting
 _RETIRED = "Refuse to retire a larger fraction of a fleet, or to delete a larger fraction of a source; 1 allows all."
 FLEET_OPTIONS = Options(
     {
-        **{name: OPTIONS[name] for name in ("executor", "workers", "indexes", "wait_seconds")},
+        **{name: OPTIONS[name] for name in ("executor", "workers", "full", "reembed", "indexes", "wait_seconds")},
         "max_delete_fraction": replace(OPTIONS["max_delete_fraction"], help=_RETIRED),
         **SETTINGS,
     }

@@ -30,6 +30,7 @@ from driftline.flows.output.run_reports import (
 from driftline.flows.runs.branches import delete_branch
 from driftline.flows.runs.deletion_limit import DeletionLimit
 from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.plan import settings_of_all
 from driftline.flows.runs.remove import remove_source
 from driftline.storage.entities import Entity, entity_of, normalized_name
 from driftline.storage.errors import (
@@ -107,21 +108,24 @@ class FleetRequest:
 class FleetPart:
     """One fleet during a sync: its host's listing, and the state of its repositories.
 
-    ``refused`` lists refused deletions.
+    ``of_run`` is a hash of the run's settings, and ``refused`` lists refused deletions.
     """
 
     fleet: ConfiguredFleet
     before: FleetRecord
     listing: HostListing
     repositories: dict[str, KnownRepository]
+    of_run: str = ""
     asked: int = 0
     retired: dict[str, KnownRepository] = field(default_factory=dict)
     refused: list[DriftlineError] = field(default_factory=list)
 
     @property
     def settings(self) -> str:
-        """A hash of all settings that determine which files of a repository are indexed."""
-        rules = json.dumps([self.fleet.include, self.fleet.exclude])
+        """A hash of all that determines what of a repository is indexed: the fleet's and the run's settings, the model,
+        and the release.
+        """
+        rules = json.dumps([self.fleet.include, self.fleet.exclude, self.of_run])
         return hashlib.blake2b(rules.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
     @property
@@ -238,6 +242,7 @@ def sync_fleets(
     progress = progress or NullProgress()
     for fleet in request.fleets:
         fleet.host.token(_environ())
+    of_run = settings_of_all(request.run)
     with ExitStack() as stack:
         lease = None
         if not request.run.dry_run:
@@ -246,7 +251,7 @@ def sync_fleets(
                 fleet_lease(workspace.objects, new_ulid(), wait_seconds=request.run.wait_seconds)
             )
         known, entities = _known(request)
-        parts = _discover(request, known, progress, now())
+        parts = _discover(request, known, progress, now(), of_run)
         if request.has_all_fleets:
             _adopt(parts, known)
         others = {name: each for name, each in known.items() if name not in {part.fleet.name for part in parts}}
@@ -255,8 +260,8 @@ def sync_fleets(
         _ask_pulls(parts, request, progress, now())
         if not request.run.dry_run:
             _ask_readers(parts, progress, now())
-        changed = [(part, each) for part in parts for each in _due(part, entities)]
-        branches = _due_branches(parts, {each.entity for _, each in changed})
+        changed = [(part, each) for part in parts for each in _due(part, entities, full=request.run.full)]
+        branches = _due_branches(parts, {each.entity for _, each in changed}, full=request.run.full)
         run_id, of_branches = None, list[str]()
         if lease is not None:
             run_id, of_branches = _run_changed(_Sync(request, parts, others, lease, progress, now), changed)
@@ -339,7 +344,7 @@ def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
 
 
 def _discover(
-    request: FleetRequest, known: Mapping[str, FleetRecord], progress: Progress, now: datetime
+    request: FleetRequest, known: Mapping[str, FleetRecord], progress: Progress, now: datetime, of_run: str = ""
 ) -> list[FleetPart]:
     """List each fleet's host. Fleets with the same host and token share a rate limit."""
     parts, limits = [], defaultdict[tuple[str, ...], HostWaits](HostWaits)
@@ -352,7 +357,7 @@ def _discover(
         if not listing.repositories and before.repositories and listing.is_complete and not request.limit.is_off:
             listing.problems.append("the host no longer lists any repositories; --max-delete-fraction 1 confirms that")
         after = reconcile(before.repositories, listing, fleet.selection.reasons(), now)
-        parts.append(FleetPart(fleet, before, listing, after))
+        parts.append(FleetPart(fleet, before, listing, after, of_run))
     return parts
 
 
@@ -497,14 +502,14 @@ def _selected(
 # -- index --------------------------------------------------------------------------------------
 
 
-def _due(part: FleetPart, entities: set[str]) -> list[KnownRepository]:
-    """Return the repositories whose index does not match their current commit, URI and settings."""
+def _due(part: FleetPart, entities: set[str], *, full: bool = False) -> list[KnownRepository]:
+    """Return the repositories whose index does not match their current commit, URI and settings; all if ``full``."""
     found = []
     for identifier, each in part.repositories.items():
         if not part.is_present(identifier) or each.excluded or not each.commit or not each.entity or each.failures:
             continue
         is_current = (each.indexed, each.settings) == (each.commit, part.settings) and each.entity in entities
-        if not is_current or each.uri != part.source_uri(each):
+        if full or not is_current or each.uri != part.source_uri(each):
             found.append(each)
     return found
 
@@ -559,7 +564,8 @@ def _run(
     request: FleetRequest, sources: tuple[SourceRequest, ...], progress: Progress, branch: str | None = None
 ) -> tuple[str, dict[str, DriftlineError]]:
     """Index ``sources``. Return the run's id, and the failures keyed by URI (with no credentials)."""
-    report = index_sources(replace(request.run, sources=sources, branch=branch), progress)
+    reembed = request.run.reembed and branch is None  # a branch takes the main index's model
+    report = index_sources(replace(request.run, sources=sources, branch=branch, reembed=reembed), progress)
     failed: dict[str, DriftlineError] = {}
     for uri, error in report.failed:
         remote = parse_remote(uri)
@@ -634,11 +640,11 @@ def _at_branch(part: FleetPart, repository: KnownRepository, name: str) -> Sourc
 
 
 def _due_branches(
-    parts: Iterable[FleetPart], to_index: Collection[str] = ()
+    parts: Iterable[FleetPart], to_index: Collection[str] = (), *, full: bool = False
 ) -> list[tuple[FleetPart, KnownRepository, str]]:
     """Return the branches of indexed repositories that are gone, or whose index is not at their commit.
 
-    Repositories in ``to_index`` are treated as indexed.
+    Repositories in ``to_index`` are treated as indexed; ``full`` returns all branches of indexed repositories.
     """
     return [
         (part, each, name)
@@ -647,7 +653,8 @@ def _due_branches(
         if part.is_present(identifier) and not each.excluded and not each.failures
         for name, branch in each.branches.items()
         if (each.indexed or each.entity in to_index)
-        and (branch.indexed, branch.uri, branch.settings) != (branch.commit, part.source_uri(each), part.settings)
+        if full
+        or (branch.indexed, branch.uri, branch.settings) != (branch.commit, part.source_uri(each), part.settings)
     ]
 
 
@@ -657,7 +664,7 @@ def _update_branches(sync: _Sync) -> list[str]:
     The state is saved first, so every branch of a killed run belongs to a fleet.
     """
     by_name: dict[str, dict[str, tuple[FleetPart, str]]] = defaultdict(dict)
-    for part, each, name in _due_branches(sync.parts):
+    for part, each, name in _due_branches(sync.parts, full=sync.request.run.full):
         if each.branches[name].commit:
             source = _at_branch(part, each, name)
             remote = parse_remote(source.uri)

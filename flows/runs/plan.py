@@ -14,7 +14,7 @@ from functools import cache
 from driftline.flows.config.driftline_toml import ConfiguredSource
 from driftline.flows.config.index_request import SETTINGS, IndexRequest, SourceRequest
 from driftline.storage.deltas.manifest import SCHEMA
-from driftline.storage.documents import SkipReason
+from driftline.storage.documents import SkipReason, content_hash
 from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
@@ -29,6 +29,7 @@ from driftline.storage.globs import advice_on
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import peek
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.redaction import RULES_VERSION
 from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.sources.source import RepositorySource, Source, open_source
 from driftline.storage.workspace.branch_cuts import check_name
@@ -36,10 +37,12 @@ from driftline.storage.workspace.fleet_state import read_fleets
 from driftline.storage.workspace.records import BranchRecord, RunHistory, SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace, fingerprint_mismatch
 from driftline.tasks.embedding.models import dimension, fingerprint, is_earlier_version, resolve_model
+from driftline.tasks.extraction.extractor import current_marks
 from driftline.tasks.git.work_tree import git_origin
 from driftline.tasks.scanning.overlap import Claim
 from driftline.tasks.scanning.path_patterns import Rules, matches_any
 from driftline.tasks.scanning.scan import ScanSpec, rules_of, scan
+from driftline.tasks.scanning.since_commit import release
 from driftline.tasks.task_context import ModelRef
 
 log = logging.getLogger(__name__)
@@ -184,13 +187,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
     for source in sources:
         Rules(include=source.include, exclude=source.exclude).check()
     workspace = _workspace_of(request)
-    model = _model_for(request.model, workspace.config)
-    current = workspace.config.fingerprint
-    replaces = None
-    if current is not None and current != model.fingerprint:
-        if not request.reembed and not _is_earlier_version(model, current):
-            raise fingerprint_mismatch(workspace.objects.uri, workspace.config, model.name)
-        replaces = current
+    model, replaces = _model_of(request, workspace)
     restricted = restricted_repositories(workspace)
     plans: list[SourcePlan] = []
     failures: list[tuple[str, DriftlineError]] = []
@@ -226,13 +223,27 @@ def _workspace_of(request: IndexRequest) -> Workspace:
         return Workspace(ObjectStore.open(request.workspace, request.storage_options), WorkspaceConfig())
 
 
-def _model_for(name: str | None, config: WorkspaceConfig) -> ModelRef:
-    files = resolve_model(config.model if name is None else name)
-    return ModelRef(files.name, fingerprint(files), dimension(files))
+def _model_of(request: IndexRequest, workspace: Workspace) -> tuple[ModelRef, str | None]:
+    """Return the run's model, and the fingerprint that it replaces. Raises FingerprintMismatch, ModelNotFound."""
+    current = workspace.config
+    files = resolve_model(current.model if request.model is None else request.model)
+    model = ModelRef(files.name, fingerprint(files), dimension(files))
+    if current.fingerprint is None or current.fingerprint == model.fingerprint:
+        return model, None
+    if not request.reembed and not is_earlier_version(files, current.fingerprint):
+        raise fingerprint_mismatch(workspace.objects.uri, current, model.name)
+    return model, current.fingerprint
 
 
-def _is_earlier_version(model: ModelRef, fingerprint: str) -> bool:
-    return is_earlier_version(resolve_model(model.name), fingerprint)
+def settings_of_all(request: IndexRequest) -> str:
+    """Return a hash of all that determines what a run indexes of any source's files, besides the source's own settings.
+
+    Raises FingerprintMismatch, ModelNotFound, CorruptFile, StorageError, UsageError.
+    """
+    model, _ = _model_of(request, _workspace_of(request))
+    options = [getattr(request, name) for name in RECORDED]
+    rules = (options, model.fingerprint, RULES_VERSION, sorted(current_marks()), release())
+    return content_hash(repr(rules).encode())
 
 
 def plan_source(

@@ -465,7 +465,7 @@ def fingerprint_mismatch(where: str, current: WorkspaceConfig, model: str) -> Fi
     return FingerprintMismatch(
         f"This workspace was embedded with {current.model} (fingerprint {current.fingerprint}), not with {model}",
         where,
-        "Use the same model, or embed everything again with: driftline index --reembed",
+        "Use the same model, or embed everything again: driftline index (or fleet sync) --reembed",
     )
 
 

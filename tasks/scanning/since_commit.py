@@ -45,7 +45,7 @@ class WorkTreeAtCommit:
         commit = head(root) if tree is not None else None
         if tree is None or commit is None:
             return None
-        settings = repr((rules, tree.prefix, _release())).encode() + _read(tree.exclude)
+        settings = repr((rules, tree.prefix, release())).encode() + _read(tree.exclude)
         settings += b"\0" + _read(tree.excludes)
         return cls(tree, commit, content_hash(settings))
 
@@ -84,7 +84,7 @@ class RepositoryAtCommit:
     @classmethod
     def look(cls, source: RepositorySource, rules: object) -> Self:
         """Return the commit of ``source``; ``rules`` are identified by their ``repr``."""
-        return cls(source, content_hash(repr((rules, _release())).encode()))
+        return cls(source, content_hash(repr((rules, release())).encode()))
 
     @property
     def commit_id(self) -> str:
@@ -124,7 +124,7 @@ def _why_void(last: IndexedCommit | None, scanned_with: str, token: int | None) 
 
 
 @cache
-def _release() -> str:
+def release() -> str:
     """Return Driftline's version, cached because Python parses a metadata file for it."""
     return version("driftline")
 

@@ -19,11 +19,12 @@ from driftline.flows.runs import plan, source_group
 from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.source_run import Survey
 from driftline.storage.entities import Entity, normalized_name
-from driftline.storage.errors import StorageError
+from driftline.storage.errors import ModelNotFound, StorageError
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.mirror import Mirror
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.fleet_state import FleetRecord, read_fleets, write_fleets
+from driftline.tasks.embedding import models
 from tests.servers.git_server import Checkout, GitServer, git
 from tests.support.fleets import Fleet, branches, rows, states
 from tests.support.waiting import PATIENCE_SECONDS
@@ -519,3 +520,25 @@ def test_names_that_differ_in_case_or_form_only_are_sources_of_their_own_on_any_
     second = fleet.sync()
     assert second["to_index"] == [entities["org/app"]]
     assert {path: row["entity"] for path, row in rows(second).items()} == entities
+
+
+def test_a_sync_asks_what_a_run_would_whether_a_repository_is_up_to_date(
+    projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new redaction mode, an upgrade's text preparation and ``--full`` index repositories to which nobody pushed."""
+    projects["a"].write("settings.py", 'api_key = "q9Zt7xLm2Vb8Rk4N"\n')
+    projects["a"].push()
+    fleet.sync()
+    assert fleet.sync()["to_index"] == []
+    entities = sorted(str(entity) for entity, _ in fleet.workspace.sources())
+    for options in ({"redact": "strict"}, {"full": True}):
+        assert sorted(fleet.sync(**options)["to_index"]) == entities
+    texts = [each for entity, _ in fleet.workspace.sources() for each in fleet.workspace.lines(entity).rows(["text"])]
+    assert not any("q9Zt7x" in str(each) for each in texts)
+    before = fleet.workspace.config.fingerprint
+    monkeypatch.setattr(models, "CURRENT_EMBEDDING_VERSION", models.CURRENT_EMBEDDING_VERSION + 1)
+    assert sorted(fleet.sync()["to_index"]) == entities
+    assert fleet.workspace.config.fingerprint != before
+    assert fleet.sync()["to_index"] == []
+    with pytest.raises(ModelNotFound):
+        fleet.sync(model="/no/model")
