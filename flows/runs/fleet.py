@@ -404,8 +404,9 @@ def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, 
     progress.phase(f"looking up the commits of {len(due):,} repositories")
 
     def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:
-        remote, branches = part.fleet.host.remote(each.listed), dict[str, str]()
+        branches = dict[str, str]()
         try:
+            remote = part.fleet.host.remote(each.listed)
             if part.fleet.branches:
                 commit, branches = current_branches(remote)
             else:

@@ -71,6 +71,7 @@ class _Object(NamedTuple):
 
 _Tree = dict[bytes, _Entry]
 """The entries of a tree, keyed by name."""
+_WHOLE = "Clone it without --filter, or index its URL."
 _ENDLESS = "The tree of the commit has a cycle, or millions of files"
 
 
@@ -144,7 +145,8 @@ class CommitTree:
     def entries(self, paths: Sequence[str] | None = None) -> list[TreeEntry]:
         """Return all entries of the commit, or only those at ``paths``, sorted by path, including submodules and links.
 
-        Fetches the commit first. Raises AccessDenied, SourceNotFound, and StorageError, including for an endless tree.
+        Fetches the commit first. Raises AccessDenied, SourceNotFound, and StorageError, including for an endless tree
+        and for a clone that lacks files.
         """
         wanted = None if paths is None else {path.encode() for path in paths if _is_plain(path)}
         folders = None if wanted is None else {path[:at] for path in wanted for at in _slashes(path)}
@@ -165,6 +167,8 @@ class CommitTree:
             pending = below
         blobs = [entry.id for entry in found.values() if entry.kind in (_FILE, _LINK)]
         sizes = dict(zip(blobs, _read_objects(self, blobs, "info"), strict=True))
+        if self.remote.is_local and None in sizes.values():
+            raise StorageError("The clone lacks files of the commit (a partial clone)", self.uri, _WHOLE)
         return [_tree_entry(path, entry, sizes.get(entry.id)) for path, entry in sorted(found.items())]
 
     def changed_since(self, commit: str) -> list[str] | None:

@@ -260,7 +260,11 @@ def _list_folder(host: Host, listing: HostListing) -> None:
 def _list_uris(host: Host, listing: HostListing) -> None:
     """Add the repositories in the list and in its file, which has one URI per line; comments start with #."""
     for uri in (*host.uris, *_lines_of(host.url)):
-        remote = parse_remote(uri) or (Remote(os.path.realpath(uri), "file") if bare_repository(uri) else None)
+        try:
+            remote = parse_remote(uri) or (Remote(os.path.realpath(uri), "file") if bare_repository(uri) else None)
+        except UsageError as error:
+            listing.problems.append(str(error))
+            continue
         if remote is None:
             listing.problems.append(f"{without_secrets(uri)!r} is not the URI of a git repository")
             continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from driftline.storage.errors import UsageError
-from driftline.storage.sources.mirror import Remote, parse_remote
+from driftline.storage.sources.mirror import Remote, parse_remote, quoted_path
 
 Provider = Literal["github", "gitlab", "gitea", "bitbucket", "folder", "list"]
 OwnerKind = Literal["org", "group", "user", ""]
@@ -107,7 +107,7 @@ class Host:
         if self.provider == "folder":
             if os.path.isabs(repository.id) or ".." in repository.id.split("/"):
                 raise UsageError("Not a path in the fleet's folder", repr(repository.id))
-            return f"git+file://{os.path.join(self.url, repository.id)}"
+            return f"git+file://{quoted_path(os.path.join(self.url, repository.id))}"
         if not REPOSITORY_PATH.fullmatch(repository.path):
             raise UsageError("Not a valid repository path", repr(repository.path))
         api = api_of(self)

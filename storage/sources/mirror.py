@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote, unquote
 
 from driftline.storage.environment import byte_limit, cache_folder_of
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, without_secrets
@@ -86,7 +87,8 @@ class Remote:
     def uri(self) -> str:
         """The canonical URI, without credentials."""
         prefix = {"file": "git+file://", "ssh": "git+ssh://"}.get(self.protocol, "git+")
-        return prefix + self.location.removeprefix("ssh://") + (f"@{self.ref}" if self.ref else "")
+        location = quoted_path(self.location) if self.is_local else self.location.removeprefix("ssh://")
+        return prefix + location + (f"@{self.ref}" if self.ref else "")
 
     @property
     def is_local(self) -> bool:
@@ -125,6 +127,15 @@ def parse_remote(text: str) -> Remote | None:
     return _remote(scheme, rest) if is_one else None
 
 
+def quoted_path(path: str) -> str:
+    """Percent-encode what a ``git+file://`` URI cannot contain: spaces, ``?``, ``#``, and ``%`` before two digits."""
+    path = re.sub(r"%(?=[0-9A-Fa-f]{2})", "%25", path)
+    kept = (each.isprintable() and each not in " ?#" for each in path)
+    return "".join(
+        each if is_kept else quote(each, errors="surrogateescape") for each, is_kept in zip(path, kept, strict=True)
+    )
+
+
 def bare_repository(folder: str) -> Remote | None:
     """Return the repository whose git directory is ``folder``, a bare or mirror clone, or None for any other folder."""
     is_one = os.path.isfile(os.path.join(folder, "HEAD")) and all(
@@ -142,7 +153,9 @@ def _split_ref(rest: str) -> tuple[str, str]:
 
 
 def _remote(protocol: str, rest: str) -> Remote:
-    if not rest.isprintable() or " " in rest or "?" in rest or "#" in rest:
+    whole = unquote(rest, errors="surrogateescape") if protocol == "file" else ""
+    is_whole = bool(whole) and os.path.isdir(whole)
+    if not is_whole and (not rest.isprintable() or " " in rest or "?" in rest or "#" in rest):
         shown = rest.partition("?")[0].partition("#")[0]
         raise UsageError(
             "The repository URL has a query string, a fragment or a space",
@@ -150,9 +163,8 @@ def _remote(protocol: str, rest: str) -> Remote:
             "Append @ and a branch, tag or commit.",
         )
     if protocol == "file":
-        is_whole = os.path.isdir(rest)
         path, ref = (rest, "") if is_whole else _split_ref(rest)
-        location = os.path.realpath(os.path.expanduser(path))
+        location = os.path.realpath(os.path.expanduser(unquote(path, errors="surrogateescape")))
         inside = os.path.join(location, ".git")
         return Remote(inside if os.path.isdir(inside) else location, "file", _checked_ref(ref, rest))
     path, ref = _split_ref(rest)

@@ -21,7 +21,7 @@ from driftline.flows.runs.source_run import Survey
 from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.errors import ModelNotFound, StorageError
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.mirror import Mirror
+from driftline.storage.sources.mirror import Mirror, quoted_path
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.fleet_state import FleetRecord, read_fleets, write_fleets
 from driftline.tasks.embedding import models
@@ -236,6 +236,29 @@ def test_missing_repositories_are_retired_after_the_grace_period_and_returning_o
     assert set(fleet.documents()) == {"a", "c"}
     away.rename(git_server.root / "team/b.git")
     assert states(fleet.sync())["team/b"] == "indexed"
+
+
+def test_folders_with_odd_names_are_indexed_and_a_partial_clone_fails_alone(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
+) -> None:
+    """A clone without its files would otherwise be an empty index."""
+    names = ("with blank", "c#d", "e?f", "50%41", "a@b")
+    for name in names:
+        shutil.copytree(projects["a"].remote, git_server.root / f"{name}.git")
+    git(projects["a"].remote, "config", "uploadpack.allowFilter", "true")
+    git(git_server.root, "clone", "-q", "--mirror", "--filter=blob:none", f"file://{projects['a'].remote}", "part.git")
+    (git_server.root / "uris").write_text(
+        f"git+file://{quoted_path(str(git_server.root))}/with%20blank.git\nhttps://t@h/x.git\n"
+    )
+    found = states(fleet.sync())
+    assert {found.pop(name) for name in ("team/a", *names)} == {"indexed"}
+    assert found == {"part": "failing", "team/b": "indexed", "team/c": "indexed"}
+    assert "partial clone" in rows(fleet.sync())["part"]["reason"]
+    assert sum(each == {"a.md"} for each in fleet.documents().values()) == 1 + len(names)
+    fleet.tables = f'[[fleet]]\nprovider = "list"\nname = "listed"\nurl = "{git_server.root}/uris"\n'
+    report = fleet.sync()
+    assert [*states(report).values()] == ["indexed"]
+    assert ["may contain a secret" in each for each in report["fleets"][0]["problems"]] == [True]
 
 
 def test_an_unreadable_folder_removes_no_repository(
