@@ -227,7 +227,7 @@ def _is_key(match: re.Match[str]) -> bool:
 
 # -- tokens inside text --------------------------------------------------------------------------
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Part of each document's mark in the manifest. Increment it when a rule changes: documents are then read again."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
@@ -319,13 +319,75 @@ def _token(name: str, prefix: str, body: str, hint: str = "") -> Rule:
     return Rule(name, hint or prefix, f"{_STARTS}{prefix}{body}")
 
 
+_ASSIGNED = r"[\"']?[ \t]*(?:=>|:=|[:=])[ \t]*[\"']?"
+_HEX, _WORD = "[a-f0-9]", "[A-Za-z0-9]"
+_BY_PREFIX = (
+    ("onepassword", "ops_eyJ", r"[A-Za-z0-9+/]{100,}={0,3}"),
+    ("onepassword-secret-key", "A3-[A-Z0-9]{6}-", r"(?:[A-Z0-9]{11}|[A-Z0-9]{6}-[A-Z0-9]{5})(?:-[A-Z0-9]{5}){3}"),
+    ("adobe", "p8e-", r"[a-z0-9]{32}"),
+    ("airtable", rf"pat{_WORD}{{14}}\.", rf"{_HEX}{{64}}"),
+    ("asana", r"1/\d{10,17}:", rf"{_HEX}{{32}}"),
+    ("bitbucket-app-password", "ATBB", rf"{_WORD}{{24,}}"),
+    ("clojars", "CLOJARS_", r"[a-z0-9]{60}"),
+    ("contentful", "CFPAT-", r"[\w-]{43}"),
+    ("dropbox", r"sl\.", r"[\w-]{130,}"),
+    ("duffel", "duffel_(?:test|live)_", r"[\w=-]{43}"),
+    ("dynatrace", r"dt0[a-z]01\.", r"[A-Z0-9]{24}\.[A-Z0-9]{64}"),
+    ("easypost", "EZ[AT]K", rf"{_WORD}{{54}}"),
+    ("facebook", "EAA[MC]", rf"{_WORD}{{100,}}"),
+    ("figma", "figd_", r"[\w-]{40}"),
+    ("flutterwave", "FLWSECK", r"(?:_TEST)?-[a-h0-9]{12,32}-X"),
+    ("frame-io", "fio-u-", r"[\w=-]{64}"),
+    ("gitlab-runner", "GR1348941", r"[\w-]{20}"),
+    ("grafana-api-key", "eyJrIjoi", rf"{_WORD}{{70,400}}={{0,3}}"),
+    ("harness", r"[ps]at\.[\w-]{22}\.", rf"{_HEX}{{24}}\.{_WORD}{{20}}"),
+    ("infracost", "ico-", rf"{_WORD}{{32}}"),
+    ("intra42", "s-s4t2(?:ud|af)-", rf"{_HEX}{{64}}"),
+    ("jfrog", "cmVmd", rf"{_WORD}{{59}}(?![+/=])"),
+    ("langsmith", "lsv2_(?:pt|sk)_", rf"{_HEX}{{32}}_{_HEX}{{10}}"),
+    ("lob", "(?:live|test)_", rf"{_HEX}{{35}}"),
+    ("mapbox", r"sk\.eyJ", r"[\w-]{40,}\.[\w-]{22}"),
+    ("netlify", "nfp_", rf"{_WORD}{{36,40}}"),
+    ("nuget", "oy2", r"[a-z0-9]{43}"),
+    ("nvidia", "nvapi-", r"[\w-]{60,}"),
+    ("octopus", "API-", r"[A-Z0-9]{26}"),
+    ("openrouter", "sk-or-v1-", rf"{_HEX}{{64}}"),
+    ("openshift", "sha256~", r"[\w-]{43}"),
+    ("prefect", "pn[bu]_", rf"{_WORD}{{36}}"),
+    ("readme", "rdme_", r"[a-z0-9]{70}"),
+    ("resend", rf"re_{_WORD}{{8}}_", rf"{_WORD}{{24}}"),
+    ("scalingo", "tk-us-", r"[\w-]{48}"),
+    ("brevo", "x(?:key|smtp)sib-", rf"{_HEX}{{64}}-{_WORD}{{16}}"),
+    ("shippo", "shippo_(?:live|test)_", r"[a-fA-F0-9]{40}"),
+    ("sonar", "sq[apu]_", rf"{_HEX}{{40}}"),
+    ("sourcegraph", "sgp_", r"(?:[a-fA-F0-9]{16}_|local_)?[a-fA-F0-9]{40}"),
+    ("square-access-token", "EAAA", r"[\w-]{60}"),
+    ("supabase", "sbp_", rf"{_HEX}{{40}}"),
+    ("tailscale", "tskey-", rf"[a-z]{{2,10}}-{_WORD}{{8,24}}-{_WORD}{{16,}}"),
+    ("typeform", "tfp_", r"[\w.=-]{59}"),
+    ("vercel-blob", "vercel_blob_rw_", rf"{_WORD}{{16}}_{_WORD}{{30}}"),
+    ("yandex", "AQVN", r"[\w-]{35,38}"),
+)
+"""Issuers' names, and the fixed beginning and the rest of their tokens; nothing may continue either end."""
+_SHORT = 4
+"""A hint that is this short needs more of the token, or it selects too many lines."""
+
+
+def _by_prefix(name: str, prefix: str, rest: str) -> Rule:
+    hint = prefix if len(prefix) > _SHORT else f"{prefix}[A-Za-z0-9_-]{{12}}"
+    return Rule(name, hint, rf"{_STARTS}{prefix}{rest}(?![\w-])")
+
+
 KNOWN: tuple[Rule, ...] = (
+    *(_by_prefix(*each) for each in _BY_PREFIX),
     # clouds
     Rule("aws-access-key-id", "(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{4}",
          rf"{_STARTS}(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{{16}}{_ENDS}", _is_aws_id),
-    Rule("aws-secret-access-key", "(?i:aws_?secret)", r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])",
+    Rule("aws-secret-access-key", "(?i:secret_?(?:access_?)?key)", r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])",
          lambda value: _varied(16)(value) and "EXAMPLE" not in value,
-         before=r"(?i:aws_?secret_?(?:access_?)?key)[\"']?[ \t]*(?:=>|:=|[:=])[ \t]*[\"']?"),
+         before=rf"(?i:secret_?(?:access_?)?key){_ASSIGNED}"),
+    Rule("aws-session-token", "(?i:session_?token)", r"[A-Za-z0-9/+]{100,}={0,2}", _varied(16),
+         before=rf"(?i:session_?token){_ASSIGNED}"),
     Rule("azure-storage-key", "AccountKey=", r"(?<=AccountKey=)[A-Za-z0-9+/]{86}=="),
     Rule("azure-sas", "sig=", r"(?:[A-Za-z0-9+/]|%[0-9A-Fa-f]{2}){43,}={0,2}", before="[?&]sig="),
     Rule("azure-client-secret", "Q~", rf"{_STARTS}[\w.~-]{{3}}\dQ~[\w.~-]{{31,34}}(?![\w.~-])"),
@@ -384,16 +446,21 @@ KNOWN: tuple[Rule, ...] = (
     _token("postman", "PMAK-", r"[a-f0-9]{24}-[a-f0-9]{34}"),
     _token("linear", "lin_api_", r"[A-Za-z0-9]{40}"),
     _token("notion", "ntn_", rf"[A-Za-z0-9]{{40,}}{_ENDS}", "ntn_[A-Za-z0-9]{8}"),
-    _token("atlassian", "ATATT3", r"[\w=-]{100,}"),
+    _token("atlassian", "AT(?:AT|CT)T3", r"[\w=-]{100,}"),
     _token("doppler", r"dp\.(?:pt|st|ct|sa|scim|audit)\.", r"[A-Za-z0-9._-]{40,}"),
     _token("driftline", "driftline_", r"[\w-]{43}(?![\w-])", "driftline_[A-Za-z0-9_-]{43}"),
     # other forms
     Rule("jwt", r"eyJ[A-Za-z0-9_-]{8,}\.eyJ", r"(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{8,}\.[\w-]{20,}", _is_jwt),
     Rule("authorization-header", "(?i:authorization)", r"[\w+/=.~-]{16,}",
          lambda value: _varied(8)(value) and _is_random(value),
-         before=r"(?i:authorization)[\"']?[ \t]*[:=,][ \t]*[\"']?(?i:bearer|basic|token)[ \t]+"),
-    Rule("url-password", r"://[^\s/:@]+:[^\s/@]+@", r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password,
-         before=r"://[^\s/:@\"'<>]{1,64}:"),
+         before=r"(?i:authorization)[\"']?[ \t]*[:=,][ \t]*[\"']?(?i:bearer|basic|token|ssws)[ \t]+"),
+    Rule("npmrc-token", "_authToken", r"[\w+/=-]{16,}", _is_random, before=rf"_authToken{_ASSIGNED}"),
+    Rule("curl-password", "(?:-u|--user)[ =]", r"[^\s\"'@]{6,128}", _is_password,
+         before=r"\bcurl\b[^\n]{0,300}?[ \t](?:-u|--user)[ =]+[\"']?[^\s:\"'@/]{1,64}:"),
+    Rule("maxmind", "_mmk", rf"{_STARTS}{_WORD}{{6}}_{_WORD}{{29}}_mmk{_ENDS}"),
+    Rule("teams-webhook", r"webhook\.office\.com/", r"[\w@/-]{60,}", before=r"webhook\.office\.com/webhookb2/"),
+    Rule("url-password", r"://[^\s/:@]*:[^\s/@]+@", r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password,
+         before=r"://[^\s/:@\"'<>]{0,64}:"),
 )  # fmt: skip
 """Credentials with a verifiable format, from their issuers' documentation."""
 

@@ -95,14 +95,85 @@ def _more_examples(seed: int) -> dict[str, tuple[str, str]]:
         "driftline": ("", "drift" + "line_" + alnum(43)),
         "jwt": ("", f"{head}." + "eyJ" + alnum(40) + "." + alnum(43)),
         "authorization-header": ("Authorization: Bearer ", "x9" + alnum(38)),
+        "aws-session-token": ('"SessionToken": "', "FwoGZXIvYXdzE" + alnum(180)),
+        "npmrc-token": ("//registry.example.org/:_authToken=", f"{hexes(8)}-{hexes(4)}-{hexes(12)}"),
+        "curl-password": ("curl -s -u admin:", "p4ss" + alnum(10)),
+        "teams-webhook": ("https://acme.webhook." + "office.com/webhookb2/", f"{hexes(36)}@{hexes(36)}/In/{hexes(32)}"),
         "url-password": ("postgres://app:", "h8Wq" + "-2vTz" + hexes(8)),
         "random-value": ("db_password = ", "Zq7" + alnum(18)),
     }
 
 
+_FORMS = {
+    "onepassword": "ops_eyJ a200",
+    "onepassword-secret-key": "A3- A6 - A11 - A5 - A5 - A5",
+    "adobe": "p8e- l32",
+    "airtable": "pat a14 . h64",
+    "asana": "1/12 d14 : h32",
+    "bitbucket-app-password": "ATBB a32",
+    "clojars": "CLOJARS_ l60",
+    "contentful": "CFPAT- a43",
+    "dropbox": "sl. a135",
+    "duffel": "duffel_live_ a43",
+    "dynatrace": "dt0c01. A24 . A64",
+    "easypost": "EZAK a54",
+    "facebook": "EAAC a120",
+    "figma": "figd_ a40",
+    "flutterwave": "FLWSECK_TEST- h32 -X",
+    "frame-io": "fio-u- a64",
+    "gitlab-runner": "GR1348941 a20",
+    "grafana-api-key": "eyJrIjoi a80 ==",
+    "harness": "pat. a22 . h24 . a20",
+    "infracost": "ico- a32",
+    "intra42": "s-s4t2ud- h64",
+    "jfrog": "cmVmd a59",
+    "langsmith": "lsv2_pt_ h32 _ h10",
+    "lob": "live_ h35",
+    "mapbox": "sk.eyJ1Ijoi a60 . a22",
+    "maxmind": "a6 _ a29 _mmk",
+    "netlify": "nfp_ a40",
+    "nuget": "oy2 l43",
+    "nvidia": "nvapi- a64",
+    "octopus": "API- A26",
+    "openrouter": "sk-or-v1- h64",
+    "openshift": "sha256~ a43",
+    "prefect": "pnu_ a36",
+    "readme": "rdme_ l70",
+    "resend": "re_ a8 _ a24",
+    "scalingo": "tk-us- a48",
+    "brevo": "xkeysib- h64 - a16",
+    "shippo": "shippo_live_ h40",
+    "sonar": "squ_ h40",
+    "sourcegraph": "sgp_ h16 _ h40",
+    "square-access-token": "EAAA a60",
+    "supabase": "sbp_ h40",
+    "tailscale": "tskey-auth- a12 CNTRL - a32",
+    "typeform": "tfp_ a59",
+    "vercel-blob": "vercel_blob_rw_ a16 _ a30",
+    "yandex": "AQVN a36",
+}
+"""Tokens by rule: their fixed parts, and a letter for an alphabet with a length."""
+_ALPHABETS = {
+    "a": _ALNUM,
+    "A": string.ascii_uppercase + string.digits,
+    "d": string.digits,
+    "h": _HEX,
+    "l": string.ascii_lowercase + string.digits,
+}
+
+
+def _formed(form: str, seed: int) -> str:
+    parts = form.split(" ")
+    return "".join(
+        _made(_ALPHABETS[part[0]], int(part[1:]), seed + at) if part[0] in _ALPHABETS and part[1:].isdigit() else part
+        for at, part in enumerate(parts)
+    )
+
+
 def planted(seed: int = 32) -> dict[str, tuple[str, str]]:
     """Return for each rule ``(text that redaction keeps, credential)``."""
-    return _examples(seed) | _more_examples(seed)
+    formed = {name: ("", _formed(form, seed)) for name, form in _FORMS.items()}
+    return _examples(seed) | _more_examples(seed) | formed
 
 
 def line_of(rule: str, seed: int = 32) -> str:

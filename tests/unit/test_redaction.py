@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+import string
 from collections import Counter
 
 import pytest
@@ -24,6 +26,8 @@ risk-proj-plan, task-admin-page, SG.module.function, key-value store, eyJ.eyJ
 const API_KEY = process.env.API_KEY_PRODUCTION
 <a href="https://hooks.slack.com/services/">Slack</a> npm_config_registry=https://registry
 secret_token_generator(name="default", rounds=20000)
+docker run -u 1000:1000 image1 and curl -u "$USER1:$TOKEN1" https://host/
+curl http://:8080/ and test_ready_for_live_use and x.webhook.office.com/webhookb2/ID
 """.strip().split("\n")
 
 
@@ -54,6 +58,22 @@ def test_lines_that_only_look_like_credentials_stay(line: str) -> None:
     assert redact([line], "strict") == ([line], Counter())
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "REDIS_URL=redis://:{}@10.0.0.1:6379/0",
+        '"SecretAccessKey": "{:x<40}",',
+        "aws.secretKey={:x<40}",
+        'secret_key = "{:x<40}"',
+        "Authorization: SSWS 00{:x<40}",
+    ],
+)
+def test_other_spellings_of_credentials_are_redacted(line: str) -> None:
+    secret = "".join(random.Random(3).sample(string.ascii_letters + string.digits, 40))
+    (found,), _ = redact([line.format(secret)], "known")
+    assert secret not in found
+
+
 def test_only_strict_replaces_random_values_after_a_keyword() -> None:
     line = line_of("random-value")
     assert redact([line], "known") == ([line], Counter())
@@ -69,6 +89,8 @@ def test_no_rule_takes_forever() -> None:
         "token" * 40_000,
         "://a:" * 40_000,
         "sk-proj-" * 25_000,
+        "curl -u a:" * 20_000,
+        "-u a" * 50_000,
     ]
     texts, counts = redact(hostile, "strict")
     assert texts == hostile
