@@ -50,6 +50,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 _USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<user>[^/\s\"'<>]*)@")
+_REFERENCE = re.compile(r"(?:[\w.~-]+:)?\$\{\w+\}")
+"""A user whose token is a variable's: not a secret, but what an error advises to write."""
 _QUERY = re.compile(r"(://[^\s?\"'<>]*\?)[^\s\"'<>]*=[^\s\"'<>]*")
 _SECRET_PARAMETER = re.compile(r"[?&#][^=&\s]*(sig|token|key|passw|secret|credential|auth|x-amz|x-goog)[^=&\s]*=", re.I)
 _OF_WEB = re.compile(r"(https?://[^\s?#\"'<>]*[?#])[^\s\"'<>]+", re.I)
@@ -86,6 +88,8 @@ def has_query(uri: str) -> bool:
 
 def _without_user(match: re.Match[str]) -> str:
     scheme, user = match["scheme"], match["user"]
+    if _REFERENCE.fullmatch(user):
+        return match[0]
     return match[0] if scheme.lower() in _CONTAINERS and ":" not in user else f"{scheme}://"
 
 

@@ -212,6 +212,8 @@ def test_the_origin_of_a_repository(location: Path, watch: Watch, tiny_model: Pa
         ("az://container@account/x", "az://container@account/x"),
         ("s3://bucket/what?.txt", "s3://bucket/what?.txt"),
         ("no URI: a@b?c=d", "no URI: a@b?c=d"),
+        ("Use git+https://${NAME}@host/path.", "Use git+https://${NAME}@host/path."),
+        ("git+https://me:${NAME}@h and https://me:pw${NAME}@h", "git+https://me:${NAME}@h and https://h"),
         ("'https://u:p@h/x?a=b'", "'https://h/x?…'"),
     ],
 )
