@@ -26,6 +26,7 @@ _REQUEST_REF = re.compile(r"refs/(?:remotes/)?(?:pull|pull-requests|merge-reques
 _CIRCLE_REQUEST = re.compile(r"pull/(\d+)(?:/(?:head|merge))?")
 _EVENTS = ("BUILD_REASON", "CI_PIPELINE_EVENT", "CI_PIPELINE_SOURCE", "CODEBUILD_WEBHOOK_EVENT", "gitlabActionType")
 """Variables that contain the event that triggered a build."""
+_REQUEST_EVENT = re.compile(r"pull_?request|merge_request|external_pull_request|patchset", re.IGNORECASE)
 _NUMBER_AT_END = re.compile(r"(?:.*/)?(\d+)/?")
 _SIGN = re.compile(
     r"(?:pull|merge)_?request|(?:^|_)pull_(?:number|id)$|(?:^|_)pr(?:_(?:number|id|iid|no|key))?$|^review_id$|_change$",
@@ -253,7 +254,7 @@ def _other(build: Build, system: _System, environ: Variables) -> Build:
     if system is _CIRCLE:
         requested += [match[1] for ref in refs if (match := _CIRCLE_REQUEST.fullmatch(ref))]
     event = _first(environ, _EVENTS) or ""
-    says_request = re.match(r"pull_?request|merge_request|external_pull_request", event, re.IGNORECASE) is not None
+    says_request = _REQUEST_EVENT.match(event) is not None
     named = _signs(environ) if system in (_ANY, _JENKINS) else []
     is_named = any(name.startswith(system.signs) and _is_set(environ, name) for name in environ)
     if requested or says_request or is_named or named:
@@ -595,7 +596,7 @@ _ANY = _System(
     (
         *("CI", "CONTINUOUS_INTEGRATION", "BUILD_ID", "BUILD_NUMBER", "RUN_ID", "CODEBUILD_BUILD_ID"),
         *("TEAMCITY_VERSION", "bamboo_buildKey", "GO_PIPELINE_NAME", "GO_SERVER_URL", "ZUUL_PIPELINE"),
-        *("ATC_EXTERNAL_URL", "BUILD_PIPELINE_NAME"),
+        *("ATC_EXTERNAL_URL", "BUILD_PIPELINE_NAME", "BUILD_SUBMITTER"),
     ),
     "CI_COMMIT_SHA",
     (

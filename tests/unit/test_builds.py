@@ -302,6 +302,7 @@ def test_a_build_indexes_only_its_own_branch(system: str, situation: str, branch
         AZURE | {"BUILD_SOURCEBRANCH": "refs/notes/main"},
         BITBUCKET,
         {"CI": "true", "CI_COMMIT_BRANCH": "main", "CI_PIPELINE_EVENT": "pull_request"},
+        {"BUILD_SUBMITTER": "hub.sr.ht", "BUILD_REASON": "patchset", "JOB_ID": "1"},
         {"CI": "true", "CI_COMMIT_BRANCH": "main", "CI_COMMIT_TARGET_BRANCH": "main"},
     ],
 )
