@@ -64,7 +64,7 @@ _WEB_PORTS = {"http": 80, "https": 443}
 _PLACEHOLDERS = frozenset({"host", "repository", "commit", "path", "line"})
 _FIELD = re.compile(r"\{(\w*)\}")
 _TEMPLATE = re.compile(r"https?://[^/@\\\"<>^`|\s]+/[!-~]*")
-_HOST = re.compile(r"(?:[a-z0-9_-]+\.)+[a-z0-9-]+|localhost|\[[0-9a-f:.]+\]")
+_HOST = re.compile(r"(?:[a-z0-9_-]+\.)+(?:xn--[a-z0-9-]+|[a-z0-9]+)|localhost|\[[0-9a-f:.]+\]")
 _SCP = re.compile(r"(?:[^@/:]+@)?(?P<host>[^@/:\[\]]+|\[[^]]+\]):(?P<path>[^:].*)")
 
 

@@ -58,7 +58,12 @@ def test_every_spelling_of_a_remote_leads_to_the_line_at_the_commit(remote: str)
     "remote",
     [
         *("", "/srv/git/tree.git", "file:///srv/tree.git", "C:\\git\\tree", "C:/git/tree", "../tree.git"),
-        *("git@work-github:acme/tree.git", "https://github.com/", "https://github.com/acme/../tree"),
+        *(
+            "git@work-github:acme/tree.git",
+            "git@github.com-work:acme/tree.git",
+            "https://github.com/",
+            "https://github.com/acme/../tree",
+        ),
         *("https://github.com/acme//tree", "https://github.com/%2e%2e/tree", "https://git hub.com/a/b"),
         *("https://github.com:port/acme/tree", "https://[::1/acme/tree", "javascript://github.com/%0aalert(1)"),
         *('https://github.com"onclick=x/a/b', "git@github.com:a\x1b]8;;/b", "https://host.example/acme/tree.git"),
