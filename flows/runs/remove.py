@@ -14,6 +14,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity
 from driftline.storage.layout import new_ulid
 from driftline.storage.workspace.branch_cuts import branch_records
+from driftline.storage.workspace.fleet_state import forget_index
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_strays, settle
@@ -53,6 +54,7 @@ def remove_source(
         for branch in branch_records(workspace, entity):
             delete_branch(workspace, entity, branch.name, run_id, wait_seconds=wait_seconds)
         workspace.unbind_source(entity)
+    forget_index(workspace.objects, entity)
     report = RemoveReport(run_id, str(entity), documents, lines)
     record = RunRecord(
         run_id=run_id,

@@ -21,7 +21,7 @@ from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.discovery import HostListing, KnownPage, parse_timestamp
 from driftline.storage.sources.hosts import Host, HostedRepository
-from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record
+from driftline.storage.workspace.records import FORMAT_VERSION, parse_record, read_record, update_record
 
 State = Literal["new", "indexed", "behind", "empty", "failing", "missing", "excluded"]
 
@@ -260,6 +260,25 @@ def write_fleets(objects: ObjectStore, fleets: Mapping[str, FleetRecord], lease:
     changed = replace(known, fleets={name: each for name, each in merged.items() if each != FleetRecord()})
     if changed != known:
         objects.replace(FLEET, to_json(changed, compact=True), version)
+
+
+def forget_index(objects: ObjectStore, entity: Entity) -> None:
+    """Let the next sync index the repository of ``entity`` again, because its index is gone or damaged.
+
+    A sync that is running may write its own state later. Raises CommitConflict, CorruptFile, StorageError.
+    """
+
+    def forgotten(known: KnownRepository) -> KnownRepository:
+        return replace(known, indexed="") if known.entity == str(entity) else known
+
+    def change(file: FleetFile) -> FleetFile:
+        fleets = {
+            name: replace(each, repositories={at: forgotten(known) for at, known in each.repositories.items()})
+            for name, each in file.fleets.items()
+        }
+        return replace(file, fleets=fleets)
+
+    update_record(objects, FLEET, FleetFile, change, FleetFile())
 
 
 def fleet_lease(objects: ObjectStore, run_id: str, *, wait_seconds: float = 0.0) -> Lease:

@@ -342,6 +342,8 @@ def test_a_source_that_was_removed_by_hand_is_indexed_again(
 ) -> None:
     entity = rows(fleet.sync())["team/a"]["entity"]
     driftline("remove", entity, "--workspace", fleet.folder / "index")
+    (record,) = read_fleets(fleet.workspace.objects).values()
+    assert [each.entity for each in record.repositories.values() if not each.indexed] == [entity]  # all a bucket shows
     assert fleet.sync()["to_index"] == [entity]
     assert len(fleet.documents()) == 3
 
