@@ -370,12 +370,14 @@ def _default_entity(
 ) -> tuple[Entity, SourceRecord | None]:
     """Use ``name`` as the entity, with a hash suffix if that entity is bound to a URI other than the one in ``record``.
 
-    A project that contains the workspace keeps its entity if its folder is renamed.
+    The hash is of the URI or, since build machines use one path for all repositories of a name, of the git origin. A
+    project that contains the workspace keeps its entity if its folder is renamed.
     """
     level = workspace.config.hierarchy[-1]
     uri = record.uri
-    suffix = hashlib.blake2b(uri.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
-    for candidate in (name, f"{name}-{suffix}"):
+    identities = (uri, f"{record.origin}#{record.subpath}") if record.origin else (uri,)
+    hashes = (hashlib.blake2b(each.encode("utf-8", "surrogateescape"), digest_size=4) for each in identities)
+    for candidate in (name, *(f"{name}-{each.hexdigest()}" for each in hashes)):
         entity = Entity.parse(f"{level}:{candidate.replace('/', '_')}", workspace.config.hierarchy)
         known = _known_source(workspace, entity, uri)
         if entity not in taken and (known is None or known.same_location(record)):

@@ -7,16 +7,19 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from driftline.flows.output.report_page import History, newest_runs
+from driftline.flows.runs.plan import _default_entity
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.layout import new_ulid
-from driftline.storage.workspace.records import RunHistory
+from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.records import RunHistory, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.repair import repair_source
 from tests.support.oracle import assert_in_step, files_below
@@ -433,3 +436,17 @@ def test_new_functions_of_a_branch_are_compared_with_existing_ones(
     assert "src/retry.py:4" in summary.read_text()
     assert ci("topic", "--json").json["duplicates"] == []
     assert ci("topic", "--duplicates-of", "topic").code == 2
+
+
+def test_any_number_of_repositories_of_one_name_have_their_own_entities(tmp_path: Path) -> None:
+    """Build machines check all of them out at the same path."""
+    workspace = Workspace.prepare(ObjectStore.open(str(tmp_path / "index")), [])
+    for _ in range(2):
+        found = []
+        for team in "abcd":
+            record = SourceRecord(entity="", uri="/runner/web", origin=f"https://git.example/{team}/web")
+            entity, _ = _default_entity("web", record, workspace, set())
+            workspace.bind_source(entity, replace(record, entity=str(entity)))
+            found.append(entity)
+        assert len({*found}) == 4
+    assert len(workspace.sources()) == 4
