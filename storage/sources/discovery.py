@@ -519,7 +519,7 @@ class _HostReader:
                     raise self._limit.refused
                 self._listing.requests += 1
             status, headers, body = self._answer(url, etag)
-            if (pause := self._pause(status, headers)) is not None:
+            if (pause := self._pause(status, headers, body)) is not None:
                 self._wait(pause, waits)
             elif status in (301, 302, 303, 307, 308) and headers.get("Location") and redirects < MAX_REDIRECTS:
                 url, redirects = self._on_this_host(url, headers["Location"] or ""), redirects + 1
@@ -568,18 +568,24 @@ class _HostReader:
                 raise OSError("the page arrives too slowly")
         return b"".join(parts)
 
-    def _pause(self, status: int, headers: Mapping[str, str]) -> float | None:
-        """Return the seconds that the host asks to wait before the next attempt, or None if it does not."""
+    def _pause(self, status: int, headers: Mapping[str, str], body: bytes) -> float | None:
+        """Return the seconds that the host asks to wait before the next attempt, or None if it does not.
+
+        GitHub's secondary limit is a 403 that only its body tells from a denial.
+        """
         if status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.FORBIDDEN, HTTPStatus.SERVICE_UNAVAILABLE):
             return None
         after = headers.get("Retry-After") or ""
         if after.isdecimal():
             return float(after)
+        if (at := _time_in(after)) is not None:
+            return max(0.0, at - (_time_of(headers) or time.time())) + 1.0
         reset = headers.get("X-RateLimit-Reset") or headers.get("RateLimit-Reset") or ""
         is_empty = (headers.get("X-RateLimit-Remaining") or headers.get("RateLimit-Remaining")) == "0"
         if reset.isdecimal() and (is_empty or status == HTTPStatus.TOO_MANY_REQUESTS):
             return max(0.0, float(reset) - (_time_of(headers) or time.time())) + 1.0
-        return 60.0 if status == HTTPStatus.TOO_MANY_REQUESTS else None
+        is_limit = status == HTTPStatus.TOO_MANY_REQUESTS or (status == HTTPStatus.FORBIDDEN and b"rate limit" in body)
+        return 60.0 if is_limit else None
 
     def _wait(self, seconds: float, waits: int) -> None:
         """Wait for the rate limit, unless another request already waited (``limit.waits`` differs from ``waits``).
@@ -606,10 +612,15 @@ def _total_of(pages: Sequence[KnownPage]) -> int | None:
 
 def _time_of(headers: Mapping[str, str]) -> float | None:
     """Return the host's time from its response headers, or None if it is missing."""
+    return _time_in(headers.get("Date") or "")
+
+
+def _time_in(date: str) -> float | None:
+    """Return the time of an HTTP date, or None if it is invalid."""
     from email.utils import parsedate_to_datetime
 
     try:
-        return parsedate_to_datetime(headers.get("Date") or "").timestamp()
+        return parsedate_to_datetime(date).timestamp()
     except ValueError:
         return None
 
