@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache as once
 from functools import lru_cache, partial
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from driftline.flows.ci.webhooks import Hooks
     from driftline.flows.config.driftline_toml import ConfiguredFleet
     from driftline.flows.served_memory import Memory
-    from driftline.flows.web.access import AccessRules, Authentication, HostReaders, Readable, TrustedProxy
+    from driftline.flows.web.access import AccessRules, Authentication, HostReaders, KnownRules, Readable, TrustedProxy
     from driftline.flows.web.api import Reader
     from driftline.flows.web.guard import RateLimit
     from driftline.flows.web.routes import Tools
@@ -304,7 +305,23 @@ def _authentication(
         raise UsageError("The workspace has no tokens, so no request would be authorized", workspace.objects.uri, fix)
     if needs_token and not is_encrypted and proxy is None:
         warn("tokens are sent unencrypted: pass --tls-certificate and --tls-key, or use a TLS proxy")
-    return Authentication(KnownTokens(lambda: read_tokens(workspace.objects)), proxy, within, rules)
+    known = KnownTokens(lambda: read_tokens(workspace.objects))
+    return Authentication(known, proxy, within, _reread(rules, workspace, proxy) if rules is not None else None)
+
+
+def _reread(rules: AccessRules, workspace: Workspace, proxy: TrustedProxy | None) -> KnownRules:
+    """Return the rules of the configuration as it becomes; which fleets have readers is known from the start."""
+    from driftline.flows.web.access import KnownRules
+
+    def read() -> AccessRules:
+        found = _access_rules(workspace, proxy)
+        if found is None:
+            raise UsageError("The configuration has no access rules any more", workspace.objects.uri, "Restart.")
+        return replace(found, readers=rules.readers)
+
+    known = KnownRules(read)
+    known.refresh()
+    return known
 
 
 def _proxy(header: str | None, addresses: list[str] | None) -> TrustedProxy | None:

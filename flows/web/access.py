@@ -211,6 +211,19 @@ class AccessRules:
         return Boundary.of(*(top for boundary in found for top in boundary.tops), *listed)
 
 
+class KnownRules(CachedRecords[AccessRules]):
+    """The access rules, read again like tokens: a user removed from them must not keep access until a restart."""
+
+    __slots__ = ()
+
+    def __init__(self, read: Callable[[], AccessRules]) -> None:
+        super().__init__(lambda: {"": read()}, "access rules")
+
+    def now(self) -> AccessRules:
+        """Return the rules; stale ones grant nothing."""
+        return AccessRules() if self.is_stale else self._known[""]
+
+
 @dataclass(frozen=True, slots=True)
 class Authentication:
     """Determines a request's access, which never extends beyond ``within``.
@@ -221,13 +234,15 @@ class Authentication:
     tokens: KnownTokens | None = None
     proxy: TrustedProxy | None = None
     within: Boundary | None = None
-    rules: AccessRules | None = None
+    rules: AccessRules | KnownRules | None = None
 
     @property
     def old(self) -> list[CachedRecords[Any]]:
         """The records to read again before the next request is authenticated."""
-        readers = self.rules.readers if self.rules is not None else None
-        return [each for each in (self.tokens, readers) if each is not None and each.must_be_read]
+        rules = self.rules if isinstance(self.rules, KnownRules) else None
+        current = rules.now() if rules is not None else self.rules
+        readers = current.readers if isinstance(current, AccessRules) else None
+        return [each for each in (self.tokens, rules, readers) if each is not None and each.must_be_read]
 
     @property
     def is_open(self) -> bool:
@@ -252,7 +267,8 @@ class Authentication:
     def _boundary_of(self, user: str, headers: Headers) -> Boundary | None:
         if self.rules is None:
             return self.within
-        return self._narrowed(self.rules.boundary_of(user, headers))
+        rules = self.rules.now() if isinstance(self.rules, KnownRules) else self.rules
+        return self._narrowed(rules.boundary_of(user, headers))
 
     def access_with(self, token: str) -> Access | None:
         """Return the access of ``token``, or None if it is unknown, expired or revoked. Raises StorageError."""

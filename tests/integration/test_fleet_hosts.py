@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 import driftline
-from driftline.flows.commands.web import _access_rules
+from driftline.flows.commands.web import _access_rules, _reread
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs.remove import remove_source
 from driftline.flows.web import access
@@ -102,6 +103,10 @@ def test_rate_limits_are_respected_and_long_ones_reported(api: HostApi) -> None:
     listing, waits = look(api)
     assert listing.is_complete
     assert 290 < waits[0] < 310
+    api.faults = [lambda _: (403, {}, b'{"message": "You have exceeded a secondary rate limit"}')]
+    assert look(api)[1] == [60.0]
+    api.faults = [throttled(503, Retry_After=format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True))]
+    assert 25 < look(api)[1][0] < 35
     api.faults = [throttled(429, Retry_After="86400")]
     listing, waits = look(api)
     assert (listing.is_complete, waits) == (False, [])
@@ -620,7 +625,8 @@ def test_a_user_of_the_proxy_finds_what_the_host_lets_them_read(
     workspace, proxy = fleet.workspace, TrustedProxy("X-User", [ip_network("127.0.0.0/8")])
     rules = _access_rules(workspace, proxy)
     assert rules is not None
-    exposure = Exposure(authentication=Authentication(proxy=proxy, rules=rules))
+    known = _reread(rules, workspace, proxy)
+    exposure = Exposure(authentication=Authentication(proxy=proxy, rules=known))
     with serving(web_server(Reader(workspace.reread), "127.0.0.1", 0, exposure)) as address:
 
         def found(user: str) -> set[str]:
@@ -637,6 +643,13 @@ def test_a_user_of_the_proxy_finds_what_the_host_lets_them_read(
         assert rules.readers is not None
         rules.readers._tried_at = -access.STALE_SECONDS
         assert found("ann@acme.example") == {"f2.md"}
+        fleet.tables = fleet.tables.replace("root =", "other =")
+        assert fleet.config.is_file()
+        known._tried_at = -access.STALE_SECONDS
+        assert (found("root"), found("other")) == (set(), {"f1.md", "f2.md", "f3.md"})
+        fleet.config.unlink()
+        known._tried_at = known._read_at = -access.STALE_SECONDS
+        assert (found("other"), found("ann@acme.example")) == (set(), set())
 
 
 def test_a_fleet_without_an_api_has_no_pull_requests(hosted: tuple[Fleet, HostApi, dict[int, Checkout]]) -> None:
