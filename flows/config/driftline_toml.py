@@ -421,6 +421,9 @@ def _access(table: AccessTable | None, where: str) -> AccessSettings | None:
         raise UsageError(
             "groups requires groups_header", where, 'Write, for example: groups_header = "X-Forwarded-Groups"'
         )
+    if with_comma := next((name for name in table.groups if "," in name), None):
+        fix = "The header separates groups by commas: let the proxy send short names."
+        raise UsageError("A group's name has a comma", f"{where} {with_comma!r}", fix)
     users, groups = ({name: tuple(given) for name, given in of.items()} for of in (table.users, table.groups))
     return AccessSettings(table.groups_header, tuple(table.everyone), users, groups)
 

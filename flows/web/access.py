@@ -122,6 +122,14 @@ class KnownTokens(CachedRecords[TokenRecord]):
         return record if record is not None and record.is_valid(datetime.now(UTC)) else None
 
 
+def _text_of(header: str) -> str:
+    """Return the text of a header that was decoded as Latin-1: proxies send UTF-8."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeError:
+        return header
+
+
 @dataclass(frozen=True, slots=True)
 class TrustedProxy:
     """A proxy at one of ``addresses`` that authenticates users, and sends their name in ``header``."""
@@ -136,7 +144,8 @@ class TrustedProxy:
         except ValueError:
             return ""
         named = headers.getlist(self.header)
-        return named[0].strip() if len(named) == 1 and any(address in network for network in self.addresses) else ""
+        is_trusted = len(named) == 1 and any(address in network for network in self.addresses)
+        return _text_of(named[0]).strip() if is_trusted else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +214,7 @@ class AccessRules:
     def boundary_of(self, user: str, headers: Headers) -> Boundary:
         """Return the union of what ``user`` and the groups in ``headers`` may see; unknown names add nothing."""
         sent = headers.getlist(self.groups_header) if self.groups_header else []
-        groups = [group.strip() for line in sent for group in line.split(",")]
+        groups = [group.strip() for line in sent for group in _text_of(line).split(",")]
         found = [self.everyone, self.users.get(user, NOTHING), *(self.groups.get(each, NOTHING) for each in groups)]
         listed = self.readers.readable_by(user) if self.readers is not None else ()
         return Boundary.of(*(top for boundary in found for top in boundary.tops), *listed)

@@ -614,7 +614,7 @@ def test_a_user_of_the_proxy_sees_what_is_granted_to_user_and_groups(
 
 def test_a_request_with_several_users_names_nobody() -> None:
     proxy = TrustedProxy("X-User", [ip_network("10.0.0.0/8")])
-    for sent, user in (([b"ann"], "ann"), ([b"ann", b"bob"], ""), ([b""], ""), ([], "")):
+    for sent, user in (([b"ann"], "ann"), ([b"ann", b"bob"], ""), ([b""], ""), ([], ""), (["Zoë".encode()], "Zoë")):
         headers = Headers(raw=[(b"x-user", each) for each in sent])
         assert proxy.user_of("10.1.2.3", headers) == user
         assert proxy.user_of("11.1.2.3", headers) == proxy.user_of("unknown", headers) == ""
