@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any, Literal
+from urllib.parse import parse_qs
 
 from cachetools import FIFOCache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -434,8 +435,8 @@ class Hooks:
         if not host.is_signed(secret, headers, body):
             return FORGED, "the signature is missing or invalid"
         try:
-            payload = json.loads(body)
-        except (ValueError, RecursionError):
+            payload = json.loads(parse_qs(body.decode())["payload"][0] if body.startswith(b"payload=") else body)
+        except (ValueError, KeyError, RecursionError):
             return MALFORMED, "the body is not JSON; set the host's content type to application/json"
         if not isinstance(payload, dict):
             return MALFORMED, "the body is not a JSON object"

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -117,8 +118,20 @@ def test_a_huge_body_is_refused_with_or_without_a_length(site: Site) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    ["", "{", "[]", "null", '"x"', "[" * 100_000, '{"repository": ' * 50_000, '{"a": 1e999999, "b": "\\ud800"', "\0"],
-    ids=range(9),
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"x"',
+        "[" * 100_000,
+        '{"repository": ' * 50_000,
+        '{"a": 1e999999, "b": "\\ud800"',
+        "\0",
+        "payload=",
+        "payload=1&payload",
+    ],
+    ids=range(11),
 )
 def test_a_signed_body_that_is_not_an_object_is_rejected(site: Site, body: str) -> None:
     assert deliver(site.address, "github", "push", body).status == 400
@@ -186,9 +199,11 @@ def test_odd_numbers_of_pull_requests_never_reach_git(site: Site, number: str) -
     ],
 )
 def test_a_delivery_for_an_unknown_repository_starts_no_run(site: Site, url: str) -> None:
-    answer = deliver(site.address, "github", *push("github", url))
-    assert answer.status == 200
-    assert "no source" in answer.body
+    event, payload = push("github", url)
+    for body in (payload, f"payload={quote(json.dumps(payload))}"):  # a form is GitHub's default
+        answer = deliver(site.address, "github", event, body)
+        assert answer.status == 200
+        assert "no source" in answer.body
     assert site.ran == []
 
 
