@@ -18,6 +18,7 @@ from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs import plan, source_group
 from driftline.flows.runs.branches import prune_branches
 from driftline.flows.runs.source_run import Survey
+from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION
 from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.errors import ModelNotFound, StorageError
 from driftline.storage.objects.store import ObjectStore
@@ -561,7 +562,7 @@ def test_a_sync_asks_what_a_run_would_whether_a_repository_is_up_to_date(
     texts = [each for entity, _ in fleet.workspace.sources() for each in fleet.workspace.lines(entity).rows(["text"])]
     assert not any("q9Zt7x" in str(each) for each in texts)
     before = fleet.workspace.config.fingerprint
-    monkeypatch.setattr(models, "CURRENT_EMBEDDING_VERSION", models.CURRENT_EMBEDDING_VERSION + 1)
+    monkeypatch.setattr(models, "CURRENT_EMBEDDING_VERSION", CURRENT_EMBEDDING_VERSION + 1)
     assert sorted(fleet.sync()["to_index"]) == entities
     assert fleet.workspace.config.fingerprint != before
     assert fleet.sync()["to_index"] == []
