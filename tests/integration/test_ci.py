@@ -449,4 +449,4 @@ def test_any_number_of_repositories_of_one_name_have_their_own_entities(tmp_path
             workspace.bind_source(entity, replace(record, entity=str(entity)))
             found.append(entity)
         assert len({*found}) == 4
-    assert len(workspace.sources()) == 4
+    assert len([*workspace.sources()]) == 4
