@@ -32,7 +32,7 @@ _NAMES_OF_EXAMPLES = ("example", "sample", "template", "schema")
 _SETTINGS = ("json", "yaml", "yml", "toml", "ini", "properties", "txt", "env", "tfvars")
 _FOLDERS_OF_WORDS = ("i18n", "l10n", "lang", "locale", "locales", "translation", "translations", "schema", "schemas")
 """Folders of translations and schemas: words about secrets."""
-_WORDS = ("secret", "secrets", "credentials", "auth", "token")
+_WORDS = ("secret", "secrets", "credentials", "token")
 _AS_PARTS = ("", "s", "[-_.0-9 (]*")
 """What may follow a whole word in a name, unlike in ``keyboard``."""
 
@@ -82,7 +82,7 @@ SECRETS = (
     *("**/.snowflake/config.toml", "**/.snowflake/connections.toml", "**/.databricks/token-cache.json"),
     *("**/.config/argocd/config", "**/.config/helm/registry/config.json", "**/.pulumi/credentials.json"),
     # tokens of command lines and coding agents
-    *("token.json", "auth.json", "**/.config/stripe/config.toml", "**/.config/netlify/config.json"),
+    *("token.json", "**/.config/stripe/config.toml", "**/.config/netlify/config.json"),
     *("**/.config/op/config", "**/.railway/config.json", "**/.influxdbv2/configs", "**/.dbt/profiles.yml"),
     *("**/.anthropic/api_key", "**/.openai/api_key", ".gitlab-token", "**/atuin/key"),
     *("**/.config/glab-cli/config.yml", "**/.config/pypoetry/auth.toml", "**/.config/configstore/*.json"),

@@ -147,7 +147,7 @@ x-firebase-adminsdk-y.json credentials.csv bob_accessKeys.csv .boto .s3cfg terra
 terraform.tfstate.backup prod.auto.tfvars .terraformrc .terraform.d/credentials.tfrc.json kubeconfig
 kubeconfig.yaml admin.kubeconfig home/.kube/config .docker/config.json .dockercfg .vault-token .vault_pass.txt
 .netrc .npmrc .pypirc .pgpass .my.cnf .htpasswd .git-credentials .composer/auth.json .m2/settings.xml
-token.json auth.json etc/kubernetes/admin.conf k3s.yaml acme-openrc.sh home/.config/stripe/config.toml tmp/krb5cc_1000
+token.json etc/kubernetes/admin.conf k3s.yaml acme-openrc.sh home/.config/stripe/config.toml tmp/krb5cc_1000
 home/.dbt/profiles.yml home/.snowflake/connections.toml login.keyring wallet.dat store.jceks .gitlab-token
 sftp-config.json credentials credentials.xml secret.yaml secrets.properties .bash_history .zsh_history
 .psql_history .python_history ConsoleHost_history.txt .lesshst .viminfo
@@ -178,7 +178,7 @@ README.md.bak main.py~
 gradle.properties .circleci/config.yml env.py environment.prod.ts token huggingface/token.py .secrets.baseline
 src/.aws/README.md .kube/README.md vite-env.d.ts app.env.example ngrok.yml containers.json kaggle.py
 secrets.example.yaml secrets.sample.yml secret.template.toml secret.schema.json i18n/secrets.de.json
-src/locales/de/secrets.json locales/en/auth.json tokens.json
+src/locales/de/secrets.json locales/en/token.json tokens.json
 translations/credentials.json i18n/google_credentials.json schemas/v1/secrets.yaml
 google_keywords.json service_keyboard.json sa-keynote.json gcp_keymap.json service_accounting.json
 client_secretary.json service-account-example.json client_secret.sample.json example_credentials.json
