@@ -111,7 +111,7 @@ class SearchProcesses:
 
         try:
             self._add(self._started(None, warm, workspace))
-        except ProcessDied as error:
+        except (ProcessDied, ProcessStopped) as error:
             log.warning("%s", error)
 
     def close(self) -> None:

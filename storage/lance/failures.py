@@ -44,6 +44,21 @@ _NETWORK = re.compile(
     re.I,
 )
 """Phrases rather than words, because errors contain the path of the table: a folder may be called connection-pool."""
+_NO_DAMAGE = re.compile(
+    rf"os error (?!(?:{errno.ENOENT}|{errno.ENOTDIR}|{errno.EISDIR})\b)\d|\bcode: \d+, kind:"
+    r"|status code: (?!404|416)\d|dns error",
+    re.I,
+)
+"""What the system or the store refused says nothing about the files, whatever else the text says: memory, descriptors,
+space, a stale handle, a disk that fails.
+"""
+_DAMAGE = re.compile(
+    r"\binvalid\b|corrupt|not found|no such file|failed to decode|parser error|while parsing|unsupported|not supported"
+    r"|\bunknown\b|unexpected|failed to fill whole buffer|outside|out of range|does not match|too small|has \d+ bytes"
+    r"|is missing its|panicked|join error|producer terminated|error converting",
+    re.I,
+)
+"""Phrases with which Lance and Arrow report files that are missing, truncated or changed."""
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 _REFUSED = re.compile(rf"status code: (?:400|401|403)\b|os error {errno.EACCES}\b")
@@ -70,7 +85,7 @@ def read_failed(what: str, where: str, error: BaseException, fix: str = REPAIR) 
     if is_refusal(error):
         return _refused(what, where, error)
     what = f"{what} ({first_line(error)})"
-    return StorageError(what, where, AGAIN) if is_network_failure(error) else CorruptFile(what, where, fix)
+    return CorruptFile(what, where, fix) if is_damage(error) else StorageError(what, where, AGAIN)
 
 
 def _refused(what: str, where: str, error: BaseException) -> AccessDenied:
@@ -134,8 +149,19 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Return whether Lance failed because of the files, not the store or the network."""
-    return is_lance_failure(error) and not is_network_failure(error) and not is_refusal(error)
+    """Return whether Lance failed because of the files: ``verify --repair`` removes what it finds damaged.
+
+    An unrecognized failure is not damage.
+
+    >>> is_damage(OSError("LanceError(IO): failed to fill whole buffer"))
+    True
+    >>> is_damage(OSError("LanceError(IO): Unable to open file: Too many open files (os error 24)"))
+    False
+    """
+    text = str(error)
+    if not is_lance_failure(error) or is_network_failure(error) or is_refusal(error) or _NO_DAMAGE.search(text):
+        return False
+    return is_panic(error) or bool(_DAMAGE.search(text))
 
 
 def with_lance_retries(operation: Callable[[], _Result]) -> _Result:
@@ -161,12 +187,16 @@ def _may_pass(error: BaseException) -> bool:
 
 @contextmanager
 def without_panic(where: str = "") -> Iterator[None]:
-    """Translate a native panic into CorruptFile: ``except Exception`` misses panics. Also a decorator."""
+    """Translate a native panic into CorruptFile, or StorageError if the system refused something: ``except Exception``
+    misses panics. Also a decorator.
+    """
     try:
         yield
     except BaseException as error:
         if not is_panic(error):
             raise
+        if not is_damage(error):
+            raise StorageError(f"Native code crashed ({first_line(error)})", where, AGAIN) from error
         raise native_crash_error(first_line(error), where) from error
 
 

@@ -168,18 +168,16 @@ class LanceTable:
         """Make the table readable: drop its unreadable newest versions and fragments, and return how many were dropped.
 
         Dropped versions are renamed with ``suffix``, for later inspection. The caller holds the tenant's maintenance
-        lease, and reindexes the missing documents. Raises StorageError.
+        lease, and reindexes the missing documents. Raises StorageError, also if a read fails: that proves no damage.
         """
         count = 0
-        while not self._opens():
+        while self.exists() and not self._opens():
             manifests = [info.path for info in self._objects.list(f"{self.path}/_versions")]
-            newest = min((path for path in manifests if path.endswith(".manifest")), default=None)
-            if newest is None:
-                return count
+            newest = min(path for path in manifests if path.endswith(".manifest"))
             self._objects.create(f"{newest}{suffix}", self._objects.get(newest))
             self._objects.delete([newest])
             count += 1
-        unreadable = self.damaged_fragments()
+        unreadable = self.damaged_fragments() if self.exists() else []
         if unreadable:
             import lance
 
@@ -209,8 +207,6 @@ class LanceTable:
             run_in_worker(_fragments, self)
         except CorruptFile:
             return False
-        except StorageError:
-            return not self.exists()
         return True
 
     def tracked_files(self) -> frozenset[str]:

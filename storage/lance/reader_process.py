@@ -6,6 +6,7 @@ Lance does not fully validate files: a corrupt length or offset can abort the pr
 from __future__ import annotations
 
 import pickle
+import signal
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
@@ -18,17 +19,19 @@ from driftline.storage.lance.failures import AGAIN, REPAIR, without_panic
 
 READ_SECONDS = 6 * 3600.0
 """The limit of a read that has no other: of one that hangs, since the largest tables take minutes."""
+_CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP)
+"""The signals with which native code ends a process that reads a damaged file."""
 _SERVE = "from driftline.storage.lance.reader_process import serve; serve({threads}, {begin!r})"
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
 class ProcessDied(CorruptFile):
-    """The worker process died before it replied."""
+    """The worker process crashed before it replied, so the file that it read may be damaged."""
 
 
 class ProcessStopped(StorageError):
-    """The worker process was stopped before it replied, because of another request."""
+    """The worker process was stopped before it replied: because of another request, by the system or by a user."""
 
 
 class WorkerProcess(HelperProcess):
@@ -53,7 +56,7 @@ class WorkerProcess(HelperProcess):
         except HelperStopped as error:
             raise ProcessStopped("The process was stopped before it answered", "", "Try again.") from error
         except HelperDied as error:
-            raise _died() from error
+            raise _death(error) from error
         result: _Result = _returned(_outcome(answer))
         return result
 
@@ -63,12 +66,13 @@ def run_in_worker(
 ) -> _Result:
     """Run ``function`` in a pooled worker process, and return or raise its outcome.
 
-    Raises ProcessDied, a CorruptFile, if it crashes two workers in a row, and StorageError if it times out.
+    Raises ProcessDied, a CorruptFile, if it crashes two workers in a row, and StorageError if it times out or they are
+    killed.
     """
     try:
         outcome = _pool().ask(READ_SECONDS, _outcome, pickle.dumps((function, args, kwargs)))
     except HelperDied as error:
-        raise _died() from error
+        raise _death(error) from error
     except TimeoutError as error:
         raise StorageError(f"A read took more than {READ_SECONDS / 3600:g} hours", "", AGAIN) from error
     result: _Result = _returned(outcome)
@@ -78,6 +82,13 @@ def run_in_worker(
 @cache
 def _pool() -> HelperPool:
     return HelperPool(partial(HelperProcess, _SERVE.format(threads=1, begin="")))
+
+
+def _death(error: HelperDied) -> ProcessDied | ProcessStopped:
+    """Return an error that blames the files only if native code crashed; the system may have killed the process."""
+    if error.code is not None and -error.code in _CRASHES:
+        return _died()
+    return ProcessStopped("A reading process was killed, or had too little memory", "", "Run it again.")
 
 
 def _died() -> ProcessDied:

@@ -18,7 +18,6 @@ from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
     CorruptFile,
-    StorageError,
 )
 from driftline.storage.lance.failures import reading
 from driftline.storage.lance.lance_table import quote
@@ -73,7 +72,7 @@ def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFindi
             continue  # the next run takes a new snapshot
         try:
             detail = run_in_worker(_difference, workspace.on([branch_at(entity, record)]), entity, record)
-        except (CorruptFile, StorageError) as error:
+        except CorruptFile as error:
             detail = str(error)
         if detail and is_idle(entity, record):  # no run has started meanwhile
             yield BranchFinding(entity, record.name, detail)

@@ -13,7 +13,7 @@ import pytest
 
 from driftline.storage.errors import CorruptFile
 from driftline.storage.helper_process import HelperDied, HelperPool, HelperProcess, HelperStopped
-from driftline.storage.lance.reader_process import ProcessDied, WorkerProcess, run_in_worker
+from driftline.storage.lance.reader_process import ProcessDied, ProcessStopped, WorkerProcess, run_in_worker
 from tests.support.waiting import PATIENCE_SECONDS
 
 HELPER = """
@@ -113,6 +113,13 @@ def test_a_call_that_dies_once_is_repeated(tmp_path: os.PathLike[str]) -> None:
     assert run_in_worker(dies_once, os.path.join(tmp_path, "died")) == 7
     with pytest.raises(ProcessDied):
         run_in_worker(os.abort)
+    with pytest.raises(ProcessStopped):
+        run_in_worker(is_killed)
+
+
+def is_killed() -> None:
+    """Die as if the system lacked memory, which says nothing about the files that a process reads."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def dies_once(path: str) -> int:

@@ -19,9 +19,11 @@ from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.remove import remove_source
 from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace
 from driftline.storage.entities import Boundary, Entity
-from driftline.storage.errors import StaleBuild, UsageError
+from driftline.storage.errors import StaleBuild, StorageError, UsageError
+from driftline.storage.lance.reader_process import run_in_worker
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance import verification
 from driftline.tasks.maintenance.verification import FindingKind
 from tests.support.oracle import assert_in_step, files_below, indexed_rows, save_tiny_model
 from tests.support.waiting import PATIENCE_SECONDS
@@ -536,13 +538,27 @@ def test_a_source_is_forgotten_with_its_branches(repository: Path, tmp_path: Pat
     assert [path for path in paths if "branch" in path or "/tree/" in path] == []
 
 
-def test_a_damaged_branch_is_found_and_deleted_by_a_repair(repository: Path, tmp_path: Path, tiny_model: Path) -> None:
+def _failing(function: Callable[..., Any], *arguments: Any) -> Any:
+    if function is verification._difference:
+        raise StorageError("Cannot read the lines table (error sending request)", "s3://b/ws")
+    return run_in_worker(function, *arguments)
+
+
+def test_a_damaged_branch_is_found_and_deleted_by_a_repair(
+    repository: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workspace = str(tmp_path / "index")
     driftline.index(str(repository), workspace=workspace, model=str(tiny_model))
     main = files(repository)
     (repository / "src/1.py").write_text("word50\n")
     driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch="topic")
     assert verify_workspace(VerifyRequest(workspace)).findings == []
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verification, "run_in_worker", _failing)
+        with pytest.raises(StorageError, match="error sending request"):
+            verify_workspace(VerifyRequest(workspace, repair=True))
+    holds(workspace, "topic", files(repository))
     (delta,) = (tmp_path / "index").rglob("_branches/*/*/_index_delta_*.parquet")
     delta.unlink()
     (finding,) = verify_workspace(VerifyRequest(workspace)).findings

@@ -22,6 +22,8 @@ from driftline.flows.runs.verify_and_repair import VerifyReport, VerifyRequest, 
 from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import BatchId, ManifestRow
 from driftline.storage.errors import StorageError, WorkspaceTooNew
+from driftline.storage.lance import lance_table
+from driftline.storage.lance.reader_process import run_in_worker
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.workspace.records import PROGRAM_SCHEME
@@ -216,6 +218,19 @@ def test_a_lost_file_of_a_table_is_found(local: Corner) -> None:
     newest = {fragment.data_files()[0].path for fragment in local.table.open().get_fragments()}
     Path(local.uri, local.table.path, "data", min(newest)).unlink()
     assert found(check(local)) == {(FindingKind.UNREADABLE, local.table.path)}
+
+
+def test_a_failed_read_of_a_table_stops_its_repair(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(function: Callable[..., Any], *arguments: Any) -> Any:
+        if function is lance_table._fragments:
+            raise StorageError("Cannot read the lines table (error sending request)", local.table.uri)
+        return run_in_worker(function, *arguments)
+
+    before = local.paths()
+    monkeypatch.setattr(lance_table, "run_in_worker", fail)
+    with pytest.raises(StorageError, match="error sending request"):
+        local.table.quarantine_damage(".damaged")
+    assert local.paths() == before
 
 
 def test_a_damaged_lease_is_found(local: Corner) -> None:

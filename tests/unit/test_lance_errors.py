@@ -20,6 +20,24 @@ FAILURES = (
     "{}/t.lance: Server returned error response: status code: 503 Service Unavailable",
     "{}/t.lance: status code: 400 Bad Request: <Code>RequestTimeout</Code>",
 )
+SYSTEM = (
+    "LanceError(IO): Unable to open file /not found/corrupt/x: Too many open files (os error 24)",
+    "invalid/t.lance: Cannot allocate memory (os error 12)",
+    "invalid/t.lance: Input/output error (os error 5)",
+    "invalid/t.lance: Stale file handle (os error 116)",
+    "invalid/t.lance: Network is unreachable (os error 101)",
+    "invalid/t.lance: No space left on device (os error 28)",
+    "invalid/t.lance: Server returned error response: status code: 507 Insufficient Storage",
+    "dns error: failed to lookup address information: host not found",
+    "Received redirect without LOCATION, this normally indicates an incorrectly configured region",
+    "Resources exhausted: Failed to allocate additional 64.0 MB",
+)
+
+
+@pytest.mark.parametrize("text", SYSTEM)
+def test_what_the_system_refuses_says_nothing_about_the_files(text: str) -> None:
+    assert not is_damage(OSError(text))
+    assert type(read_failed("The table cannot be read", "/ws", OSError(text))) is StorageError
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
