@@ -25,8 +25,7 @@ from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.lines.indexes import Segment, SegmentSpec, maintain
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.memory.memory_indexes import compact_indexes, compact_vectors
-from driftline.storage.memory.vectors import vector_tables
+from driftline.storage.memory.memory_indexes import compact_indexes, compact_vectors, vectors_of
 from driftline.storage.option_table import duration
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
@@ -170,7 +169,7 @@ class _Compaction:
             return
         self.report.folded |= {directory: each.deltas for directory, each in folded.items()}
         with ExitStack() as stack:
-            if vector_tables(self.workspace.objects, self.tenant) and self._lease(stack, self.tenant, "maintenance"):
+            if vectors_of(self.workspace.objects, self.tenant) and self._lease(stack, self.tenant, "maintenance"):
                 retention = timedelta(seconds=self.request.retention_seconds)
                 self.report.versions_removed += compact_vectors(self.workspace, self.tenant, retention)
 

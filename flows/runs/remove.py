@@ -12,7 +12,9 @@ from driftline.flows.runs.branches import delete_branch
 from driftline.storage.deltas.manifest import SCHEMA, totals
 from driftline.storage.entities import Entity
 from driftline.storage.errors import BadEntity
-from driftline.storage.layout import new_ulid
+from driftline.storage.layout import lease_path, new_ulid
+from driftline.storage.leases.lease import acquire
+from driftline.storage.lines.definition_table import deep_tables
 from driftline.storage.workspace.branch_cuts import branch_records
 from driftline.storage.workspace.fleet_state import forget_index
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
@@ -40,7 +42,8 @@ def remove_source(
         raise BadEntity("The source does not exist", str(entity), f"Sources: {names}.")
     workspace = Workspace.open_for_writing(workspace_uri, storage_options)
     run_id = new_ulid()
-    with acquire_source(workspace, entity, run_id, wait_seconds=wait_seconds) as lease:
+    definitions = acquire(workspace.objects, lease_path(entity, "deep"), run_id, wait_seconds=wait_seconds)
+    with definitions, acquire_source(workspace, entity, run_id, wait_seconds=wait_seconds) as lease:
         settle(workspace, entity, lease)
         manifest = workspace.manifest(entity).read(columns=["path", "lines", "reason"])
         documents, lines = totals(manifest)
@@ -51,6 +54,8 @@ def remove_source(
             batch = committer.batch
         for table in workspace.line_tables(entity):  # including tables of other models
             remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
+        for deep in deep_tables(workspace.objects, entity):
+            deep.remove(entity)
         for branch in branch_records(workspace, entity):
             delete_branch(workspace, entity, branch.name, run_id, wait_seconds=wait_seconds)
         workspace.unbind_source(entity)

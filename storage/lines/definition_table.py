@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict
-from driftline.storage.lance.failures import retried, with_indexes, write_failed, writing
+from driftline.storage.lance.failures import reading, retried, with_indexes, write_failed, writing
 from driftline.storage.lance.lance_table import (
     COMMIT_ATTEMPTS,
     VECTOR_TYPE,
@@ -97,13 +97,16 @@ class DeepTable(LanceTable):
         return rows.group_by(["path", "hash"]).aggregate([]).select(["path", "hash"])
 
     def vectors(self, entity: Entity, paths: Sequence[str]) -> dict[str, NDArray[np.float16]]:
-        """Return the vectors of all definitions in a source's documents, by ``text_hash``. Raises StorageError."""
+        """Return the vectors of all definitions in a source's documents, by ``text_hash``.
+
+        Raises StorageError, CorruptFile.
+        """
         found: dict[str, NDArray[np.float16]] = {}
         dataset = self.open()
         for start in range(0, len(paths), PATHS_PER_LOOKUP):
             some = is_one_of("path", paths[start : start + PATHS_PER_LOOKUP])
             where = f"{some} AND entity = {quote(str(entity))} AND line >= 0"
-            with writing("Could not read the definitions of documents", self.uri):
+            with reading(self.TITLE, self.uri):
                 rows = dataset.scanner(columns=["text_hash", "vector"], filter=where).to_table()
             vectors = np.stack(rows["vector"].to_numpy()) if len(rows) else ()
             found.update(zip(rows["text_hash"].to_pylist(), vectors, strict=True))
@@ -132,6 +135,13 @@ class DeepTable(LanceTable):
                 raise write_failed("Could not commit definitions", self.uri, error) from error
             return
         raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Try again.")
+
+    def remove(self, entity: Entity) -> None:
+        """Remove all rows of a source. Raises StorageError."""
+        documents = self.documents(entity).to_pydict()
+        stale = [*zip(documents["path"], documents["hash"], strict=True)]
+        if stale:
+            self.commit(entity, [], stale)
 
     def index(self) -> None:
         """Create or extend the vector index once the table is large enough. Raises StorageError."""

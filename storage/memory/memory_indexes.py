@@ -26,11 +26,12 @@ from driftline.storage.errors import BadEntity, CommitConflict, CorruptFile, Lea
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions, rewrite
 from driftline.storage.layout import BASE, ObjectKind, lease_path, new_ulid, parse_name
 from driftline.storage.leases.lease import acquire
+from driftline.storage.lines.definition_table import DeepTable, deep_tables
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes, outbox
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope
 from driftline.storage.memory.catalog.outbox import OutboxRow
-from driftline.storage.memory.vectors import vector_tables
+from driftline.storage.memory.vectors import VectorTable, vector_tables
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.workspace.workspace import Workspace
@@ -292,13 +293,18 @@ def _fold(workspace: Workspace, tenant: Entity, due: Sequence[str], encoding: En
     return folded
 
 
+def vectors_of(objects: ObjectStore, tenant: Entity) -> list[VectorTable | DeepTable]:
+    """Return a tenant's vector tables of memory and definitions."""
+    return [*vector_tables(objects, tenant), *deep_tables(objects, tenant)]
+
+
 def compact_vectors(workspace: Workspace, tenant: Entity, older_than: timedelta) -> int:
-    """Compact the fragments of a tenant's vectors, drop old versions, and return how many were dropped.
+    """Compact a tenant's vectors of memory and definitions, drop old versions, and return how many were dropped.
 
     The caller holds the tenant's maintenance lease. If a writer conflicts, the next run retries.
     """
     removed = 0
-    for table in vector_tables(workspace.objects, tenant):
+    for table in vectors_of(workspace.objects, tenant):
         if table.exists():
             table.index()
             with contextlib.suppress(CommitConflict):

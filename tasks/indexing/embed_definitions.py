@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 
 from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
+from driftline.storage.errors import CorruptFile
 from driftline.storage.lines.definition_table import schema
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode
+from driftline.storage.workspace.branch_cuts import branch_at, branch_records
+from driftline.storage.workspace.records import BranchRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.transformer import definition_text, load_transformer
 from driftline.tasks.indexing.rows import extension, parent_dirs
 from driftline.tasks.task_context import TaskContext
 
 DOCUMENTS_PER_BATCH = 64
+_OF_DOCUMENT = ("path", "hash", "lines")
 _KEY_LINES = 3
 """Minimum number of lines for embedding a configuration key; shorter keys mean too little on their own."""
 
@@ -62,19 +66,37 @@ class DeepPlan:
 def plan_deep(workspace: Workspace, entity: Entity, model: DeepModel) -> DeepPlan:
     """Compare a source's manifest with its embedded definitions. Raises StorageError, CorruptFile.
 
-    Nothing is stale on a branch, or while the source has branches: the rows may belong to another branch.
+    On the main index, documents are stale if no branch has them either; on a branch, none are. Embedded definitions are
+    read before the manifests, because a concurrent run of a branch commits its manifest before its definitions.
     """
-    documents = workspace.manifest(entity).read(columns=["path", "hash", "lines"])
-    expected = {
-        (path, content)
-        for path, content, lines in zip(*(documents[name].to_pylist() for name in documents.column_names), strict=True)
-        if lines
-    }
     known = workspace.deep(entity, model).documents(entity)
     there = set(zip(known["path"].to_pylist(), known["hash"].to_pylist(), strict=True))
-    shared = workspace.branch_of(entity) is not None or workspace.has_branches(entity)
-    stale = () if shared else tuple(sorted(there - expected))
-    return DeepPlan(tuple(sorted(expected - there)), stale, frozenset(path for path, _ in there))
+    expected = _with_lines(workspace.manifest(entity).read(columns=_OF_DOCUMENT))
+    stale = set[tuple[str, str]]() if workspace.branch_of(entity) is not None else there - expected
+    if stale:
+        stale -= _of_branches(workspace, entity, sorted({path for path, _ in stale}), stale)
+    return DeepPlan(tuple(sorted(expected - there)), tuple(sorted(stale)), frozenset(path for path, _ in there))
+
+
+def _with_lines(documents: pa.Table) -> set[tuple[str, str]]:
+    """Return ``(path, hash)`` of each of ``documents``, ``_OF_DOCUMENT``, that has lines."""
+    columns = (documents[name].to_pylist() for name in _OF_DOCUMENT)
+    return {(path, content) for path, content, lines in zip(*columns, strict=True) if lines}
+
+
+def _of_branches(
+    workspace: Workspace, entity: Entity, paths: Sequence[str], every: set[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Return ``(path, hash)`` of each document at ``paths`` on any branch; ``every`` if one cannot be read."""
+
+    def read(record: BranchRecord) -> set[tuple[str, str]]:
+        documents = workspace.on([branch_at(entity, record)]).manifest(entity)
+        return _with_lines(documents.get(paths, columns=_OF_DOCUMENT))
+
+    try:
+        return set[tuple[str, str]]().union(*workspace.map_parallel(read, branch_records(workspace, entity)))
+    except CorruptFile:  # ``verify`` reports it
+        return every
 
 
 def batches(entity: Entity, plan: DeepPlan, model: DeepModel) -> Iterator[DeepSpec]:

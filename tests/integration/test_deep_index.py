@@ -13,7 +13,9 @@ import pytest
 import driftline as dl
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.remove import remove_source
 from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace
+from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
 from driftline.storage.errors import MissingExtra, UsageError
 from driftline.storage.lines.definition_table import DeepTable, schema
@@ -53,11 +55,14 @@ def index(tree: Path, workspace: str, **options: Any) -> int:
     return dl.index(str(tree), workspace=workspace, **options).definitions_embedded
 
 
-def deep_documents(workspace: str) -> set[str]:
-    opened = Workspace.open(workspace)
-    model = opened.deep_model
+def _model(workspace: str) -> DeepModel:
+    model = Workspace.open(workspace).deep_model
     assert model is not None
-    return set(opened.deep(ENTITY, model).documents(ENTITY)["path"].to_pylist())
+    return model
+
+
+def deep_documents(workspace: str) -> set[str]:
+    return set(Workspace.open(workspace).deep(ENTITY, _model(workspace)).documents(ENTITY)["path"].to_pylist())
 
 
 def rows(workspace: str, path: str) -> list[dict[str, Any]]:
@@ -157,7 +162,15 @@ def test_a_run_that_is_interrupted_anywhere_is_completed_by_the_next(tree: Path,
 
 def test_definitions_are_compacted_cleaned_and_verified_with_the_rest(tree: Path, workspace: str) -> None:
     index(tree, workspace, deep=True)
+    other = tree.parent / "other"
+    other.mkdir()
+    (other / "pay.py").write_text(FILES["shop/orders.py"])
+    index(other, workspace)
+    remove_source(workspace, "source:other")
     compact_workspace(CompactRequest(workspace, max_deltas=0, retention_seconds=0.0, workers=1))
+    table = DeepTable(ObjectStore.open(workspace), ENTITY.tenant, _model(workspace).fingerprint).open()
+    assert (len(table.get_fragments()), len(table.versions())) == (1, 1)
+    assert {*table.to_table(columns=["entity"])["entity"].to_pylist()} == {str(ENTITY)}
     report = clean_workspace(CleanupRequest(workspace, 0.0, dry_run=False))
     assert (report.skipped, report.foreign) == ([], ())
     assert verify_workspace(VerifyRequest(workspace)).findings == []
@@ -179,6 +192,18 @@ def test_a_branch_has_its_own_definitions(tree: Path, workspace: str) -> None:
     assert ("shop/returns.py", "pay_back") in on_topic[:2]
     assert REFUND not in on_topic
     assert ("shop/returns.py", "pay_back") not in on_main
+    (tree / "shop/returns.py").unlink()
+    (tree / "shop/orders.py").write_text(FILES["shop/orders.py"])
+    (tree / "net/retry.py").write_text("def again(call):\n    # Calls it.\n    return call()\n")
+    index(tree, workspace)
+    assert sorted(row["name"] for row in rows(workspace, "net/retry.py")) == ["again", "retry"], (
+        "the branch has the old one"
+    )
+    (tree / "food/soup.md").write_text("# Stew\n\nBoil the carrots.\n")
+    index(tree, workspace)
+    (tree / "food/soup.md").write_text("# Broth\n\nBoil the carrots.\n")
+    index(tree, workspace)
+    assert sorted(row["name"] for row in rows(workspace, "food/soup.md")) == ["Broth", "Soup"]
 
 
 def test_lines_are_indexed_and_searched_without_the_extra(
