@@ -486,7 +486,11 @@ class SegmentBuilds(AbstractContextManager["SegmentBuilds"]):
         if self._scope == "none":
             return
         with self._lock:
-            specs = plan_new_segments(table, self._scope, self._planned.setdefault(owner, set()))
+            try:
+                specs = plan_new_segments(table, self._scope, self._planned.setdefault(owner, set()))
+            except DriftlineError as error:
+                self._progress.message(f"Leaving a search index segment of {owner} to the end of the run: {error}")
+                return
             if specs:  # requests are counted per context
                 work = self._pool.submit(contextvars.copy_context().run, self._build, owner, table, specs)
                 self._builds.setdefault(owner, []).append(work)

@@ -142,7 +142,7 @@ def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
     )
 
 
-def take_over_files(plan: IndexPlan, report: IndexReport, progress: Progress) -> None:
+def take_over_files(plan: IndexPlan, run_id: str, progress: Progress) -> None:
     """Remove from other sources the documents that a finished run's sources took over.
 
     Raises LeaseLost, StorageError.
@@ -150,15 +150,15 @@ def take_over_files(plan: IndexPlan, report: IndexReport, progress: Progress) ->
     workspace = plan.workspace
     for name in plan.instead_of:
         if workspace.source(Entity.parse(name, workspace.config.hierarchy)) is not None:
-            _remove(plan, name)
+            try:
+                _remove(plan, name)
+            except LeaseHeld as error:
+                progress.message(f"{name}, which this run replaces, is not removed: {error.what}")
     known = _known(plan)
     if known is None:
         return
-    failed = {uri for uri, _ in report.failed}
     neighbours, lost = Neighbours(known), dict[Entity, list[Claim]]()
     for part in plan.sources:
-        if part.source.uri in failed:
-            continue
         for entity in neighbours.at_or_above(part.record.uri):
             claim = claim_of(part.entity, part.record, entity, known[entity])
             if claim is not None:
@@ -169,7 +169,7 @@ def take_over_files(plan: IndexPlan, report: IndexReport, progress: Progress) ->
                     _forget(plan, entity, progress)
     for entity, claims in lost.items():
         try:
-            _release(plan, entity, claims, report.run_id)
+            _release(plan, entity, claims, run_id)
         except LeaseHeld as error:
             progress.message(f"{entity} keeps documents that this run took over until its next run: {error.what}")
 
@@ -331,8 +331,10 @@ def _run_sources(
     builds: SegmentBuilds,
 ) -> None:
     failure: DriftlineError | None = None
-    stale = set[Entity]()
+    failed, stale = set[Entity](), set[Entity]()
     for run, error in run_all(plan, executor, progress, report, builds):
+        if error is not None:
+            failed.add(run.entity)
         if error is not None and run.joined and isinstance(error, LeaseHeld):
             progress.message(f"{run.entity} is not updated, because another run is working on it.")
         elif error is not None:
@@ -346,16 +348,21 @@ def _run_sources(
         if run.indexes_lag:
             stale.add(run.owner)
     if not plan.request.dry_run:
-        if failure is None and plan.request.branch is None:
-            take_over_files(plan, report, progress)
+        finished = replace(
+            plan,
+            sources=tuple(part for part in plan.sources if part.entity not in failed),
+            instead_of=plan.instead_of if failure is None else (),
+        )
+        if plan.request.branch is None:
+            take_over_files(finished, report.run_id, progress)
         with watch.phase("index"), phase("index"):
             if plan.replaces is not None and failure is None:
                 complete_reembedding(plan.workspace, plan.model, plan.replaces, progress.message)
             if plan.request.branch is not None and failure is None:
                 leave_branch(plan)
-            if plan.deep is not None and failure is None:
+            if plan.deep is not None:
                 with watch.phase("deep"), phase("deep"):
-                    deepen(plan, plan.deep, executor, progress, report)
+                    deepen(finished, plan.deep, executor, progress, report)
             workspace = plan.workspace
             for owner in sorted(stale):
                 progress.phase(f"building indexes of {owner}")

@@ -13,6 +13,7 @@ import pytest
 from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.runs import source_group
 from driftline.flows.runs.index import index_sources
+from driftline.flows.runs.source_run import Survey
 from driftline.storage.defaults import IndexScope
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseLost, StorageError
@@ -243,3 +244,25 @@ def _number_of_second_stage(sources: Sources) -> int:
     shutil.rmtree(sources.workspace)
     kept.rename(sources.workspace)
     return [at for at, name in enumerate(faults.log) if "create" in name and "_staged_" in name][1]
+
+
+def test_a_failing_source_leaves_nothing_of_the_others_undone(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = Sources(tmp_path, tiny_model)
+    sources.write(OLD, names=("one", "one/inner", "two"))
+    sources.index("one", "two")
+    work = Survey.work
+
+    def fail(survey: Survey, *arguments: Any) -> Any:
+        if survey.job.entity == Entity.parse("source:two"):
+            raise StorageError("Could not read a file (Input/output error)", "two")
+        return work(survey, *arguments)
+
+    monkeypatch.setattr(Survey, "work", fail)
+    inner = SourceRequest(str(tmp_path / "one/inner"), "source:inner")
+    requests = (inner, SourceRequest(str(tmp_path / "two"), "source:two"))
+    request = IndexRequest(requests, str(sources.workspace), model=str(tiny_model), workers=1, keep_going=True)
+    assert [Path(uri).name for uri, _ in index_sources(request).failed] == ["two"]
+    outer = Workspace.open(str(sources.workspace)).manifest(Entity.parse("source:one")).read(columns=["path"])
+    assert sorted(outer["path"].to_pylist()) == sorted(OLD), "inner took over its files"

@@ -175,6 +175,20 @@ def test_a_segment_that_fails_is_reported_and_built_at_the_end(
     assert_sound(uri, tree)
 
 
+def test_segments_that_cannot_be_planned_are_built_at_the_end(
+    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = str(tmp_path / "workspace")
+
+    def fail(*_: object) -> list[Any]:
+        raise StorageError("Cannot read the lines table (error sending request)", uri)
+
+    monkeypatch.setattr("driftline.flows.runs.executors.plan_new_segments", fail)
+    index(tree, uri, model)
+    assert_covered(uri)
+    assert_sound(uri, tree)
+
+
 def prebuilt(tree: Path, uri: str, model: Path) -> list[indexes.Segment]:
     """Segments that are built but not published, for a table without indexes."""
     index(tree, uri, model, indexes="none")
