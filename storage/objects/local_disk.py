@@ -38,6 +38,8 @@ _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 _NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
 _ANOTHER_DISK = "Put the workspace on another disk or in a bucket."
 _NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
+_LATEST_SECONDS = 253_402_300_799
+"""The last second of the year 9999; file systems store later ones."""
 _NOT_AN_OBJECT = _NO_DIRECTORY | {errno.EISDIR}
 
 
@@ -321,7 +323,7 @@ def _version(status: os.stat_result) -> str:
 
 
 def _info(path: str, status: os.stat_result) -> ObjectInfo:
-    modified = datetime.fromtimestamp(status.st_mtime_ns / 1e9, UTC)
+    modified = datetime.fromtimestamp(min(status.st_mtime, _LATEST_SECONDS), UTC)
     return ObjectInfo(path, status.st_size, modified, _version(status))
 
 

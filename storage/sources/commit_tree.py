@@ -17,13 +17,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
 from driftline.storage.documents import SkipReason
 from driftline.storage.errors import ObjectNotFound, StorageError
-from driftline.storage.sources.git_isolation import COMMIT_ID, ask, spawn
+from driftline.storage.sources.git_isolation import COMMIT_ID, ask, parse_commit_time, spawn
 from driftline.storage.sources.mirror import Mirror, Remote, parse_remote
 
 MAX_TREE_BYTES = 512 * 1024 * 1024
@@ -355,9 +355,8 @@ def _time_of(commit: bytes) -> datetime:
     """Return the time in a commit's content; the epoch if it has none."""
     for line in commit.partition(b"\n\n")[0].split(b"\n"):
         if line.startswith(b"committer "):
-            with contextlib.suppress(ValueError, IndexError, OverflowError):
-                return datetime.fromtimestamp(int(line.split()[-2]), UTC)
-    return datetime.fromtimestamp(0, UTC)
+            return parse_commit_time(line.rpartition(b">")[2].partition(b"+")[0].partition(b"-")[0])
+    return parse_commit_time(b"")
 
 
 # -- readers ------------------------------------------------------------------------------------

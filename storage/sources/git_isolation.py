@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -394,6 +395,13 @@ def _with_descendants(pid: int) -> list[int]:
     for each in found:
         found += children.get(each, [])
     return found
+
+
+def parse_commit_time(seconds: bytes) -> datetime:
+    """Return the time of a commit in UTC; the epoch if it is not one, since a commit may contain any number."""
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(int(seconds), UTC)
+    return datetime.fromtimestamp(0, UTC)
 
 
 def _git_config_is_readable(repository: Repository, folder: str) -> bool:

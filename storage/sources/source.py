@@ -106,12 +106,19 @@ def _http_status(error: BaseException) -> int | None:
     return None
 
 
+def storable_ns(nanoseconds: int) -> int:
+    """Return a file's time within the range of a column: file systems store years from 1901 to far beyond 2262."""
+    return max(-LATEST_NS, min(nanoseconds, LATEST_NS))
+
+
 def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 INODE_BITS = (1 << 63) - 1
 """The bits of an inode number that fit a signed column."""
+LATEST_NS = (1 << 63) // 10**9 * 10**9
+"""The latest time that fits a column of nanoseconds, in 2262."""
 VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Errors of a lookup through a folder that disappeared, or was replaced by a file or link."""
 
@@ -147,7 +154,11 @@ def stat_file(tree: SafeFolder, path: str) -> FileInfo | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     return FileInfo(
-        path, status.st_size, status.st_mtime_ns, ctime_ns=status.st_ctime_ns, inode=status.st_ino & INODE_BITS
+        path,
+        status.st_size,
+        storable_ns(status.st_mtime_ns),
+        ctime_ns=storable_ns(status.st_ctime_ns),
+        inode=status.st_ino & INODE_BITS,
     )
 
 
@@ -671,7 +682,7 @@ def _nanoseconds(moment: Any) -> int:
     if isinstance(moment, datetime.datetime):
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=datetime.UTC)
-        # # Integers are exact to the microsecond; float seconds are not.
+        # Integers are exact to the microsecond; float seconds are not.
         microseconds: int = (moment - _EPOCH) // datetime.timedelta(microseconds=1)
-        return microseconds * 1000
-    return round(moment * 1_000_000) * 1000 if isinstance(moment, (int, float)) else 0
+        return storable_ns(microseconds * 1000)
+    return storable_ns(round(moment * 1_000_000) * 1000) if isinstance(moment, (int, float)) else 0

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from driftline.storage.globs import is_unicode
 from driftline.storage.sources.git_isolation import (
@@ -20,6 +20,7 @@ from driftline.storage.sources.git_isolation import (
     ask_remote,
     find_repository,
     finish,
+    parse_commit_time,
     run,
     start,
 )
@@ -88,7 +89,7 @@ def _head_id(root: str) -> str | None:
 
 def _time_of(repository: Repository, commit: str) -> datetime | None:
     answer = run(repository, repository.top, "rev-list", "--max-count=1", "--timestamp", commit)
-    return datetime.fromtimestamp(int(answer.split()[0]), UTC) if answer else None
+    return parse_commit_time(answer.split()[0]) if answer else None
 
 
 @dataclass(frozen=True, slots=True)

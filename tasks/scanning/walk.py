@@ -22,7 +22,7 @@ from driftline.storage.errors import StorageError
 from driftline.storage.sources.git_isolation import excludes_file
 from driftline.storage.sources.mirror import bare_repository
 from driftline.storage.sources.safe_folder import SafeFolder, read_regular
-from driftline.storage.sources.source import INODE_BITS, VANISHED
+from driftline.storage.sources.source import INODE_BITS, VANISHED, storable_ns
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, find_nested, tracked_in
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
 from driftline.tasks.scanning.path_patterns import (
@@ -345,8 +345,8 @@ class Walk:
             if stat.S_ISREG(info.st_mode):
                 listing.paths.append(paths[row])
                 listing.sizes.append(info.st_size)
-                listing.mtimes.append(info.st_mtime_ns)
-                listing.ctimes.append(info.st_ctime_ns)
+                listing.mtimes.append(storable_ns(info.st_mtime_ns))
+                listing.ctimes.append(storable_ns(info.st_ctime_ns))
                 listing.inodes.append(info.st_ino & INODE_BITS)
 
     def _ignored(self, paths: pa.Array, level: _Level, *, folders: bool) -> NDArray[np.bool_]:

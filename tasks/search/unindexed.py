@@ -23,7 +23,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import Definition, innermost
-from driftline.storage.sources.source import INODE_BITS
+from driftline.storage.sources.source import INODE_BITS, storable_ns
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.extraction.extractor import Extracted, definitions_by_part, read_document, redacted
@@ -372,7 +372,8 @@ class _Held:
             status = os.stat(real)
             if status.st_size != row["size_bytes"]:
                 return False
-            same = status.st_mtime_ns == row["mtime_ns"] and row["ctime_ns"] in (0, status.st_ctime_ns)
+            same = storable_ns(status.st_mtime_ns) == row["mtime_ns"]
+            same = same and row["ctime_ns"] in (0, storable_ns(status.st_ctime_ns))
             if same and row["inode"] in (0, status.st_ino & INODE_BITS) and not row["racy"]:
                 return True
             with open(real, "rb") as file:

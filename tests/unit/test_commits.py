@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from driftline.storage.sources.commit_tree import _time_of
+from driftline.storage.sources.git_isolation import parse_commit_time
 from driftline.storage.workspace.records import IndexedCommit
 from driftline.tasks.git import commits
 from driftline.tasks.git.commits import commit_time, head, is_ancestor
@@ -177,6 +179,21 @@ def test_the_head_has_a_time_and_a_branch(repository: Path) -> None:
     detached = head(str(repository))
     assert detached is not None
     assert detached.branch is None
+
+
+@pytest.mark.parametrize("seconds", [b"9999999999999", b"-99999999999999", b"", b"9" * 30, b"x"])
+def test_a_commit_may_have_any_time(seconds: bytes) -> None:
+    assert parse_commit_time(seconds) == datetime.fromtimestamp(0, UTC)
+    assert _time_of(b"tree x\ncommitter A <a@b> %s +0000\n\n" % seconds) == datetime.fromtimestamp(0, UTC)
+    assert _time_of(b"tree x\ncommitter A > B <a@b> 60 -0700\n\n") == datetime.fromtimestamp(60, UTC)
+
+
+def test_the_time_of_a_commit_may_be_out_of_range(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "@9999999999999 +0000")
+    git(repository, "commit", "-q", "--allow-empty", "-m", "a commit")
+    found = head(str(repository))
+    assert found is not None
+    assert found.committed == datetime.fromtimestamp(0, UTC)
 
 
 def test_without_git_or_a_first_commit_there_is_no_head(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from driftline.storage.errors import StorageError
-from driftline.storage.sources.source import open_source
+from driftline.storage.sources.source import LATEST_NS, open_source
 from driftline.tasks.scanning.diff import CHANGE_SCHEMA, MANIFEST_SCHEMA
 from driftline.tasks.scanning.path_patterns import Rules
 from driftline.tasks.scanning.scan import ReadManifest, ScanResult, ScanSpec, plan_partitions, scan, scan_paths
@@ -81,6 +81,15 @@ def test_an_unchanged_tree_has_no_differences(tmp_path: Path) -> None:
     assert first.diff.new.schema == CHANGE_SCHEMA
     second = scan(spec_of(tmp_path), indexed(first), now_ns=NOW)
     assert (second.diff.unchanged, len(second.diff.candidates), second.listed, second.complete) == (3, 0, 3, True)
+
+
+def test_times_beyond_a_column_are_stored_as_its_last(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "b.py")
+    os.utime(tmp_path / "a.py", (10_413_792_000, 10_413_792_000))  # the year 2300
+    first = scan(spec_of(tmp_path), nothing, now_ns=NOW)
+    assert paths(first.diff.new) == ["a.py", "b.py"]
+    stored = os.stat(tmp_path / "a.py").st_mtime_ns  # some file systems end in 2038
+    assert first.diff.new["mtime_ns"].to_pylist()[0] == min(stored, LATEST_NS)
 
 
 def test_each_kind_of_change_is_seen(tmp_path: Path) -> None:
