@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Literal, NamedTuple
@@ -54,6 +54,7 @@ from driftline.tasks.search.hits import (
     anchors_of,
     clipped,
     clipped_context,
+    current_lines,
     file_of,
     freshness_after_read,
     identity_of,
@@ -658,6 +659,7 @@ class ExactSearch:
         spans = self.terms.spans(own)
         named = {document for document, _ in lines}
         as_indexed = {document for document in named if is_unchanged(read.get(document.key), document.hash)}
+        lines_of_data = cache(current_lines)
         found = zip(lines, windows, contexts, own, spans, strict=True)
         for rank, ((document, number), window, (start, context), text, matches) in enumerate(found, start=1):
             at = matches[0][0] if matches else 0
@@ -670,6 +672,7 @@ class ExactSearch:
                 unchanged=unchanged,
                 path=document.path,
                 redaction=self.records.redaction(document.entity),
+                lines_of_data=lines_of_data,
             )
             yield Hit(
                 path=document.path,

@@ -1,6 +1,6 @@
 """Turn line hits into a search's report: windows with text, context and freshness.
 
-A file is shown once, even if several sources contain it. ``judge`` compares a hit with the current file.
+A file is shown once, even if several sources contain it. ``freshness_of`` compares a hit with the current file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -67,23 +67,42 @@ class Freshness:
     line: int | None = None
 
 
-def freshness_of(text: str, line: int, current: Sequence[str], column: int = 0) -> Freshness:
+class CurrentLines:
+    """The ``lines`` of a document as it is now."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = lines
+
+    @cached_property
+    def numbers(self) -> Mapping[tuple[int, str], Sequence[int]]:
+        """The numbers (1-based, ascending) of the lines that have each row, ``(column, text)``."""
+        numbers: dict[tuple[int, str], list[int]] = {}
+        for number, line in enumerate(self.lines, start=1):
+            for row in rows_of_line(line):
+                numbers.setdefault(row, []).append(number)
+        return numbers
+
+
+def freshness_of(text: str, line: int, current: CurrentLines, column: int = 0) -> Freshness:
     """Determine the freshness of ``text``, indexed as ``line`` (1-based), in a file whose lines are now ``current``.
 
     ``text`` is the part of the line that starts at ``column`` (0-based), as split by ``tasks.text.rows_of_line``. A
     line found elsewhere is treated as moved to the nearest equal line, or to the later of two equally near ones.
     """
-
-    def matches(number: int) -> bool:
-        return 1 <= number <= len(current) and (column, text) in rows_of_line(current[number - 1])
-
-    if matches(line):
+    if 1 <= line <= len(current.lines) and (column, text) in rows_of_line(current.lines[line - 1]):
         return Freshness(State.FRESH, line)
-    for away in range(1, max(line, len(current) - line) + 1):
-        for number in (line + away, line - away):
-            if matches(number):
-                return Freshness(State.MOVED, number)
-    return Freshness(State.STALE)
+    numbers = current.numbers.get((column, text))
+    if numbers is None:
+        return Freshness(State.STALE)
+    return Freshness(State.MOVED, min(numbers, key=lambda number: (abs(number - line), -number)))
+
+
+def current_lines(data: bytes, redaction: Redaction | None) -> CurrentLines | None:
+    """Return the lines of a document's ``data``, redacted unless ``redaction`` is None; None if it is not text."""
+    content, reason = decode(data)
+    if reason is not None:
+        return None
+    return CurrentLines(split_lines(redact([content], redaction)[0][0] if redaction is not None else content))
 
 
 def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
@@ -100,11 +119,13 @@ def freshness_after_read(
     column: int = 0,
     path: str = "",
     redaction: Redaction = DEFAULT_REDACTION,
+    lines_of_data: Callable[[bytes, Redaction | None], CurrentLines | None] = current_lines,
 ) -> Freshness | None:
-    """Like ``judge``, from the result of reading the document, or None if that is inconclusive.
+    """Like ``freshness_of``, from the result of reading the document, or None if that is inconclusive.
 
     Lines of an ``unchanged`` document (``is_unchanged``) are not compared. Text is not extracted again from a changed
-    document. ``redaction`` is the source's setting.
+    document. ``redaction`` is the source's setting. A search passes a cached ``current_lines``: many of its hits may
+    be in one large changed file.
     """
     if isinstance(read, ObjectNotFound):
         return Freshness(State.GONE)
@@ -114,10 +135,8 @@ def freshness_after_read(
         return Freshness(State.FRESH, line)
     if is_extracted(path, read):
         return None
-    content, reason = decode(read)
-    if reason is None and is_redacted(text):
-        content = redact([content], redaction)[0][0]
-    return Freshness(State.STALE) if reason is not None else freshness_of(text, line, split_lines(content), column)
+    current = lines_of_data(read, redaction if is_redacted(text) else None)
+    return freshness_of(text, line, current, column) if current is not None else Freshness(State.STALE)
 
 
 _BEFORE_CHARACTERS = 100
@@ -391,7 +410,7 @@ def hits(
     """
     add_definitions(tables, windows)
     read = read_documents(workspace, windows, records, context=n_lines > 0)
-    unchanged_text = cache(_unchanged_text)  # several windows may belong to one document
+    unchanged_text, lines_of_data = cache(_unchanged_text), cache(current_lines)  # windows may share a document
     documents = [read.get((window.entity, window.path)) for window in windows]
     texts = [unchanged_text(window.path, each, window.hash) for each, window in zip(documents, windows, strict=True)]
     anchors, links = anchors_of(tables, windows, read), links_of(workspace, windows, records, read)
@@ -410,7 +429,16 @@ def hits(
             lines = redact_lines(lines_between(text, passage.first, passage.last), records.redaction(window.entity))
         start, context = _shown(window, lines, passage.first, first)
         at = match_in(window.text, query)
-        judged = _judged(window, document, records.redaction(window.entity), unchanged=text is not None)
+        judged = freshness_after_read(
+            window.text,
+            window.best + 1,
+            document,
+            unchanged=text is not None or is_unchanged(document, window.hash),
+            column=window.column,
+            path=window.path,
+            redaction=records.redaction(window.entity),
+            lines_of_data=lines_of_data,
+        )
         likely = likelihood(window.score + window.penalty, window.lead, window.max_score) if window.max_score else None
         score = min(
             score, window.score if likely is None else likely
@@ -552,11 +580,6 @@ def _unchanged_text(path: str, document: Read | None, indexed_hash: str) -> str 
     if not isinstance(document, bytes) or is_extracted(path, document) or not is_unchanged(document, indexed_hash):
         return None
     return decode(document)[0]
-
-
-def _judged(window: Window, document: Read | None, redaction: Redaction, *, unchanged: bool) -> Freshness | None:
-    known: dict[str, Any] = {"unchanged": unchanged or is_unchanged(document, window.hash), "column": window.column}
-    return freshness_after_read(window.text, window.best + 1, document, path=window.path, redaction=redaction, **known)
 
 
 def anchors_of(

@@ -23,6 +23,7 @@ from driftline.tasks.search import ranked as searching
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.ranking import GROWTH_ACROSS, MAX_WINDOW_LINES, FoundLine, merge_windows
 from driftline.tasks.search.request import without_empty
+from driftline.tasks.text import decode
 from tests.support.searches import search
 
 Driftline = Callable[..., Any]
@@ -119,6 +120,27 @@ def test_json_has_the_documented_shape(corpus: Path, driftline: Driftline) -> No
         "url": None,
     }
     assert len(found["results"]) == 1
+
+
+@pytest.mark.parametrize("options", [{"mode": "text"}, {"fixed": ["timed"]}])
+def test_a_changed_file_is_decoded_once_for_all_of_its_hits(
+    tmp_path: Path, tiny_model: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, workspace = tmp_path / "tree/server.log", tmp_path / "ws"
+    log.parent.mkdir()
+    log.write_text("".join(f"request {number} has timed out\n" + "\n" * 30 for number in range(5)))
+    dl.index(str(log.parent), workspace=str(workspace), model=str(tiny_model))
+    log.write_text("started\n" + log.read_text())
+    decoded: list[int] = []
+
+    def counted(data: bytes) -> tuple[str, Any]:
+        decoded.append(len(data))
+        return decode(data)
+
+    monkeypatch.setattr("driftline.tasks.search.hits.decode", counted)
+    found = dl.search(str(workspace), "" if "fixed" in options else "timed", **options).results
+    assert sorted((hit.line_now, hit.freshness) for hit in found) == [(31 * number + 2, "moved") for number in range(5)]
+    assert len(decoded) == 1
 
 
 def test_lines_count_from_one_and_windows_stop_at_both_ends_of_the_file(corpus: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from driftline.storage.errors import AccessDenied, ObjectNotFound
 from driftline.tasks.search.hits import (
+    CurrentLines,
     Freshness,
     Read,
     State,
@@ -39,12 +40,12 @@ def digest(data: bytes) -> str:
     ],
 )
 def test_a_line_is_fresh_moved_or_stale(current: list[str], expected: Freshness) -> None:
-    assert freshness_of("two", 2, current) == expected
+    assert freshness_of("two", 2, CurrentLines(current)) == expected
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.sampled_from("abc"), st.integers(1, 15))
 def test_the_reported_location_is_the_nearest_that_holds_the_line(current: Sequence[str], text: str, line: int) -> None:
-    found = freshness_of(text, line, current)
+    found = freshness_of(text, line, CurrentLines(current))
     locations = [number for number, content in enumerate(current, 1) if content == text]
     assert (found.state is State.STALE) == (not locations)
     if locations:
@@ -56,9 +57,9 @@ def test_the_reported_location_is_the_nearest_that_holds_the_line(current: Seque
 def test_each_part_of_a_long_line_is_compared_with_the_same_part() -> None:
     long = "word " * MAX_ROW_CHARACTERS
     for column, part in rows_of_line(long):
-        assert freshness_of(part, 1, [long], column) == Freshness(State.FRESH, 1)
-        assert freshness_of(part, 1, ["new", long], column) == Freshness(State.MOVED, 2)
-        assert freshness_of(part, 1, [long.replace("w", "W")], column) == Freshness(State.STALE)
+        assert freshness_of(part, 1, CurrentLines([long]), column) == Freshness(State.FRESH, 1)
+        assert freshness_of(part, 1, CurrentLines(["new", long]), column) == Freshness(State.MOVED, 2)
+        assert freshness_of(part, 1, CurrentLines([long.replace("w", "W")]), column) == Freshness(State.STALE)
 
 
 def test_the_outcome_of_the_read_decides() -> None:
