@@ -292,13 +292,17 @@ class ObjectStore:
             self.delete([path])
 
     def _version_if_written(self, path: str, data: bytes, error: StorageError) -> str:
-        """Return the object's version if it contains exactly ``data``; otherwise, raise ``error``."""
+        """Return the object's version if it contains exactly ``data``; otherwise, raise ``error``.
+
+        Reading it back does not prove that it reached the disk: flushing it may be what failed.
+        """
         try:
             current, version = self._backend.get(path)
         except StorageError:
             raise error from None
         if current != data:
             raise error
+        self._backend.sync([path])
         return version
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 import driftline as dl
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.flows.runs.pull import PullRequest, pull_workspace
+from driftline.storage.errors import StorageError
 from driftline.storage.lance.lance_table import LanceTable
+from driftline.storage.objects import local_disk
 from driftline.storage.objects.local_disk import LocalDisk
+from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.oracle import WORDS, save_tiny_model
 
@@ -117,3 +121,20 @@ def test_a_copy_that_lost_data_is_fetched_again(tmp_path: Path, cut: int) -> Non
     pull_workspace(PullRequest(workspace, str(copy)))
     found = {hit.path for word in WORDS[:2] for hit in dl.search(str(copy), word).results}
     assert found == {"a.txt", "b.txt"}
+
+
+def test_what_cannot_be_flushed_is_not_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = ObjectStore.open(str(tmp_path / "ws"))
+    version = objects.create("d/first", b"1")
+    flush = local_disk.flush_to_disk
+
+    def fail(path: str) -> None:
+        if Path(path).is_dir():
+            raise OSError(errno.EIO, "Input/output error", path)
+        flush(path)
+
+    monkeypatch.setattr(local_disk, "flush_to_disk", fail)
+    with pytest.raises(StorageError):
+        objects.create("d/second", b"2")
+    with pytest.raises(StorageError):
+        objects.replace("d/first", b"2", version)
