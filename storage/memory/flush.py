@@ -256,6 +256,9 @@ class Flusher:
             except DriftlineError as error:
                 _log.warning("Could not update the memory indexes, will retry: %s", error)
                 pause_seconds = min(2 * pause_seconds, MAX_PAUSE_SECONDS)
+            except Exception:  # an embedder may raise anything, and later writes must still be flushed
+                _log.exception("Could not update the memory indexes, will retry")
+                pause_seconds = min(2 * pause_seconds, MAX_PAUSE_SECONDS)
 
 
 class Closing:

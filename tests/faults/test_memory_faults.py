@@ -238,12 +238,16 @@ def test_the_thread_that_flushes_outlives_failed_reads_of_its_table(
     tmp_path: Path, sqlite_catalog: str, embedder: Callable[[], Embedder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("driftline.storage.memory.flush.FLUSH_SECONDS", 0.01)
-    failures = ["LanceError(IO): Generic S3 error: error sending request", "LanceError(IO): Invalid range 0..9"]
+    failures: list[Exception] = [
+        RuntimeError("CUDA out of memory"),
+        OSError("LanceError(IO): Generic S3 error: error sending request"),
+        OSError("LanceError(IO): Invalid range 0..9"),
+    ]
     read = lance.LanceDataset.to_table
 
     def broken(dataset: lance.LanceDataset, *args: Any, **options: Any) -> pa.Table:
         if failures and threading.current_thread().name == "driftline-memory-flush":
-            raise OSError(failures.pop())
+            raise failures.pop()
         return read(dataset, *args, **options)
 
     with MemoryStore(str(tmp_path / "workspace"), catalog_url=sqlite_catalog, embedder=embedder) as store:
