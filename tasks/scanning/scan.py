@@ -33,7 +33,6 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import (
     AccessDenied,
     BadEntity,
-    DriftlineError,
     ModelNotFound,
     ObjectNotFound,
     UsageError,
@@ -579,7 +578,7 @@ def _states_in(spec: ScanSpec, documents: Manifest, paths: Sequence[str]) -> lis
         try:
             etag = change["etag"]
             digest = etag.partition(":")[2] if is_member_etag(etag) else content_hash(spec.source.read(change["path"]))
-        except DriftlineError:
+        except ObjectNotFound:
             states[change["path"]] = DocumentState.DELETED  # deleted after the scan
             continue
         states[change["path"]] = classify(change, digest)

@@ -20,6 +20,7 @@ import driftline as dl
 from driftline.flows.runs.source_run import LeasedRun
 from driftline.storage.documents import DocumentState, SkipReason, content_hash
 from driftline.storage.errors import DeletionRefused, StorageError
+from driftline.storage.sources.source import Source
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction import archives
 from driftline.tasks.extraction.archives import Member, members_of, read_members
@@ -363,3 +364,18 @@ def test_a_damaged_archive_is_skipped_with_its_reason(tmp_path: Path, tiny_model
     assert report.skipped == [("a.zip", "damaged document"), ("b.tgz", "damaged document")]
     assert index(tree, tmp_path / "ws").skipped == report.skipped
     assert documents(tmp_path / "ws") == ["c.zip"]
+
+
+def test_a_document_that_cannot_be_read_is_not_deleted(
+    tree: Path, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ws = tmp_path / "ws"
+    settled(tree, ws, model=str(tiny_model))
+    (tree / "plain.txt").write_text("the corncrake calls at night\n")
+
+    def fail(*_: object) -> bytes:
+        raise StorageError("Could not read a file (Input/output error)", "plain.txt")
+
+    monkeypatch.setattr(Source, "read", fail)
+    with pytest.raises(StorageError, match="Input/output error"):
+        analyze_document_states(Workspace.open(str(ws)), "source:docs", ["plain.txt"])
