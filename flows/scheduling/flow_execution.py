@@ -154,7 +154,8 @@ def flow_progress(*, quiet: bool = False) -> Iterator[PrefectProgress]:
             yield progress
     finally:
         own.removeHandler(handler)
-        own.level, own.propagate = before
+        own.setLevel(before[0])
+        own.propagate = before[1]
 
 
 def is_storage_error(_task: object, _run: object, state: State[Any]) -> bool:
