@@ -98,7 +98,7 @@ def freshness_of(text: str, line: int, current: CurrentLines, column: int = 0) -
 
 
 def current_lines(data: bytes, redaction: Redaction | None) -> CurrentLines | None:
-    """Return the lines of a document's ``data``, redacted unless ``redaction`` is None; None if it is not text."""
+    """Return the lines of a document's ``data``, redacted unless ``redaction`` is None, or None if it is not text."""
     content, reason = decode(data)
     if reason is not None:
         return None
