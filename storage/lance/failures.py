@@ -49,8 +49,8 @@ _NO_DAMAGE = re.compile(
     r"|status code: (?!404|416)\d|dns error",
     re.I,
 )
-"""What the system or the store refused says nothing about the files, whatever else the text says: memory, descriptors,
-space, a stale handle, a disk that fails.
+"""Refusals of the system or the store, which say nothing about the files: no memory, descriptors or space, a stale
+handle, a failing disk.
 """
 _DAMAGE = re.compile(
     r"\binvalid\b|corrupt|not found|no such file|failed to decode|parser error|while parsing|unsupported|not supported"

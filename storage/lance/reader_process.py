@@ -88,7 +88,7 @@ def _death(error: HelperDied) -> ProcessDied | ProcessStopped:
     """Return an error that blames the files only if native code crashed; the system may have killed the process."""
     if error.code is not None and -error.code in _CRASHES:
         return _died()
-    return ProcessStopped("A reading process was killed, or had too little memory", "", "Run it again.")
+    return ProcessStopped("A reading process was killed, or had too little memory", "", AGAIN)
 
 
 def _died() -> ProcessDied:

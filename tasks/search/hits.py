@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -97,6 +97,9 @@ def freshness_of(text: str, line: int, current: CurrentLines, column: int = 0) -
     return Freshness(State.MOVED, min(numbers, key=lambda number: (abs(number - line), -number)))
 
 
+LinesOfData = Callable[[bytes, Redaction | None], CurrentLines | None]
+
+
 def current_lines(data: bytes, redaction: Redaction | None) -> CurrentLines | None:
     """Return the lines of a document's ``data``, redacted unless ``redaction`` is None, or None if it is not text."""
     content, reason = decode(data)
@@ -119,7 +122,7 @@ def freshness_after_read(
     column: int = 0,
     path: str = "",
     redaction: Redaction = DEFAULT_REDACTION,
-    lines_of_data: Callable[[bytes, Redaction | None], CurrentLines | None] = current_lines,
+    lines_of_data: LinesOfData = current_lines,
 ) -> Freshness | None:
     """Like ``freshness_of``, from the result of reading the document, or None if that is inconclusive.
 
@@ -410,7 +413,7 @@ def hits(
     """
     add_definitions(tables, windows)
     read = read_documents(workspace, windows, records, context=n_lines > 0)
-    unchanged_text, lines_of_data = cache(_unchanged_text), cache(current_lines)  # windows may share a document
+    unchanged_text, judge = cache(_unchanged_text), partial(_judged, cache(current_lines))  # windows share documents
     documents = [read.get((window.entity, window.path)) for window in windows]
     texts = [unchanged_text(window.path, each, window.hash) for each, window in zip(documents, windows, strict=True)]
     anchors, links = anchors_of(tables, windows, read), links_of(workspace, windows, records, read)
@@ -429,16 +432,7 @@ def hits(
             lines = redact_lines(lines_between(text, passage.first, passage.last), records.redaction(window.entity))
         start, context = _shown(window, lines, passage.first, first)
         at = match_in(window.text, query)
-        judged = freshness_after_read(
-            window.text,
-            window.best + 1,
-            document,
-            unchanged=text is not None or is_unchanged(document, window.hash),
-            column=window.column,
-            path=window.path,
-            redaction=records.redaction(window.entity),
-            lines_of_data=lines_of_data,
-        )
+        judged = judge(window, document, records.redaction(window.entity), unchanged=text is not None)
         likely = likelihood(window.score + window.penalty, window.lead, window.max_score) if window.max_score else None
         score = min(
             score, window.score if likely is None else likely
@@ -580,6 +574,21 @@ def _unchanged_text(path: str, document: Read | None, indexed_hash: str) -> str 
     if not isinstance(document, bytes) or is_extracted(path, document) or not is_unchanged(document, indexed_hash):
         return None
     return decode(document)[0]
+
+
+def _judged(
+    lines_of_data: LinesOfData, window: Window, document: Read | None, redaction: Redaction, *, unchanged: bool
+) -> Freshness | None:
+    return freshness_after_read(
+        window.text,
+        window.best + 1,
+        document,
+        unchanged=unchanged or is_unchanged(document, window.hash),
+        column=window.column,
+        path=window.path,
+        redaction=redaction,
+        lines_of_data=lines_of_data,
+    )
 
 
 def anchors_of(

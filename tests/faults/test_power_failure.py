@@ -123,7 +123,7 @@ def test_a_copy_that_lost_data_is_fetched_again(tmp_path: Path, cut: int) -> Non
     assert found == {"a.txt", "b.txt"}
 
 
-def test_what_cannot_be_flushed_is_not_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_cannot_be_flushed_is_not_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = ObjectStore.open(str(tmp_path / "ws"))
     version = objects.create("d/first", b"1")
     flush = local_disk.flush_to_disk

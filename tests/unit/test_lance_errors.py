@@ -35,7 +35,7 @@ SYSTEM = (
 
 
 @pytest.mark.parametrize("text", SYSTEM)
-def test_what_the_system_refuses_says_nothing_about_the_files(text: str) -> None:
+def test_a_failure_of_the_system_is_never_damage(text: str) -> None:
     assert not is_damage(OSError(text))
     assert type(read_failed("The table cannot be read", "/ws", OSError(text))) is StorageError
 
