@@ -69,7 +69,7 @@ LANGUAGES: dict[str, tuple[str, ...]] = {
     "c": ("c", "h"),
     "c++": ("cc", "cpp", "cxx", "c++", "h", "hh", "hpp", "hxx", "inl", "ipp", "tpp"),
     "c#": ("cs", "csx"),
-    "clojure": ("clj", "cljs", "cljc", "edn"),
+    "clojure": ("clj", "cljs", "cljc"),
     "css": ("css", "scss", "less"),
     "dart": ("dart",),
     "elixir": ("ex", "exs"),
