@@ -383,7 +383,7 @@ _SHORT = 4
 
 
 def _by_prefix(name: str, prefix: str, rest: str) -> Rule:
-    hint = prefix if len(prefix) > _SHORT else f"{prefix}[A-Za-z0-9_-]{{8}}"
+    hint = prefix if len(prefix) > _SHORT else f"{prefix}[A-Za-z0-9_.=-]{{8}}"
     return Rule(name, hint, rf"{_STARTS}{prefix}{rest}(?![\w-])")
 
 
@@ -459,13 +459,13 @@ KNOWN: tuple[Rule, ...] = (
     _token("doppler", r"dp\.(?:pt|st|ct|sa|scim|audit)\.", r"[A-Za-z0-9._-]{40,}"),
     _token("driftline", "driftline_", r"[\w-]{43}(?![\w-])", "driftline_[A-Za-z0-9_-]{43}"),
     # other forms
-    Rule("jwt", r"eyJ[A-Za-z0-9_-]{8,}\.eyJ", r"(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{8,}\.[\w-]{20,}", _is_jwt),
+    Rule("jwt", "eyJ[A-Za-z0-9_-]{8}", r"(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{8,}\.[\w-]{20,}", _is_jwt),
     Rule("authorization-header", "(?i:authorization)", r"[\w+/=.~-]{16,}",
          lambda value: _varied(8)(value) and _is_random(value),
          before=r"(?i:authorization)[\"']?[ \t]*[:=,][ \t]*[\"']?(?i:bearer|basic|token|ssws)[ \t]+"),
     Rule("npmrc-token", "_authToken", r"[\w+/=-]{16,}", _is_random, before=rf"_authToken{_ASSIGNED}"),
-    Rule("curl-password", r"(?:-u|--user)[ =]+[^\s:]+:", r"[^\s\"'@]{6,128}", _is_password,
-         before=r"\bcurl\b[^\n]{0,300}?[ \t](?:-u|--user)[ =]+[\"']?[^\s:\"'@/]{1,64}:"),
+    Rule("curl-password", r"(?:-u|--user)[ =]{1,8}[^\s:]{1,65}:", r"[^\s\"'@]{6,128}", _is_password,
+         before=r"\bcurl\b[^\n]{0,300}?[ \t](?:-u|--user)[ =]{1,8}[\"']?[^\s:\"'@/]{1,64}:"),
     Rule("maxmind", "_mmk", rf"{_STARTS}{_WORD}{{6}}_{_WORD}{{29}}_mmk{_ENDS}"),
     Rule("teams-webhook", r"webhook\.office\.com/", r"[\w@/-]{60,}", before=r"webhook\.office\.com/webhookb2/"),
     Rule("url-password", r"://[^\s/:@]*:[^\s/@]+@", r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import string
+import time
 from collections import Counter
 
 import pytest
@@ -108,3 +109,19 @@ def test_a_mark_names_the_mode_and_the_version_of_the_rules() -> None:
 def test_every_group_of_the_expression_is_a_rule() -> None:
     assert len({rule.group for rule in STRICT}) == len(STRICT)
     assert not any(re.compile(rule.pattern).groups or re.compile(rule.hint).groups for rule in STRICT)
+
+
+@pytest.mark.parametrize("part", ["eyJ", "-u=", "--user ", "://a:", "tfp_", "-us0"])
+def test_redaction_takes_linear_time(part: str) -> None:
+    """A quadratic expression would take 100 times as long for 10 times the text."""
+
+    def seconds(characters: int) -> float:
+        line = "AKIAABCD " + part * (characters // len(part))
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            redact([line], "strict")
+            times.append(time.process_time() - start)
+        return min(times)
+
+    assert seconds(300_000) < 40 * max(seconds(30_000), 0.001)
