@@ -80,6 +80,8 @@ def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFindi
 
 def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> str:
     documents, table = workspace.manifest(entity), workspace.lines(entity)
+    if not table.exists():
+        return "the table of its lines does not exist"
     expected = pc.sum(documents.read(columns=["lines"])["lines"], min_count=0).as_py()
     with reading(table.TITLE, table.uri):
         actual = table.count(f"entity = {quote(str(entity))}")

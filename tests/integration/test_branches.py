@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -570,6 +571,11 @@ def test_a_damaged_branch_is_found_and_deleted_by_a_repair(
     driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch="topic")
     holds(workspace, "topic", files(repository))
     assert verify_workspace(VerifyRequest(workspace)).findings == []
+
+    (lines,) = (tmp_path / "index").rglob("*.lance/tree/*")
+    shutil.rmtree(lines)
+    (finding,) = verify_workspace(VerifyRequest(workspace)).findings
+    assert (finding.kind, finding.detail) == (FindingKind.BRANCH, "the table of its lines does not exist")
 
 
 def test_a_diff_without_results_says_why(
