@@ -44,8 +44,10 @@ _NETWORK = re.compile(
     re.I,
 )
 """Phrases rather than words, because errors contain the path of the table: a folder may be called connection-pool."""
+_MAY_BE_DAMAGE = "|".join(map(str, (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG)))
+"""Errors that damaged offsets and names of files cause, too."""
 _NO_DAMAGE = re.compile(
-    rf"os error (?!(?:{errno.ENOENT}|{errno.ENOTDIR}|{errno.EISDIR})\b)\d|\bcode: \d+, kind:"
+    rf"(?:os error |\bcode: )(?!(?:{_MAY_BE_DAMAGE})\b)\d"
     r"|status code: (?!404|416)\d|dns error",
     re.I,
 )
@@ -148,6 +150,11 @@ def is_refusal(error: BaseException) -> bool:
     return is_lance_failure(error) and bool(_REFUSED.search(str(error))) and not is_network_failure(error)
 
 
+def is_of_system(error: BaseException) -> bool:
+    """Return whether the store, the network or the system failed, whatever is in the files."""
+    return is_network_failure(error) or is_refusal(error) or bool(_NO_DAMAGE.search(str(error)))
+
+
 def is_damage(error: BaseException) -> bool:
     """Return whether Lance failed because of the files: ``verify --repair`` removes what it finds damaged.
 
@@ -158,10 +165,9 @@ def is_damage(error: BaseException) -> bool:
     >>> is_damage(OSError("LanceError(IO): Unable to open file: Too many open files (os error 24)"))
     False
     """
-    text = str(error)
-    if not is_lance_failure(error) or is_network_failure(error) or is_refusal(error) or _NO_DAMAGE.search(text):
+    if not is_lance_failure(error) or is_of_system(error):
         return False
-    return is_panic(error) or bool(_DAMAGE.search(text))
+    return is_panic(error) or bool(_DAMAGE.search(str(error)))
 
 
 def with_lance_retries(operation: Callable[[], _Result]) -> _Result:
@@ -222,7 +228,7 @@ def _index_stats(dataset: LanceDataset, name: str) -> dict[str, Any] | None:
     try:
         return with_lance_retries(partial(dataset.stats.index_stats, name))
     except BaseException as error:
-        if not is_damage(error):
+        if not is_lance_failure(error) or is_of_system(error):
             raise
         return None
 
@@ -242,7 +248,7 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
     except BaseException as error:
         if not is_lance_failure(error):
             raise
-        if not is_damage(error):
+        if is_of_system(error):
             raise read_failed(f"Cannot read the {title} table", dataset.uri, error) from error
         reason = first_line(error)
     with reading(title, dataset.uri):

@@ -20,7 +20,8 @@ from driftline.storage.lance.failures import (
     AGAIN,
     index_stats,
     is_conflict,
-    is_damage,
+    is_lance_failure,
+    is_of_system,
     retried,
     with_lance_retries,
     write_failed,
@@ -37,9 +38,6 @@ from driftline.storage.lance.lance_table import (
 from driftline.storage.lines.commit_marker import MARKER_LINE
 from driftline.storage.lines.line_table import TEXT, TEXT_COLUMN, LineTable
 from driftline.storage.lines.tokenizer import TOKENIZER
-
-if TYPE_CHECKING:
-    from lance import LanceDataset
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -369,7 +367,7 @@ def check_indexes(table: LineTable, seed: str) -> Iterator[tuple[str, str]]:
         try:
             missed = sum(not with_lance_retries(partial(_finds, dataset, counts, name, line)) for line in sample)
         except BaseException as error:
-            if not is_damage(error):
+            if not is_lance_failure(error) or is_of_system(error):
                 raise
             yield name, UNREADABLE_INDEX
             continue

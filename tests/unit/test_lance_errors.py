@@ -40,6 +40,18 @@ def test_a_failure_of_the_system_is_never_damage(text: str) -> None:
     assert type(read_failed("The table cannot be read", "/ws", OSError(text))) is StorageError
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "LanceError(IO): Invalid argument (os error 22)",
+        "x/t.lance/data/a: File name too long (os error 36), while parsing the manifest",
+        'panicked: Os { code: 2, kind: NotFound, message: "No such file or directory" }',
+    ],
+)
+def test_a_failure_that_damaged_files_cause_may_be_damage(text: str) -> None:
+    assert is_damage(OSError(text))
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_path_says_nothing_about_the_network(folder: str) -> None:
     for text in (MISSING, CUT):
