@@ -175,16 +175,17 @@ class Flusher:
         """
         if shared and not self._claim(tenant, CLAIM_SECONDS):
             return None
-        flushed = 0
+        flushed = batches = 0
         while batch := self._batch(tenant):
             self._publish(tenant, batch)
             flushed += sum(map(self._counts, batch))
-            if self._watch is not None:
-                self._watch.flushed(tenant)
+            batches += 1
             if shared:
                 self._claim(tenant, CLAIM_SECONDS)
         if shared:
             self._claim(tenant, 0.0)
+        if self._watch is not None and batches:
+            self._watch.flushed(tenant, batches)
         return flushed
 
     def close(self) -> None:

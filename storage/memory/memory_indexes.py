@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection
 from driftline.storage.deltas.delta_index import ADD, REMOVE, DeltaIndex, Folded
 from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import Entity, directories
-from driftline.storage.errors import BadEntity, CommitConflict, CorruptFile, LeaseHeld
+from driftline.storage.errors import BadEntity, CommitConflict, CorruptFile, DriftlineError, LeaseHeld
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions, rewrite
 from driftline.storage.layout import BASE, ObjectKind, lease_path, new_ulid, parse_name
 from driftline.storage.leases.lease import acquire
@@ -192,9 +192,9 @@ class DeltaWatch:
     on_excess: Callable[[Entity, int], None]
     _flushes: Counter[Entity] = field(default_factory=Counter)
 
-    def flushed(self, tenant: Entity) -> None:
-        """Record a flush. Raises StorageError."""
-        self._flushes[tenant] += 1
+    def flushed(self, tenant: Entity, deltas: int) -> None:
+        """Record a flush that wrote ``deltas``. Raises StorageError."""
+        self._flushes[tenant] += deltas
         if self._flushes[tenant] > self.threshold:
             self._count(tenant)
 
@@ -264,11 +264,16 @@ def compact_indexes(
 def compact_on_excess(workspace: Workspace, max_deltas: int, encoding: Encoding, tenant: Entity, deltas: int) -> None:
     """Fold the memory indexes of ``tenant``, whose own has ``deltas``; do nothing while another process compacts them.
 
-    For ``DeltaWatch``. Raises StorageError, LeaseLost.
+    For ``DeltaWatch``. A failure is only logged: the writes before it are complete, and a later flush tries again.
     """
-    with contextlib.suppress(LeaseHeld):
+    try:
         folded = compact_indexes(workspace, tenant, max_deltas, encoding)
-        _log.info("Compacted %d memory indexes of %s, which had %d deltas", len(folded), tenant, deltas)
+    except LeaseHeld:
+        return
+    except DriftlineError as error:
+        _log.warning("Could not compact the memory indexes of %s: %s", tenant, error)
+        return
+    _log.info("Compacted %d memory indexes of %s, which had %d deltas", len(folded), tenant, deltas)
 
 
 def compact_index(workspace: Workspace, entity: Entity, encoding: Encoding = DEFAULT_ENCODING) -> dict[str, Folded]:

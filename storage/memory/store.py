@@ -115,8 +115,8 @@ class MemoryStore(EntityRegistry):
         Without ``catalog_url``, the catalog is an SQLite file in the workspace; the workspace must then be local.
         ``embedder`` is called when text is first embedded. Entries stored without an embedder become semantically
         searchable once a store with an embedder is open or, in a tenant with no vectors, after ``rebuild``.
-        Once a tenant's index has more deltas than ``compaction_threshold``, the store compacts the tenant's indexes in
-        the background, or calls ``on_threshold`` with the tenant and the number of deltas, if given. ``within`` binds
+        A flush after which a tenant's index has more deltas than ``compaction_threshold`` compacts the tenant's
+        indexes, or calls ``on_threshold`` with the tenant and the number of deltas, if given. ``within`` binds
         the store to an entity, which becomes its root: no call reads, writes, lists, counts or reveals anything outside
         it. ``encoding`` applies to the indexes' Parquet files. ``redact`` selects which credentials in values and
         metadata are redacted before they are stored; keys that contain one are rejected. Raises BadEntity,
