@@ -28,7 +28,7 @@ from driftline.tasks.extraction.compression import MAX_UNPACKED_BYTES, is_tar, s
 from driftline.tasks.extraction.extractor import choose, is_archive
 from driftline.tasks.extraction.process import Refused, extract_apart
 
-VERSION = 1
+VERSION = 2
 """The version of the member listing."""
 OF_CONTENT, OF_REASON = OF_MEMBERS = "member:", "member!"
 """Prefixes of members' etags."""
