@@ -582,8 +582,11 @@ class ExactSearch:
 
     def _nothing(self, request: SearchRequest, counts: ExactCounts) -> SearchReport:
         """Return an empty report that names the filters that match no document, or else says that no line matches."""
+        report = SearchReport("", (), notes=notes_on_counts(counts, 0), exact=counts)
+        if counts.reason == "time":
+            return report
         unmatched, notes = why_nothing(self.workspace, self.tables, request, any_matches)
-        return SearchReport("", (), unmatched=unmatched, notes=notes or notes_on_counts(counts, 0), exact=counts)
+        return replace(report, unmatched=unmatched, notes=notes or report.notes)
 
     def listed(self, request: SearchRequest, files: Sequence[IndexedDocument]) -> SearchReport:
         """Return the first lines of the first ``files`` or, with ``count``, only the number of files."""

@@ -150,8 +150,9 @@ def search_ranked(workspace: Workspace, request: SearchRequest) -> SearchReport:
             set_leads(windows)
     if encoder is not None:
         with explanation.timed("rerank"):
-            windows = [*reranked(windows[:n_reranked], query, tables, encoder, weight_in(mode)), *windows[n_reranked:]]
-            set_leads(windows)
+            first = reranked(windows[:n_reranked], query, tables, encoder, weight_in(mode))
+            set_leads(first)  # the other scores have another scale
+            windows = [*first, *windows[n_reranked:]]
     with explanation.timed("context"):
         found = tuple(hits(workspace, tables, windows[:top_k], query, n_lines, records, calibration, mode != "vector"))
     if request.explain:
