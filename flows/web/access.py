@@ -232,6 +232,11 @@ class KnownRules(CachedRecords[AccessRules]):
         """Return the rules; stale ones grant nothing."""
         return AccessRules() if self.is_stale else self._known[""]
 
+    @property
+    def readers(self) -> HostReaders | None:
+        """The readers in the rules as last read, which are read again even if the rules are stale."""
+        return self._known[""].readers if self._known else None
+
 
 @dataclass(frozen=True, slots=True)
 class Authentication:
@@ -249,8 +254,7 @@ class Authentication:
     def old(self) -> list[CachedRecords[Any]]:
         """The records to read again before the next request is authenticated."""
         rules = self.rules if isinstance(self.rules, KnownRules) else None
-        current = rules.now() if rules is not None else self.rules
-        readers = current.readers if isinstance(current, AccessRules) else None
+        readers = self.rules.readers if self.rules is not None else None
         return [each for each in (self.tokens, rules, readers) if each is not None and each.must_be_read]
 
     @property

@@ -647,6 +647,9 @@ def test_a_user_of_the_proxy_finds_what_the_host_lets_them_read(
         assert fleet.config.is_file()
         known._tried_at = -access.STALE_SECONDS
         assert (found("root"), found("other")) == (set(), {"f1.md", "f2.md", "f3.md"})
+        for cached in (known, rules.readers):  # no request for a while
+            cached._tried_at = cached._read_at = -access.STALE_SECONDS
+        assert found("ann@acme.example") == {"f2.md"}
         fleet.config.unlink()
         known._tried_at = known._read_at = -access.STALE_SECONDS
         assert (found("other"), found("ann@acme.example")) == (set(), set())
