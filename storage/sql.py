@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 MAX_SECONDS = 60.0
 MAX_BYTES = 2**30
 BATCH_ROWS = 65_536
+RESULT_ROWS = 2_048
+"""Maximum number of rows per batch of a result, so that callers can stop before a large one is in memory."""
 MAX_SCANS = 200
 """Number of recorded runs that are searched for the last complete scan of each source."""
 
@@ -118,7 +120,7 @@ def query(
             connection.execute("SET lock_configuration = true")
             _check(connection, text)
             timer.start()
-            reader = connection.sql(text, params=list(parameters)).to_arrow_reader(BATCH_ROWS)
+            reader = connection.sql(text, params=list(parameters)).to_arrow_reader(RESULT_ROWS)
         yield Result(reader, limits)
     finally:
         timer.cancel()

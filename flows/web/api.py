@@ -149,6 +149,7 @@ def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) ->
 
 MAX_TABLE_ROWS = 100_000
 """Maximum number of rows in a response of the API."""
+MAX_TABLE_BYTES = 64 * 2**20
 
 
 def sql_table(
@@ -167,12 +168,14 @@ def sql_table(
 
     boundary = within.narrowed(only) if within is not None and only is not None else within or only
     with query(workspace, text, parameters, within=boundary, max_seconds=seconds, max_bytes=SQL_BYTES) as result:
-        found, count = [], 0
+        found, count, size_bytes = [], 0, 0
         for batch in result:
             found.append(batch)
             count += batch.num_rows
-            if count > MAX_TABLE_ROWS:
-                raise UsageError(f"The query returns more than {MAX_TABLE_ROWS:,} rows", fix="Add a LIMIT.")
+            size_bytes += batch.nbytes
+            if count > MAX_TABLE_ROWS or size_bytes > MAX_TABLE_BYTES:
+                limits = f"{MAX_TABLE_ROWS:,} rows or {MAX_TABLE_BYTES:,} bytes"
+                raise UsageError(f"The query returns more than {limits}", fix="Add a LIMIT, or select fewer columns.")
         return pa.Table.from_batches(found, result.schema)
 
 
@@ -458,8 +461,8 @@ class Reader:
     def runs(self, limit: int) -> dict[str, Any]:
         """Return the newest ``limit`` runs."""
         within = granted("search").within
-        runs: Iterable[RunRecord] = self._read(newest_runs, limit)
-        return {"runs": [asdict(run) for run in (runs if within is None else _within(runs, within))]}
+        runs: Iterable[RunRecord] = self._read(newest_runs, limit if within is None else MAX_RUNS)
+        return {"runs": [asdict(run) for run in (runs if within is None else islice(_within(runs, within), limit))]}
 
     def search_memory(self, query: str, entity: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ``driftline memory search --json`` object. Raises NotIndexed if there is no memory."""

@@ -250,7 +250,7 @@ def _unauthorized(scope: Scope) -> Response:
 
 def _without_scope(allowed: Access, path: str) -> Response | None:
     needed: TokenScope = "search"
-    if path == "/sql" and needed in allowed.scopes:  # its views show lines and memory
+    if path in ("/sql", "/api/v1/sql") and needed in allowed.scopes:  # its views show lines and memory
         needed = "memory"
     elif path == "/metrics":
         needed = "metrics"

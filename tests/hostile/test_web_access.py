@@ -87,6 +87,7 @@ PROTECTED = (
         "/api/v1/openapi.json",
     ),
     *(f"/api/v1/{name}" for name in ("search?q=x", "excerpt", "documents", "status", "sources", "branches", "runs")),
+    "/api/v1/sql?q=SELECT+1",
     "/api/v1/memory/search?q=x",
 )
 
@@ -227,8 +228,12 @@ def test_sql_sees_nothing_beyond_the_boundary_and_needs_the_scope_of_memory(site
     assert "source:own" in runs
     assert "secret" not in runs
     query = urlencode({"q": "SELECT path FROM documents"})
-    assert site.ask(f"/sql?{query}", token=site.token("search")).status == 403
-    assert site.ask(f"/sql?{urlencode({'q': 'SELECT * FROM read_csv(1)'})}", token=bound).status == 400
+    for page in ("/sql", "/api/v1/sql"):
+        assert site.ask(f"{page}?{query}", token=site.token("search")).status == 403
+        assert site.ask(f"{page}?{urlencode({'q': 'SELECT * FROM read_csv(1)'})}", token=bound).status == 400
+    large = urlencode({"q": "SELECT repeat('x', 10000) FROM range(20000)"})
+    answer = site.ask(f"/api/v1/sql?{large}", token=bound)
+    assert (answer.status, "Add a LIMIT" in answer.body) == (400, True)
 
 
 def test_references_are_those_inside_the_boundary(site: Site) -> None:
