@@ -339,6 +339,7 @@ def document_page(view: DocumentView) -> bytes:
     return _rendered(
         "document.html.j2",
         excerpt=excerpt,
+        address=document_link(source, path, None).removeprefix("/d/"),
         body=body,
         other_view=other_view if is_prose_page else (),
         crumbs=_crumbs(source, folder, branch),

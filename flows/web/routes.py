@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -119,11 +119,21 @@ class Pages:
         return found | {_DOCUMENT: self.document, FILES: self.files, REFERENCES: self.references}
 
     @spread("given", parameters(_OF_PAGE))
-    def search(self, request: Request, q: str = "", jump: bool = False, *, given: dict[str, Any]) -> Response:
-        """Show the search box and the index or, with a query, the results; with ``jump``, open the only result."""
+    def search(
+        self, request: Request, q: str = "", jump: bool = False, document: str = "", *, given: dict[str, Any]
+    ) -> Response:
+        """Show the search box and the index or, with a query, the results; with ``jump``, open the only result.
+
+        ``document`` is the address of the only document to search, as in its link.
+        """
         search = SearchRequest("")
         try:
-            search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), given_by(given), n_lines=_AROUND, facets=True)
+            options = given_by(given)
+            if document:
+                address = document.encode("ascii", "replace")
+                source, path = split_address(address, self.reader.newest().config.hierarchy)
+                options |= {"sources": (source,), "paths": (path,)}
+            search = SearchRequest.of(q[:MAX_QUERY_CHARACTERS].strip(), options, n_lines=_AROUND, facets=True)
             if search.is_empty:
                 home, branches = self.reader.home(), self.reader.branch_names()
                 return HTMLResponse(pages.home_page(search, home, datetime.now(UTC), branches))
@@ -172,7 +182,9 @@ class Pages:
             return HTMLResponse(pages.sources_page(self.reader.home()))
         folder = self.reader.folder(source, path, branch)
         readme = pages.readme_of(folder)
-        shown = self.reader.excerpt(source, readme, 1, pages.MAX_PAGE_LINES, branch)["lines"] if readme else ()
+        shown: Sequence[str] = ()
+        with suppress(NotIndexed):  # it is empty, or was removed since the folder was listed
+            shown = self.reader.excerpt(source, readme, 1, pages.MAX_PAGE_LINES, branch)["lines"] if readme else ()
         return HTMLResponse(pages.folder_page(folder, branch, shown if len(shown) <= pages.MAX_PAGE_LINES else ()))
 
     def files(self, q: str = "", source: SourceName | None = None, branch: BranchName = None) -> Response:

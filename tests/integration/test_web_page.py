@@ -17,8 +17,12 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 
+import driftline
 from driftline.flows.commands.main import main
+from driftline.flows.web.api import Reader
 from driftline.flows.web.pages import DocumentView, document_page, search_page
+from driftline.flows.web.server import web_server
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
 from driftline.tasks.search.request import SearchRequest
 from tests.servers.axe import SCRIPT as AXE
@@ -26,7 +30,7 @@ from tests.servers.axe import violations
 from tests.servers.browser import WAIT_MILLISECONDS, Browser, open_browser
 from tests.servers.git_server import git
 from tests.support.waiting import PATIENCE_SECONDS
-from tests.support.web import ask
+from tests.support.web import ask, serving
 
 HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&#?%41.py"
 SOURCE = "org:default/project:default/source:tree"
@@ -610,7 +614,7 @@ def test_keys_find_a_file_go_to_a_line_and_copy_its_permalink(site: Site) -> Non
     page.keyboard.press("/")
     page.keyboard.type("lease")
     page.keyboard.press("Enter")
-    page.wait_for_url("**path=src*")
+    page.wait_for_url("**document=*")
     expect(files(page)).to_have_text(["src/lease.py"])
 
 
@@ -741,3 +745,20 @@ def test_sigterm_ends_the_process(workspace: Path) -> None:
     with running(workspace) as (process, _):
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) in (0, -signal.SIGTERM)
+
+
+def test_one_document_is_searched_and_an_empty_readme_hides_no_folder(tmp_path: Path) -> None:
+    """Two sources have the same path; a document's address names one of them."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same.md").write_text(f"the lease of {name}\n")
+        (tmp_path / name / "README.md").write_text("")
+        driftline.index(str(tmp_path / name), workspace=str(tmp_path / "ws"))
+    parent = SOURCE.rpartition("/")[0]
+    with serving(web_server(Reader(Workspace.open(str(tmp_path / "ws")).reread), "127.0.0.1", 0)) as address:
+        found = ask(address, f"/?q=lease&document={parent}/source:one/same.md")
+        text = re.sub(r"<[^>]*>", "", found.body)
+        assert (found.status, "the lease of one" in text, "the lease of two" in text) == (200, True, False), text
+        listed = ask(address, f"/d/{parent}/source:one/")
+        assert (listed.status, "same.md" in listed.body) == (200, True)
+        assert ask(address, "/?q=lease&document=source:one").status == 400
