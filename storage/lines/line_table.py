@@ -49,9 +49,6 @@ from driftline.storage.lines.commit_marker import (
 from driftline.storage.lines.outline import OUTLINE_COLUMN
 
 if TYPE_CHECKING:
-    from lance import LanceDataset
-
-if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, LanceFragment
     from lance.dataset import LanceOperation
 

@@ -265,7 +265,7 @@ def forget_deleted(
 ) -> None:
     """Remove deleted blobs from the catalog's list of ``retired`` blobs, including blobs deleted by a killed cleanup.
 
-    A retired blob that was not ``listed`` was deleted before, or was written since, ; a request finds out which.
+    A retired blob that was not ``listed`` was deleted before, or was written since; a request finds out which.
     """
     gone = {orphan.path for orphan in deleted if orphan.path in retired}
     unlisted = sorted({*retired}.difference(gone, (info.path for info in listed)))
