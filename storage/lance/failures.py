@@ -151,7 +151,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_of_system(error: BaseException) -> bool:
-    """Return whether the store, the network or the system failed, whatever is in the files."""
+    """Return whether the store, the network or the system failed, which says nothing about the files."""
     return is_network_failure(error) or is_refusal(error) or bool(_NO_DAMAGE.search(str(error)))
 
 
