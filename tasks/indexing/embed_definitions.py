@@ -66,16 +66,21 @@ class DeepPlan:
 def plan_deep(workspace: Workspace, entity: Entity, model: DeepModel) -> DeepPlan:
     """Compare a source's manifest with its embedded definitions. Raises StorageError, CorruptFile.
 
-    On the main index, documents are stale if no branch has them either; on a branch, none are. Embedded definitions are
+    On the main index, documents are stale if no branch has them either; on a branch, none are. If there are branches,
+    they are compared only by a run that embeds something. Embedded definitions are
     read before the manifests, because a concurrent run of a branch commits its manifest before its definitions.
     """
     known = workspace.deep(entity, model).documents(entity)
     there = set(zip(known["path"].to_pylist(), known["hash"].to_pylist(), strict=True))
     expected = _with_lines(workspace.manifest(entity).read(columns=_OF_DOCUMENT))
     stale = set[tuple[str, str]]() if workspace.branch_of(entity) is not None else there - expected
-    if stale:
-        stale -= _of_branches(workspace, entity, sorted({path for path, _ in stale}), stale)
-    return DeepPlan(tuple(sorted(expected - there)), tuple(sorted(stale)), frozenset(path for path, _ in there))
+    missing = expected - there
+    if stale and workspace.has_branches(entity):
+        # Branches keep stale documents for long; reading their manifests in every run would cost most of its requests.
+        stale = (
+            stale - _of_branches(workspace, entity, sorted({path for path, _ in stale}), stale) if missing else set()
+        )
+    return DeepPlan(tuple(sorted(missing)), tuple(sorted(stale)), frozenset(path for path, _ in there))
 
 
 def _with_lines(documents: pa.Table) -> set[tuple[str, str]]:
