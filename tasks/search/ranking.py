@@ -678,7 +678,7 @@ def _copied_window(
 ) -> int | None:
     """Return the position in ``kept`` of the window that ``window`` repeats most, or None."""
     shared = Counter(chain.from_iterable(holding[each] for each in shingles if each in holding))
-    for at, count in shared.most_common():
+    for at, count in sorted(shared.items(), key=lambda each: (-each[1], each[0])):  # sets differ between processes
         size, named = min(known[at][0], len(shingles)), known[at][1]
         if count < COPIED * size or kept[at].file == window.file or not named & names:
             continue
