@@ -18,6 +18,9 @@ from driftline.flows.output.plain_text import warn
 from driftline.storage.environment import install_command
 from driftline.storage.errors import DriftlineError, MissingExtra
 
+STOP_SECONDS = 30.0
+"""How long a server that stops waits for the code that it is still loading."""
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -61,7 +64,9 @@ def mcp(
         # One client needs only one reader process. A damaged table file crashes that process, not the server.
         reads = until_end.enter_context(closing(SearchProcesses(1, CONCURRENT_SEARCHES)))
         opened = [_tools_of(given, within, cache, reads, until_end.enter_context) for given in targets.values()]
-        _warm_in_background(reads, [each.lines.newest for each in opened])
+        warming = _warm_in_background(reads, [each.lines.newest for each in opened])
+        # A thread that imports native code while the interpreter shuts down would crash it.
+        until_end.callback(warming.join, STOP_SECONDS)
         server = server_of(dict(zip(_short_names(targets), opened, strict=True)))
         if transport == "stdio":
             serve_stdio(server)
@@ -119,8 +124,8 @@ def _short_names(targets: Iterable[str]) -> list[str]:
     return full
 
 
-def _warm_in_background(reads: SearchProcesses, newest: Iterable[Callable[[], Workspace]]) -> None:
-    """Start the reader process and load the model and indexes, without waiting."""
+def _warm_in_background(reads: SearchProcesses, newest: Iterable[Callable[[], Workspace]]) -> threading.Thread:
+    """Start the reader process and load the model and indexes in the returned thread."""
 
     def load() -> None:
         from driftline.tasks.search.search import warm
@@ -129,4 +134,6 @@ def _warm_in_background(reads: SearchProcesses, newest: Iterable[Callable[[], Wo
             with suppress(DriftlineError):  # calls will report it
                 reads.run(warm, each())
 
-    threading.Thread(target=load, daemon=True).start()
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    return thread
