@@ -723,7 +723,8 @@ def test_the_flows_use_the_configuration(configured: Damaged) -> None:
     assert report.memory_entries == 1
     cleaned = clean_workspace(CleanupRequest(folder, 0.0, dry_run=True))
     assert any(each.path.endswith(configured.orphan) for each in cleaned.orphans)
-    with open_backend(configured.folder, configured.catalog) as backend:
+    unlimited = {"compaction_threshold": 100}  # with that of the configuration, the store would compact its indexes
+    with open_backend(configured.folder, configured.catalog, index_config=unlimited) as backend:
         for n in range(2):
             ok(backend.store(f"key {n}", n, S123))
             backend.core.flush()

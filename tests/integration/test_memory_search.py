@@ -182,7 +182,7 @@ class _Nothing:
     def notify(self, rows: int) -> None:
         pass
 
-    def settle(self) -> None:
+    def flush_visible_writes(self) -> None:
         pass
 
     def close(self) -> None:
