@@ -73,13 +73,13 @@ def _counts(matches: Iterable[Match], request: SearchRequest) -> dict[str, dict[
     for match in matches:
         totals["sources"][match.source] += 1
         totals["kinds"].update(match.kinds)
-        totals["languages"].update(filter(None, [language_of(match.path)]))
+        totals["languages"].update(filter(None, [language_of_file(match.path)]))
         totals["dirs"].update(_directories(match.path, request.dirs or ()))
         totals["tests"]["true" if is_test(match.path) else "false"] += 1
     return {name: dict(found.most_common()) for name, found in totals.items() if found}
 
 
-def language_of(path: str) -> str | None:
+def language_of_file(path: str) -> str | None:
     """Return the first language in LANGUAGES with the file's extension."""
     return _OF_SUFFIX.get(posixpath.splitext(path)[1][1:].lower())
 
