@@ -281,6 +281,8 @@ _SET_CREDENTIALS = {
     "gs": "Set GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT.",
     "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY.",
 }
+_EXPIRED = {"ExpiredToken", "InvalidToken"}
+RENEW = "Renew the temporary credentials, then run the command again: what was committed is kept."
 _MAY_PASS = {"Timeout", "Request", "Decode", "Interrupted", "Unknown"}
 """Failures in transit. If the connection failed ("Connect"), obstore already retried for long enough."""
 
@@ -361,7 +363,10 @@ class BucketErrors:
             return AccessDenied("The bucket is in another region", self.uri, "Set AWS_REGION to its region.")
         # Amazon S3 returns 400 for an expired token, and a HEAD response carries no error code.
         if code in _REFUSED or status in ("401", "403") or (status == "400" and not code):
-            return AccessDenied(f"The store refused to {action} ({code or status})", where, credentials)
+            fix = RENEW if code in _EXPIRED else credentials
+            if code == "AccessDenied":
+                fix = f"Allow the account to {action} objects below {self.uri}."
+            return AccessDenied(f"The store refused to {action} ({code or status})", where, fix)
         return None
 
 

@@ -247,3 +247,6 @@ def test_a_table_that_the_store_refuses_to_read_is_not_damaged(
         for read in (table.damaged_fragments, partial(damaged_indexes, table, ""), partial(search, workspace, "lease")):
             with pytest.raises(AccessDenied, match=code):
                 read()
+        advice = "Renew the temporary" if code == "ExpiredToken" else "Allow the account to read objects below s3://"
+        with pytest.raises(AccessDenied, match=advice):
+            workspace.objects.get("org:default/data/a")
