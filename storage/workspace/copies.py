@@ -160,7 +160,9 @@ def _has_size(file: Path, size_bytes: int) -> bool:
 
 _NEWEST = 2**64 - 1
 """Lance's version names count down from here, so a listing starts with the newest."""
-_COPIED = (ObjectKind.BASE, ObjectKind.DELTA, ObjectKind.RUN)
+_COPIED = (ObjectKind.BASE, ObjectKind.DELTA)
+COPIED_RUNS = 50
+"""Number of run records to copy for each tenant: scheduled runs write thousands a day."""
 
 
 FilesByPath = Mapping[str, ObjectInfo]
@@ -170,16 +172,25 @@ FilesByPath = Mapping[str, ObjectInfo]
 def version_metadata_files(workspace: Workspace, listing: FilesByPath) -> list[ObjectInfo]:
     """Return the small files that distinguish versions.
 
-    These are the configuration, records, manifests, run history, and table manifests.
+    These are the configuration, records, manifests, each tenant's newest runs, and table manifests.
     """
     of_sources = {path.rpartition("/")[0] for path in listing if path.endswith(f"/{SOURCE}")}
     files = [
         info
         for path, info in listing.items()
-        if path == CONFIG or (parse_name(path).kind in _COPIED and _is_wanted(path, of_sources))
+        if path == CONFIG or (parse_name(path).kind in _COPIED and path.rpartition("/")[0] in of_sources)
     ]
     files += [listing[f"{directory}/{SOURCE}"] for directory in sorted(of_sources)]
+    files += _newest_runs(listing)
     return files + [manifest for _, manifest, _ in _tables(workspace, listing)]
+
+
+def _newest_runs(listing: FilesByPath) -> list[ObjectInfo]:
+    runs: dict[str, list[str]] = defaultdict(list)
+    for path in listing:
+        if parse_name(path).kind is ObjectKind.RUN:
+            runs[path.rpartition("/")[0]].append(path)
+    return [listing[path] for paths in runs.values() for path in sorted(paths)[-COPIED_RUNS:]]
 
 
 def is_version_metadata(path: str) -> bool:
@@ -214,12 +225,6 @@ def _tables(workspace: Workspace, listing: FilesByPath) -> Iterator[tuple[LineTa
         newest = min(manifests, default=None)
         if newest is not None:
             yield table, of_table[newest], of_table
-
-
-def _is_wanted(path: str, of_sources: set[str]) -> bool:
-    """Return whether a manifest or run record is not part of memory."""
-    folder = path.rpartition("/")[0]
-    return folder in of_sources or folder.endswith("/_runs")
 
 
 def _of_table(table: LineTable, manifest: ObjectInfo, of_table: FilesByPath) -> list[ObjectInfo]:

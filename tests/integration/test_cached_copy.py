@@ -19,6 +19,7 @@ from driftline.flows.runs import cached_copies
 from driftline.flows.runs.cached_copies import RefreshedWorkspace, cache_folder, refreshed_copy
 from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, WorkspaceNotFound
 from driftline.storage.objects.store_requests import request_counter
+from driftline.storage.workspace import copies
 from driftline.storage.workspace.copies import WorkspaceCopy
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.s3_server import S3Server
@@ -93,6 +94,18 @@ def test_a_copy_gives_the_answers_of_the_bucket_and_follows_it(
     assert ("new.txt", 1, f"{WORDS[0]} anew") in answers(location)
     assert len(warned) == 1
     assert "Searching the copy of" in warned[0]
+
+
+def test_a_copy_has_only_the_newest_runs(
+    index: Callable[[str], str], s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "COPIED_RUNS", 2)
+    for _ in range(4):
+        index(s3_bucket)
+    location = refreshed_copy(s3_bucket, max_bytes=PLENTY, warn=Warnings())
+    copied = sorted(path.name for path in Path(location).resolve().rglob("_runs/*.json"))
+    paths = [info.path for info in Workspace.open(s3_bucket).objects.list()]
+    assert copied == sorted(path.rpartition("/")[2] for path in paths if "/_runs/" in path)[-2:]
 
 
 def test_a_deleted_file_of_a_copy_is_fetched_again(index: Callable[[str], str], s3_bucket: str) -> None:
