@@ -131,6 +131,20 @@ FEW_QUERIES = 6
 
 
 @pytest.fixture(autouse=True)
+def _leases() -> Iterator[None]:
+    """Stop renewing the leases that a test leaves held: later tests would see warnings about its removed folder."""
+    before = _renewed_leases()
+    yield
+    for lease in _renewed_leases() - before:
+        lease.leave_held()
+
+
+def _renewed_leases() -> set[Any]:
+    module = sys.modules.get("driftline.storage.leases.lease")
+    return set(module._renewals()._held) if module else set()
+
+
+@pytest.fixture(autouse=True)
 def _small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let compactions measure search quality with few searches: otherwise searches take half their time."""
     if compact := sys.modules.get("driftline.tasks.maintenance.search_quality"):
