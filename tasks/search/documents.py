@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import heapq
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -154,15 +153,13 @@ def _folder(source: str, path: str, rows: pa.Table, limit: int) -> Folder:
 
 MAX_FIND_SOURCES = 200
 """How many sources to look for a document in, unless one is named."""
-MAX_RANKED = 10_000
-"""How many matching paths of a source to rank; they are the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDocuments:
     """Documents as (source, path), best first, of ``count`` that match in the ``sources`` that were searched.
 
-    ``complete`` is not set if there are more sources, or more matches than were counted.
+    ``complete`` is not set if there are more sources.
     """
 
     documents: tuple[tuple[str, str], ...]
@@ -182,22 +179,37 @@ def find_documents(
     pattern = "(?is)" + ".*?".join(map(re.escape, sought))
     entities = [entity for entity, _ in workspace.readable_sources(within) if source in (None, str(entity))]
 
-    def find(entity: Entity) -> tuple[int, list[tuple[str, str]]]:
+    def find(entity: Entity) -> pa.Table:
         rows = workspace.manifest(entity).read(columns=["path", "reason"])
         paths = rows["path"].filter(pc.is_null(rows["reason"]))
         matching = paths.filter(pc.match_substring_regex(paths, pattern))
-        return len(matching), [(str(entity), path) for path in matching.slice(0, MAX_RANKED).to_pylist()]
+        return pa.table({"source": pa.repeat(str(entity), len(matching)), "path": matching})
 
-    def rank(document: tuple[str, str]) -> tuple[bool, bool, bool, int, str]:
-        path = document[1].lower()
-        name = path.rpartition("/")[2]
-        return not name.startswith(sought), sought not in name, sought not in path, len(path), path
+    if not sought or not is_unicode(sought):
+        return FoundDocuments((), 0, True)
+    found = pa.concat_tables([_NO_PATHS, *workspace.map_parallel(find, entities[:MAX_FIND_SOURCES])])
+    best = best_matches(found, sought, limit)
+    documents = zip(best["source"].to_pylist(), best["path"].to_pylist(), strict=True)
+    return FoundDocuments(tuple(documents), len(found), len(entities) <= MAX_FIND_SOURCES)
 
-    found = [*workspace.map_parallel(find, entities[:MAX_FIND_SOURCES] if sought and is_unicode(sought) else [])]
-    count = sum(matching for matching, _ in found)
-    best = heapq.nsmallest(limit, (document for _, documents in found for document in documents), key=rank)
-    complete = len(entities) <= MAX_FIND_SOURCES and all(matching <= MAX_RANKED for matching, _ in found)
-    return FoundDocuments(tuple(best), count, complete)
+
+_NO_PATHS = pa.schema([("source", pa.string()), ("path", pa.string())]).empty_table()
+
+
+def best_matches(found: pa.Table, sought: str, limit: int) -> pa.Table:
+    """Return paths in order: names that start with ``sought``, names that contain it, paths that do; then by length."""
+    name = rf"(?i){re.escape(sought)}[^/]*$"
+    keys = {
+        "starts": pc.match_substring_regex(found["path"], f"(^|/){name}"),
+        "in_name": pc.match_substring_regex(found["path"], name),
+        "in_path": pc.match_substring(found["path"], sought, ignore_case=True),
+        "length": pc.negate(pc.utf8_length(found["path"])),
+    }
+    ranked = found
+    for key, column in keys.items():
+        ranked = ranked.append_column(key, pc.cast(column, pa.int64()))
+    order = [*((key, "descending") for key in keys), ("path", "ascending"), ("source", "ascending")]
+    return found.take(pc.select_k_unstable(ranked, limit, order))
 
 
 def _documents(
