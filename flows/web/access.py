@@ -219,6 +219,15 @@ class AccessRules:
         listed = self.readers.readable_by(user) if self.readers is not None else ()
         return Boundary.of(*(top for boundary in found for top in boundary.tops), *listed)
 
+    def now(self) -> AccessRules:
+        """Return these rules, which never change."""
+        return self
+
+    @property
+    def records(self) -> tuple[CachedRecords[Any], ...]:
+        """The records that the rules depend on."""
+        return () if self.readers is None else (self.readers,)
+
 
 class KnownRules(CachedRecords[AccessRules]):
     """The access rules, read again like tokens: a user removed from them must not keep access until a restart."""
@@ -233,9 +242,9 @@ class KnownRules(CachedRecords[AccessRules]):
         return AccessRules() if self.is_stale else self._known[""]
 
     @property
-    def readers(self) -> HostReaders | None:
-        """The readers in the rules as last read, which are read again even if the rules are stale."""
-        return self._known[""].readers if self._known else None
+    def records(self) -> tuple[CachedRecords[Any], ...]:
+        """These rules and the records that they depended on when they were last read, even if they are stale."""
+        return (self, *(self._known[""].records if self._known else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +262,8 @@ class Authentication:
     @property
     def old(self) -> list[CachedRecords[Any]]:
         """The records to read again before the next request is authenticated."""
-        rules = self.rules if isinstance(self.rules, KnownRules) else None
-        readers = self.rules.readers if self.rules is not None else None
-        return [each for each in (self.tokens, rules, readers) if each is not None and each.must_be_read]
+        records = self.rules.records if self.rules is not None else ()
+        return [each for each in (self.tokens, *records) if each is not None and each.must_be_read]
 
     @property
     def is_open(self) -> bool:
@@ -280,8 +288,7 @@ class Authentication:
     def _boundary_of(self, user: str, headers: Headers) -> Boundary | None:
         if self.rules is None:
             return self.within
-        rules = self.rules.now() if isinstance(self.rules, KnownRules) else self.rules
-        return self._narrowed(rules.boundary_of(user, headers))
+        return self._narrowed(self.rules.now().boundary_of(user, headers))
 
     def access_with(self, token: str) -> Access | None:
         """Return the access of ``token``, or None if it is unknown, expired or revoked. Raises StorageError."""
