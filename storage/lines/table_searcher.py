@@ -266,8 +266,13 @@ class TableSearcher:
 
     @locked_property
     def exact_version(self) -> tuple[str | int, ...]:
-        """An id for this version, from all its files: a recreated or restored table may reuse URI and version."""
-        files = [(data_file(each), each.deletion_file() or "") for each in self.dataset.get_fragments()]
+        """An id for this version, also if a recreated or restored table reuses its URI and number.
+
+        Such a version differs in its newest data file or in a deletion file: the names of both are random.
+        """
+        fragments = self.dataset.get_fragments()
+        newest = max(fragments, key=lambda each: each.fragment_id, default=None)
+        files = [newest and data_file(newest), *(each.deletion_file() or "" for each in fragments)]
         return (self.dataset.uri, self.dataset.version, content_hash(repr(files).encode()))
 
     @locked_property
