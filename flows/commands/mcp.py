@@ -18,15 +18,15 @@ from driftline.flows.output.plain_text import warn
 from driftline.storage.environment import install_command
 from driftline.storage.errors import DriftlineError, MissingExtra
 
-STOP_SECONDS = 30.0
-"""How long a server that stops waits for the code that it is still loading."""
-
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.web.search_processes import SearchProcesses
     from driftline.storage.workspace.workspace import Workspace
+
+STOP_SECONDS = 30.0
+"""How long a server that stops waits for the code that it is still loading."""
 
 
 @app.command()
