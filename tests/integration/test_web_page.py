@@ -72,6 +72,11 @@ class Site:
     said: list[str] = field(default_factory=list)
     requested: set[str] = field(default_factory=set)
 
+    def note(self, message: str) -> None:
+        """Keep a console message, unless the test was only faster than the page's ``autofocus``."""
+        if not message.startswith("Autofocus processing was blocked"):
+            self.said.append(message)
+
 
 @contextmanager
 def running(workspace: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
