@@ -371,7 +371,7 @@ class StaleIndex(DriftlineError):
 
 
 class StaleBuild(DriftlineError):
-    """A newer build or a later commit is already indexed for this branch; the index was not changed."""
+    """A newer build or a later commit is already indexed; the index was not changed."""
 
     kind = "stale_build"
 

@@ -194,8 +194,7 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
             progress.message(f"This build is of {build.commit}, but {build.checked_out} is checked out and indexed.")
         if request.only_branch is None:
             report.index_branch = build.index_branch(request.default_branch)
-        number = build.number if report.index_branch else None
-        run = replace(request.run, by_commit=True, branch=report.index_branch, build=number)
+        run = replace(request.run, by_commit=True, branch=report.index_branch, build=build.number)
         try:
             report.run = index_sources(run, progress).to_dict()
         except StaleBuild as error:

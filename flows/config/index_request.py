@@ -56,9 +56,9 @@ class IndexOptions:
     ``include``, ``exclude`` and ``link`` apply to sources that are given as URIs. ``deep`` is True for the workspace's
     or the default transformer, or the name of one; None keeps the workspace's transformer, if any, and False removes
     it. ``storage_options`` apply to the workspace and the sources. ``keep_going`` reports source failures instead of
-    raising the first. ``build`` is the number of the CI build of ``branch``: a run with a lower number than the
-    branch's last run is rejected. ``paths`` restricts the scan to these files of the only source, for callers that know
-    that nothing else changed.
+    raising the first. ``build`` is the number of the CI build: a run with a lower number than the last run of
+    ``branch`` is rejected; in the main index, only if its commit is also older. ``paths`` restricts the scan to these
+    files of the only source, for callers that know that nothing else changed.
 
     Raises UsageError for a value that has the wrong type or is out of bounds.
     """

@@ -28,7 +28,7 @@ from driftline.storage.defaults import DEFAULT_MAX_DELTAS
 from driftline.storage.deltas.manifest import SCHEMA, Manifest, revision, should_fold, totals
 from driftline.storage.documents import INSIDE, DocumentState, SkipReason, container_of
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StorageError
+from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StaleBuild, StorageError
 from driftline.storage.leases.lease import peek
 from driftline.storage.objects import store_requests
 from driftline.storage.redaction import RULES_VERSION
@@ -160,6 +160,20 @@ class Survey:
         """Return the last run's record, unless it was for another location."""
         known = self.job.workspace.readable_source(self.job.entity)
         return known if known is not None and known.same_location(self.job.source.record) else None
+
+    def refuse_older(self, before: SourceRecord | None) -> None:
+        """Raise StaleBuild if a later build already indexed a later commit in the main index.
+
+        A lower build number alone does not mean an older build: a CI system may start its numbers anew.
+        """
+        request = self.job.plan.request
+        last = (before.commit or before.reached) if before is not None and request.branch is None else None
+        if request.build is None or last is None or last.build is None or request.build >= last.build:
+            return
+        at = self._commit()
+        if at is not None and at.commit_id != last.id and at.committed <= last.committed:
+            what = f"Build {last.build} already indexed commit {last.id[:12]}, which is newer than {at.commit_id[:12]}"
+            raise StaleBuild(what, str(self.job.entity))
 
     def unchanged_at(self) -> int | None:
         """Return the revision of an index that is at the repository's commit, so no lease is needed; otherwise None."""
@@ -389,6 +403,7 @@ class SourceRun:
             tally.indexes_lag = lease.taken_over
             tally.indexes_lag |= settle(workspace, entity, lease) > 0
             before = self._survey.last_record()
+            self._survey.refuse_older(before)
             scan_range = self._survey.scan_range(before, lease.token)
             reached = (before.commit or before.reached) if before else None
             record = replace(job.source.record, reached=reached)
@@ -618,7 +633,8 @@ class LeasedRun:
         if reached is None:
             return None
         known = before.revision if before is not None and before.token == token - 1 else 0
-        return replace(reached, revision=revision(token, batch) if batch else known)
+        build = self.job.plan.request.build
+        return replace(reached, revision=revision(token, batch) if batch else known, build=build)
 
     def _fold_deltas(self) -> None:
         """Count the deltas, and fold many small deltas if the run committed: there may be no scheduled compaction."""

@@ -82,7 +82,7 @@ class IndexedCommit:
     """The commit a source was indexed at, with a clean working tree, when the lease with ``token`` ended.
 
     ``scanned_with`` is a hash of all settings that affect which files are indexed and how. ``revision`` is the
-    manifest's highest ``rev`` at that time, 0 if unknown.
+    manifest's highest ``rev`` at that time, 0 if unknown. ``build`` is the number of the CI build that indexed it.
     """
 
     id: str
@@ -90,6 +90,7 @@ class IndexedCommit:
     token: int
     scanned_with: str
     revision: int = 0
+    build: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

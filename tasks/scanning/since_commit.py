@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from importlib.metadata import version
 from typing import Self
@@ -65,6 +66,11 @@ class WorkTreeAtCommit:
             changes_on_disk(self.tree, ignore_files=IGNORE_FILES),
         )
 
+    @property
+    def committed(self) -> datetime:
+        """The time of the commit."""
+        return self.commit.committed
+
     def reached(self, token: int) -> IndexedCommit | None:
         """Return the commit to record at the end of the run; None unless the disk still matches it."""
         if head(self.tree.root) != self.commit or changes_on_disk(self.tree, ignore_files=IGNORE_FILES).paths != ():
@@ -108,10 +114,14 @@ class RepositoryAtCommit:
             return ChangedPaths(None, f"{len(paths):,} paths have changed")
         return ChangedPaths(tuple(sorted(paths)))
 
+    @property
+    def committed(self) -> datetime:
+        """The time of the commit."""
+        return self.source.tree.committed()
+
     def reached(self, token: int) -> IndexedCommit | None:
         """Return the commit to record at the end of the run."""
-        committed = self.source.tree.committed()
-        return IndexedCommit(id=self.commit_id, committed=committed, token=token, scanned_with=self.scanned_with)
+        return IndexedCommit(id=self.commit_id, committed=self.committed, token=token, scanned_with=self.scanned_with)
 
 
 def _why_void(last: IndexedCommit | None, scanned_with: str, token: int | None) -> str:

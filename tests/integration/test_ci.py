@@ -135,6 +135,39 @@ def test_many_deletions_of_one_commit_are_judged_by_the_whole_source(
     assert (confirmed["deleted"], confirmed["base"]) == (1, None)  # rejected deletions require a full scan
 
 
+@pytest.mark.parametrize(
+    ("rerun", "number", "action"),
+    [("HEAD~1", 7, "stale"), ("HEAD~1", 9, "indexed"), ("HEAD~1", None, "indexed"), ("HEAD", 7, "indexed")],
+    ids=["an older build again", "a force-push to an earlier commit", "no number", "an older build of the same commit"],
+)
+def test_a_build_that_runs_again_does_not_set_the_main_index_back(
+    rerun: str, number: int | None, action: str, ci: Driftline, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(number: int | None) -> dict[str, Any]:
+        monkeypatch.setenv("GITLAB_CI", "true")
+        monkeypatch.setenv("CI_DEFAULT_BRANCH", "main")
+        monkeypatch.setenv("CI_COMMIT_BRANCH", "main")
+        monkeypatch.setenv("CI_PIPELINE_SOURCE", "push")
+        monkeypatch.setenv("CI_COMMIT_SHA", git(repository, "rev-parse", "HEAD"))
+        if number is None:
+            monkeypatch.delenv("CI_PIPELINE_IID")
+        else:
+            monkeypatch.setenv("CI_PIPELINE_IID", str(number))
+        done = ci("--json")
+        assert done.code == 0, done.err
+        return dict(done.json)
+
+    (repository / "src" / "a.py").write_text("alpha = 'edited'\n")
+    commit(repository)
+    build(8)
+    git(repository, "checkout", "-q", rerun)
+    assert build(number)["action"] == action
+    git(repository, "checkout", "-q", "main")
+    (repository / "src" / "a.py").write_text("alpha = 'edited again'\n")
+    commit(repository)
+    assert build(3)["action"] == "indexed"  # the numbers began anew
+
+
 @pytest.mark.parametrize("event", ["force-push", "branch"])
 def test_a_force_push_and_a_branch_are_compared_by_their_files(
     event: str, ci: Driftline, repository: Path, tmp_path: Path
