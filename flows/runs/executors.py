@@ -12,6 +12,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -52,9 +53,15 @@ MAX_COUNTS_PER_SECOND = 4
 often enough to show progress.
 """
 NO_WORKERS_TIMEOUT_SECONDS = 60
-"""How long tasks wait for a worker. Dask restarts workers that die, but not workers that die during startup."""
+"""How long a run waits if all workers died. Dask restarts them, unless their host or their supervisor died, too.
+Dask's setting ``distributed.scheduler.no-workers-timeout`` of this process takes precedence.
+"""
 LOCAL_NO_WORKERS_TIMEOUT_SECONDS = 300
 """The same for workers started by this process: if all died, a busy machine needs minutes to start new ones."""
+NO_WORKERS_CHECKS = 20
+"""How often a run counts the workers within that time."""
+
+_log = logging.getLogger(__name__)
 
 Spec = TypeVar("Spec")
 Result = TypeVar("Result")
@@ -206,6 +213,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self._stopped = threading.Event()
         self._pending: set[Any] = set()
         self._begun: set[str] = set()
+        self._lost: ExecutorError | None = None
         self.has_repeated = False
 
     def __enter__(self) -> Self:
@@ -214,10 +222,13 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
 
         connect_seconds = CONNECT_TIMEOUT_SECONDS if self._address else LOCAL_CONNECT_TIMEOUT_SECONDS
         no_workers_seconds = NO_WORKERS_TIMEOUT_SECONDS if self._address else LOCAL_NO_WORKERS_TIMEOUT_SECONDS
+        if configured := dask.config.get("distributed.scheduler.no-workers-timeout"):
+            no_workers_seconds = dask.utils.parse_timedelta(configured)
         with ExitStack() as stack:
             timeouts = {
                 "distributed.comm.timeouts.connect": f"{connect_seconds}s",
-                "distributed.scheduler.no-workers-timeout": f"{no_workers_seconds}s",
+                # By default, a worker that takes more than 15 s to restart is given up, even if it is the last one.
+                "distributed.deploy.lost-worker-timeout": f"{no_workers_seconds}s",
             }
             stack.enter_context(dask.config.set(timeouts))
             loop = stack.enter_context(running_loop())
@@ -247,8 +258,39 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
             self.slots = sum(self._client.nthreads().values())
             if not self.slots:
                 raise ExecutorError("The Dask scheduler has no workers", self._address or "local", "Start a worker.")
+            watching: asyncio.AbstractEventLoop = loop.asyncio_loop  # type: ignore[attr-defined]  # of each IOLoop today
+            watch = asyncio.run_coroutine_threadsafe(self._watch_workers(no_workers_seconds), watching)
+            stack.callback(watch.cancel)
             self._stack = stack.pop_all()
         return self
+
+    async def _watch_workers(self, patience_seconds: float) -> None:
+        """Fail the running tasks if there is no worker for ``patience_seconds``.
+
+        By default, a scheduler keeps them forever; the setting that limits this is the scheduler's own.
+        """
+        since: float | None = None
+        while self._lost is None:
+            await asyncio.sleep(patience_seconds / NO_WORKERS_CHECKS)
+            try:
+                has_workers = bool(await self._client.nthreads(asynchronous=True))
+            except OSError:  # the scheduler is gone, which ends all tasks
+                return
+            if has_workers:
+                since = None
+            elif since is None:
+                since = time.monotonic()
+                _log.warning("All Dask workers died; waiting up to %.0f s for a new one", patience_seconds)
+            elif time.monotonic() - since >= patience_seconds:
+                self._lost = self._no_worker(patience_seconds)
+                await self._client.cancel([*self._pending], asynchronous=True, force=True)
+
+    def _no_worker(self, seconds: float) -> ExecutorError:
+        return ExecutorError(
+            f"No Dask worker was available for {seconds:.0f} s",
+            self._address or "local",
+            "Find out why the workers died (often because memory ran out), then run the command again.",
+        )
 
     def start(
         self,
@@ -316,9 +358,6 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         running = as_completed(pending, loop=self._client.loop)
         try:
             for future in running:
-                pending.remove(future)
-                self._pending.discard(future)
-                self._begun.discard(future.key)
                 try:
                     result, requests = future.result()
                 except KilledWorker as error:
@@ -328,19 +367,17 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                         "Give the workers more memory, or exclude the batch's files.",
                     ) from error
                 except NoWorkerError as error:
-                    raise ExecutorError(
-                        f"No Dask worker was available for {error.timeout:.0f} s",
-                        self._address or "local",
-                        "Find out why the workers died (often because memory ran out), then run the command again.",
-                    ) from error
+                    raise self._no_worker(error.timeout) from error
                 except (FutureCancelledError, CommClosedError) as error:
-                    if self._stopped.is_set():
-                        raise KeyboardInterrupt from None
+                    self._check_running()
                     raise ExecutorError(
                         "The connection to the Dask scheduler was lost",
                         self._address or "local",
                         "Run the command again.",
                     ) from error
+                pending.remove(future)
+                self._pending.discard(future)
+                self._begun.discard(future.key)
                 # Dask would rerun a finished task if its worker died while the future is held.
                 future.release()
                 for spec in islice(remaining, 1):
@@ -355,11 +392,18 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 future.cancel()
 
     def _submit(self, task: Task[Spec, Result], spec: Spec) -> Any:
-        if self._stopped.is_set():
-            raise KeyboardInterrupt
+        self._check_running()
         future = self._client.submit(_run_on_worker, task, spec, self._key, pure=False)
         self._pending.add(future)
+        self._check_running()  # or the future missed the cancellation
         return future
+
+    def _check_running(self) -> None:
+        """Raise KeyboardInterrupt after ``stop``, and ExecutorError if all workers were lost."""
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
+        if self._lost is not None:
+            raise self._lost
 
     def stop(self) -> None:
         self._stopped.set()

@@ -15,6 +15,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 
@@ -67,6 +68,12 @@ def _work_without_driftline(*arguments: str) -> None:
 class Cluster:
     address: str
     scheduler: ForkServerProcess
+    workers: list[ForkServerProcess]
+    add_worker: Callable[[], None]
+
+    def kill_workers(self) -> None:
+        for process in self.workers:
+            process.kill()
 
 
 @contextmanager
@@ -78,21 +85,27 @@ def cluster(
 
     address = f"tcp://127.0.0.1:{free_port()}"
     common = ("--no-dashboard", "--local-directory", str(directory))
-    processes = [forking.Process(target=_schedule, args=("--host", address, "--no-dashboard", "--no-show"))]
+    scheduling = forking.Process(target=_schedule, args=("--host", address, "--no-dashboard", "--no-show"))
     joining = (address, "--host", "127.0.0.1", "--nthreads", "1", *common)
-    processes += [forking.Process(target=work, args=joining) for _ in range(workers)]
+    working: list[ForkServerProcess] = []
+
+    def add_worker() -> None:
+        process = forking.Process(target=work, args=joining)
+        process.start()
+        working.append(process)
+
+    scheduling.start()
     try:
-        for process in processes:
-            process.start()
+        for _ in range(workers):
+            add_worker()
         with running_loop() as loop, Client(address, loop=loop, timeout=PATIENCE_SECONDS) as client:
             if workers:
                 client.wait_for_workers(workers, timeout=PATIENCE_SECONDS)
-        yield Cluster(address, processes[0])
+        yield Cluster(address, scheduling, working, add_worker)
     finally:
-        for process in reversed(processes):  # workers first: no graceful stop needed
-            if process.pid:
-                process.kill()
-                process.join()
+        for process in (*working, scheduling):  # workers first: no graceful stop needed
+            process.kill()
+            process.join()
 
 
 @pytest.fixture(scope="module")
@@ -394,6 +407,68 @@ def test_tasks_do_not_wait_forever_for_workers(context: TaskContext, monkeypatch
 
 
 @pytest.mark.usefixtures("small_batches")
+def test_a_run_ends_when_all_workers_are_killed_and_the_next_one_continues(
+    forking: ForkServerContext,
+    runner: Runner,
+    expected: list[tuple[Any, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    transact = LineTable._transact
+    with cluster(forking, tmp_path, workers=2) as started, monkeypatch.context() as patch:
+
+        def transact_and_kill(*arguments: Any) -> None:
+            transact(*arguments)
+            started.kill_workers()
+
+        patch.setattr(LineTable, "_transact", transact_and_kill)
+        with (
+            dask.config.set({"distributed.scheduler.no-workers-timeout": "500ms"}),
+            pytest.raises(ExecutorError, match="No Dask worker was available for 0") as caught,
+        ):
+            runner.index(Choice(started.address, None))
+    assert started.address in str(caught.value)
+    assert "All Dask workers died" in caplog.text
+    report = counts(runner.index(Choice("inline", 1)))
+    first, first_rows = expected[0]
+    assert 0 < report["unchanged"] < first["new"] == report["unchanged"] + report["new"]
+    assert_same(rows(runner.workspace), first_rows)
+
+
+def test_results_that_died_with_the_last_worker_are_not_awaited_forever(
+    forking: ForkServerContext, context: TaskContext, tmp_path: Path
+) -> None:
+    with (
+        cluster(forking, tmp_path, workers=2) as started,
+        dask.config.set({"distributed.scheduler.no-workers-timeout": "500ms"}),
+        DaskExecutor(started.address, None) as executor,
+    ):
+        executor.start(context, [])
+        results = executor.map(_double, range(100))
+        next(results)
+        until(lambda: all(future.done() for future in executor._pending), "results that nobody has fetched")
+        started.kill_workers()
+        with pytest.raises(ExecutorError, match="No Dask worker"):
+            list(results)
+        with pytest.raises(ExecutorError, match="No Dask worker"):
+            next(executor.map(_double, [1]))
+
+
+def test_a_worker_that_joins_after_all_others_died_finishes_their_tasks(
+    forking: ForkServerContext, context: TaskContext, tmp_path: Path
+) -> None:
+    with cluster(forking, tmp_path, workers=2) as started, DaskExecutor(started.address, None) as executor:
+        executor.start(context, [])
+        results = executor.map(_double, range(40))
+        first = next(results)
+        started.kill_workers()
+        until(lambda: not executor._client.nthreads(), "a scheduler without workers")
+        started.add_worker()
+        assert sorted([first, *results]) == [(number, 2 * number) for number in range(40)]
+
+
+@pytest.mark.usefixtures("small_batches")
 def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
     runner: Runner, expected: list[tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,7 +490,9 @@ def test_no_row_is_lost_or_doubled_when_workers_are_killed_during_a_run(
 
     monkeypatch.setattr(DaskExecutor, "start", start_and_tell)
     monkeypatch.setattr(LineTable, "_transact", transact_and_kill)
-    report = runner.index(Choice("local", 2))
+    # As on a busy machine, where a worker takes longer than that to restart.
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"}):
+        report = runner.index(Choice("local", 2))
     assert len(killed) == 2
     first, first_rows = expected[0]
     assert_same(rows(runner.workspace), first_rows)
