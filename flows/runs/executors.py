@@ -267,7 +267,8 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
     async def _watch_workers(self, patience_seconds: float) -> None:
         """Fail the running tasks if there is no worker for ``patience_seconds``.
 
-        By default, a scheduler keeps them forever; the setting that limits this is the scheduler's own.
+        By default, a scheduler keeps them forever; the setting that limits this is the scheduler's own. An adaptive
+        cluster has no workers while it has no tasks.
         """
         since: float | None = None
         while self._lost is None:
@@ -276,7 +277,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 has_workers = bool(await self._client.nthreads(asynchronous=True))
             except OSError:  # the scheduler is gone, which ends all tasks
                 return
-            if has_workers:
+            if has_workers or not self._pending:
                 since = None
             elif since is None:
                 since = time.monotonic()
