@@ -210,7 +210,7 @@ def open(
         1
     """
     from driftline.flows.config.workspace_names import absolute_workspace
-    from driftline.storage.sources.source import SourceAccess
+    from driftline.storage.sources.access import SourceAccess
     from driftline.storage.workspace.workspace import Workspace as StoredWorkspace
 
     location = absolute_workspace(uri)

@@ -33,8 +33,8 @@ from driftline.storage.option_table import spread
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.models import model_of
-from driftline.tasks.scanning.named_files import files_named, is_glob, literal
 from driftline.tasks.scanning.overlap import below
+from driftline.tasks.scanning.walk import files_named, is_glob, literal
 from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 _LIMITS = ("top_k", "max_distance", "n_lines", "min_relevance")

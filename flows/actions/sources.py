@@ -26,9 +26,9 @@ from driftline.storage.globs import alternatives
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.scanning.named_files import files_named, is_glob, literal, select
 from driftline.tasks.scanning.overlap import below
 from driftline.tasks.scanning.path_patterns import Rules, accepts
+from driftline.tasks.scanning.walk import files_named, is_glob, literal, select
 from driftline.tasks.search.filters import where_named
 
 WAIT_SECONDS = 60.0

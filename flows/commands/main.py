@@ -88,7 +88,7 @@ COMMANDS = {
     "pull": "search",
     "compact": "compact",
     "cleanup": "cleanup",
-    "verify": "compact",
+    "verify": "verify",
     "serve": "serve",
     "deploy": "serve",
     "mcp": "mcp",

@@ -37,7 +37,7 @@ from driftline.tasks.search.request import OPTIONS, SearchRequest, without_empty
 if TYPE_CHECKING:
     from driftline.flows.config.which_workspace import Opener
     from driftline.storage.documents import SkipReason
-    from driftline.storage.sources.source import SourceAccess
+    from driftline.storage.sources.access import SourceAccess
     from driftline.storage.workspace.workspace import Workspace
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from driftline.flows.config.driftline_toml import Configuration
     from driftline.flows.config.memory_settings import MemoryConfiguration
     from driftline.storage.entities import Boundary
-    from driftline.storage.sources.source import SourceAccess
+    from driftline.storage.sources.access import SourceAccess
     from driftline.storage.workspace.workspace import Workspace
 
     Opener = Callable[[str, Mapping[str, str] | None, SourceAccess | None], Workspace]
@@ -218,7 +218,7 @@ def source_access(workspace: str, given: str | None, config: str | None = None) 
     listed in an explicit or trusted ``driftline.toml`` may be read. No other remote source may be read. Other local
     sources may be read if the workspace is explicit; otherwise, only those inside the folder where it was found.
     """
-    from driftline.storage.sources.source import SourceAccess
+    from driftline.storage.sources.access import SourceAccess
 
     roots: tuple[str, ...] = ()
     if find_config(config) is not None:

@@ -23,7 +23,7 @@ from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.storage.environment import cache_folder_of
 from driftline.storage.errors import DriftlineError, LeaseHeld, StorageError
 from driftline.storage.objects.store import ObjectStore
-from driftline.storage.sources.source import SourceAccess
+from driftline.storage.sources.access import SourceAccess
 from driftline.storage.workspace.copies import WorkspaceCopy
 from driftline.storage.workspace.workspace import Workspace
 

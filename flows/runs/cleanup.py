@@ -25,8 +25,7 @@ from driftline.storage.errors import (
     StorageError,
     is_disk_full,
 )
-from driftline.storage.garbage.clean_tenants import read_clean_tenants, tenants_with_other_models, write_clean_tenants
-from driftline.storage.garbage.orphans import (
+from driftline.storage.garbage import (
     RUN_RETENTION,
     GarbageReport,
     Orphan,
@@ -34,7 +33,10 @@ from driftline.storage.garbage.orphans import (
     References,
     ReferenceScan,
     find_orphans,
+    read_clean_tenants,
     scan_references,
+    tenants_with_other_models,
+    write_clean_tenants,
 )
 from driftline.storage.lance.lance_table import remove_old_versions
 from driftline.storage.layout import ObjectKind, new_ulid, parse_name

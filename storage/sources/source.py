@@ -33,8 +33,8 @@ from driftline.storage.errors import (
     without_secrets,
 )
 from driftline.storage.objects.store_requests import count_requests_of
+from driftline.storage.sources.access import SafeFolder, check_names_are_utf8
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
-from driftline.storage.sources.safe_folder import SafeFolder, check_names_are_utf8
 
 if TYPE_CHECKING:  # a search of local files reads no repository
     from driftline.storage.sources.commit_tree import CommitTree, TreeEntry
@@ -183,34 +183,6 @@ CHUNK_BYTES = 16 * 2**20
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _ETAG_KEYS = ("generation", "ETag", "etag", "CRC", "sha")
 _MTIME_KEYS = ("LastModified", "last_modified", "mtime", "modified", "updated", "Last-Modified", "created")
-
-
-@dataclass(frozen=True, slots=True)
-class SourceAccess:
-    """A policy for reading sources ("Threat model").
-
-    Other users may have written the workspace's records, so a record alone does not grant access.
-
-    Remote sources may only be read at or below one of ``roots``, the URIs and folders given by the caller. Local
-    sources may also be read at or below ``folder``, or anywhere if that is None.
-    """
-
-    roots: tuple[str, ...] = ()
-    folder: str | None = None
-
-    def allows(self, uri: str) -> bool:
-        """Return whether the source at the recorded ``uri`` may be read. Accesses neither network nor disk."""
-        is_local = "://" not in uri and "::" not in uri
-        if is_local and self.folder is None:
-            return True
-        if is_local and os.path.normpath(uri) != uri:
-            return False
-        roots = self.roots if self.folder is None or not is_local else (*self.roots, self.folder)
-        return any(uri == root or uri.startswith(f"{root.rstrip('/')}/") for root in roots)
-
-
-LOCAL = SourceAccess()
-"""Allows all local sources, and no remote ones."""
 
 
 @dataclass(frozen=True)

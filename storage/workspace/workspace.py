@@ -47,8 +47,7 @@ from driftline.storage.lines.definition_table import DeepTable
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.objects.store_requests import in_parallel
-from driftline.storage.sources.safe_folder import only_owner_reads
-from driftline.storage.sources.source import LOCAL, SourceAccess
+from driftline.storage.sources.access import LOCAL, SourceAccess, only_owner_reads
 from driftline.storage.workspace.records import (
     BranchRecord,
     DeepRecord,

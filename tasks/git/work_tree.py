@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.errors import without_secrets
+from driftline.storage.sources.access import SafeFolder
 from driftline.storage.sources.git_isolation import (
     Repository,
     Running,
@@ -30,7 +31,6 @@ from driftline.storage.sources.git_isolation import (
     run,
     start,
 )
-from driftline.storage.sources.safe_folder import SafeFolder
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogError, CleanupAborted, LeaseHeld, StorageError
-from driftline.storage.garbage.orphans import Orphan, ReferenceScan
+from driftline.storage.garbage import Orphan, ReferenceScan
 from driftline.storage.layout import CATALOG, CONFIG, lease_path
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.memory.catalog.database import Catalog, embedded_url

@@ -27,8 +27,8 @@ from driftline.storage.sources.source import INODE_BITS, storable_ns
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.extraction.extractor import Extracted, definitions_by_part, read_document, redacted
-from driftline.tasks.scanning.named_files import STDIN, files_named
 from driftline.tasks.scanning.overlap import below
+from driftline.tasks.scanning.walk import STDIN, files_named
 from driftline.tasks.search.filters import where_named
 from driftline.tasks.search.hits import Hit, SearchReport, anchored, clipped, clipped_context, match_in, symbol_of
 from driftline.tasks.search.no_results import UNKNOWN_WORDS, nearest_note
@@ -71,7 +71,7 @@ def read_texts(
     on_skip: Callable[[str, SkipReason], None] = lambda path, reason: None,
     redaction: Callable[[str], Redaction] = lambda path: DEFAULT_REDACTION,
 ) -> Iterator[NamedText]:
-    """Yield the texts that ``names`` select (see ``named_files``), in order; ``-`` is standard input.
+    """Yield the texts that ``names`` select (see ``files_named``), in order; ``-`` is standard input.
 
     ``redaction`` returns which credentials to redact in a file; ``on_skip`` receives files that have no text or are too
     large. Raises SourceNotFound, AccessDenied, StorageError, UsageError.

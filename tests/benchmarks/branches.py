@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.runs.branches import list_branches
 from driftline.flows.runs.index import index_sources
-from driftline.storage.garbage.orphans import scan_references
+from driftline.storage.garbage import scan_references
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from tests.servers.delaying import DelayingProxy, delaying

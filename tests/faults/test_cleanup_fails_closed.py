@@ -13,7 +13,7 @@ import pytest
 from driftline.flows.commands import main as cli
 from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_workspace
 from driftline.storage.errors import CleanupAborted, StorageError
-from driftline.storage.garbage.orphans import Reason
+from driftline.storage.garbage import Reason
 from driftline.storage.layout import lease_path
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.local_disk import LocalDisk

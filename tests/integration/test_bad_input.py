@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from driftline.storage.environment import install_command
-from driftline.storage.sources.safe_folder import SafeFolder
+from driftline.storage.sources.access import SafeFolder
 from tests.support.oracle import WORDS, save_tiny_model
 
 NOBODY = 65_534

@@ -21,7 +21,7 @@ from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_wo
 from driftline.flows.runs.index import index_sources
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.errors import CleanupAborted, LeaseLost, StorageError
-from driftline.storage.garbage.orphans import Reason
+from driftline.storage.garbage import Reason
 from driftline.storage.layout import CLEANUP, CONFIG, lease_path, new_ulid
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.leases.liveness import ProcessIdentity
@@ -446,7 +446,7 @@ def test_each_deletion_is_in_the_audit_log_and_in_the_run_history_of_its_tenant(
 def test_a_replaced_workspace_aborts_the_cleanup(local: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = local.plant()
     original = "driftline.flows.runs.cleanup.find_orphans"
-    from driftline.storage.garbage.orphans import find_orphans
+    from driftline.storage.garbage import find_orphans
 
     def swap(*arguments: Any, **options: Any) -> Any:
         config = Path(local.uri, CONFIG)

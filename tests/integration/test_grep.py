@@ -17,7 +17,7 @@ import pytest
 import driftline as dl
 from driftline.storage.errors import DriftlineError, SourceNotFound
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from driftline.tasks.scanning.named_files import files_named
+from driftline.tasks.scanning.walk import files_named
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.search.unindexed import NamedText, grep, open_embedder
 from driftline.tasks.text import split_documents

@@ -20,7 +20,7 @@ from driftline.flows.runs.executors import InlineExecutor, Result, Spec, Task
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.flows.runs.source_run import LeasedRun, SourceRun
 from driftline.storage.errors import StorageError
-from driftline.storage.garbage.orphans import scan_references
+from driftline.storage.garbage import scan_references
 from driftline.storage.layout import SOURCE, leased_entity
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace

@@ -14,7 +14,7 @@ from driftline.flows.runs.cleanup import CleanupReport, CleanupRequest, clean_wo
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogError, CatalogMismatch
-from driftline.storage.garbage.orphans import Reason
+from driftline.storage.garbage import Reason
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.memory.catalog import entry_writes, outbox

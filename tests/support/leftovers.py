@@ -17,7 +17,7 @@ from driftline.flows.runs.index import index_sources
 from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import BatchId, ManifestRow, revision
 from driftline.storage.entities import Entity
-from driftline.storage.garbage.orphans import Reason
+from driftline.storage.garbage import Reason
 from driftline.storage.layout import new_ulid
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.store import ObjectStore

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from driftline.storage.garbage.orphans import Orphan, Reason, References, find_orphans
+from driftline.storage.garbage import Orphan, Reason, References, find_orphans
 from driftline.storage.layout import ObjectKind, parse_name
 from driftline.storage.objects.store import ObjectInfo
 

@@ -1,4 +1,5 @@
-"""Read source files without following symbolic links inside a folder.
+"""Decide which sources a workspace may read, and read files without following links out of their folder (DESIGN,
+"Threat model").
 
 A path may change between listing and reading. A lookup by path would follow a folder replaced by a link; a lookup from
 descriptor to descriptor cannot.
@@ -11,6 +12,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -20,6 +22,34 @@ from driftline.storage.errors import UsageError
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 # must not block on a pipe that replaced a file
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAccess:
+    """A policy for reading sources ("Threat model").
+
+    Other users may have written the workspace's records, so a record alone does not grant access.
+
+    Remote sources may only be read at or below one of ``roots``, the URIs and folders given by the caller. Local
+    sources may also be read at or below ``folder``, or anywhere if that is None.
+    """
+
+    roots: tuple[str, ...] = ()
+    folder: str | None = None
+
+    def allows(self, uri: str) -> bool:
+        """Return whether the source at the recorded ``uri`` may be read. Accesses neither network nor disk."""
+        is_local = "://" not in uri and "::" not in uri
+        if is_local and self.folder is None:
+            return True
+        if is_local and os.path.normpath(uri) != uri:
+            return False
+        roots = self.roots if self.folder is None or not is_local else (*self.roots, self.folder)
+        return any(uri == root or uri.startswith(f"{root.rstrip('/')}/") for root in roots)
+
+
+LOCAL = SourceAccess()
+"""Allows all local sources, and no remote ones."""
 
 
 class SafeFolder:
