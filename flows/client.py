@@ -200,7 +200,8 @@ def _trusting(certificates: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=certificates)
     except OSError as error:  # ssl.SSLError for a file without certificates
-        raise UsageError("Cannot read the certificates", certificates, f"{error.strerror or error}.") from error
+        what = f"Cannot read the certificates ({error.strerror or error})"
+        raise UsageError(what, certificates, "Pass a file of PEM certificates.") from error
 
 
 def _parameter(value: Any) -> Any:
@@ -542,8 +543,8 @@ def search_parameters(request: SearchRequest) -> dict[str, Any]:
     """Convert a request to API parameters. Raises UsageError for an option that servers do not support."""
     served, given = OPTIONS.offered_in("http"), request.given()
     only_here = [name for name in given if name not in served]
-    only_here += ["where"] if request.where is not None or request.also else []
-    only_here += ["within"] if request.within is not None else []
+    unserved = ("where", "also", "inside", "within", "on_this_machine")
+    only_here += [name for name in unserved if getattr(request, name) not in (None, (), False)]
     if only_here:
         raise UsageError("Servers do not support this option", only_here[0], "Omit it, or search a workspace.")
     for name, value in given.items():

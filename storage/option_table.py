@@ -49,9 +49,8 @@ class Option:
     describes the default of an option that may be None. ``guide`` is the part of a guide that explains it. ``bounds``
     limit numbers; servers only accept the narrower ``served`` range. ``flag``, ``parameter`` and ``argument`` are the
     option's names on the command line, in HTTP requests and in actions; ``aliases`` are more flags or, if they contain
-    an underscore or capitals, configuration keys. ``pattern`` and ``choices`` describe valid values in schemas. If a
-    switch is off, the search excludes documents for whose paths ``leaves_out`` returns true. A setting can have a
-    default in ``driftline.toml``.
+    an underscore or capitals, configuration keys. ``choices`` are the valid values. If a switch is off, the search
+    excludes documents whose paths ``leaves_out`` accepts. A setting can have a default in ``driftline.toml``.
     """
 
     help: str
@@ -69,7 +68,6 @@ class Option:
     argument: str = ""
     aliases: tuple[str, ...] = ()
     metavar: str | None = None
-    pattern: str | None = None
     choices: tuple[str, ...] = ()
     leaves_out: Callable[[str], bool] | None = None
     max_characters: int = 4_096

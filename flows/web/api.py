@@ -240,18 +240,7 @@ VIEW_SECONDS, MAX_VIEWS = 10.0, 1_000
 MAX_ENTRIES = 1_000
 """Maximum number of entries to show for a folder."""
 
-_ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
-_ENTITY = rf"^org:{_ID}(/project:{_ID})?(/user:{_ID})?(/session:{_ID})?$"
-
-
-def _like(pattern: str) -> WithJsonSchema:
-    """Return a schema with the usual ``pattern`` of names; whether a name is valid is decided only by its lookup."""
-    return WithJsonSchema({"type": "string", "pattern": pattern})
-
-
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
-_Source = Annotated[_Name, _like(OPTIONS["sources"].pattern or "")]
-_Entity = Annotated[_Name, _like(_ENTITY)]
 _Absent: TypeAlias = SkipJsonSchema[None]
 """None, which schemas omit."""
 _Parts = TypeVar("_Parts")
@@ -261,13 +250,12 @@ Text = Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARACTERS, descr
 SearchText = Annotated[
     str, Query(max_length=MAX_QUERY_CHARACTERS, description="The text to search for; empty with only exact text.")
 ]
-SourceName = Annotated[_Source, Query(description="The document's source.")]
+SourceName = Annotated[_Name, Query(description="The document's source.")]
 DocumentPath = Annotated[_Name, Query(description="The document's path in its source.")]
 Line = Annotated[int, Query(ge=1, le=MAX_LINE_NUMBER, description="The line to read around, 1-based.")]
 ExcerptLines = Annotated[int, Query(ge=0, le=MAX_EXCERPT_LINES, description="Lines of context on each side.")]
 BranchName = Annotated[
-    Annotated[str, Field(min_length=1, max_length=MAX_BRANCH_CHARACTERS), _like(OPTIONS["branch"].pattern or "")]
-    | SkipJsonSchema[None],
+    Annotated[str, Field(min_length=1, max_length=MAX_BRANCH_CHARACTERS)] | SkipJsonSchema[None],
     Query(description="Read the document on this branch."),
 ]
 SymbolName = Annotated[str, Query(min_length=1, max_length=MAX_SYMBOL_CHARACTERS, description="The name in code.")]
@@ -283,7 +271,7 @@ SqlSeconds = Annotated[
     float, Query(gt=0, le=MAX_SQL_SECONDS, description="Interrupt the query after this time, in seconds.")
 ]
 RunLimit = Annotated[int, Query(ge=1, le=MAX_RUNS, description="Maximum number of runs.")]
-EntityName = Annotated[_Entity | SkipJsonSchema[None], Query(description="Limit to this entity and its descendants.")]
+EntityName = Annotated[_Name | SkipJsonSchema[None], Query(description="Limit to this entity and its descendants.")]
 
 
 def parse_cursor(kind: type[_Parts], cursor: str) -> _Parts:
@@ -320,13 +308,12 @@ def _parameter(row: Option) -> inspect.Parameter:
 
 
 def _type_of(row: Option) -> Any:
-    """Return the type and limits of one value; name patterns are only in the schema."""
+    """Return the type and limits of one value; the names to choose from are only in the schema."""
     if row.choices and not row.is_list:
         return Literal[row.choices]
     if row.type is str:
         name = Annotated[str, Field(min_length=1, max_length=row.max_characters)]
-        shape = {"enum": list(row.choices)} if row.choices else {"pattern": row.pattern} if row.pattern else {}
-        return Annotated[name, WithJsonSchema({"type": "string", **shape})]
+        return Annotated[name, WithJsonSchema({"type": "string", "enum": list(row.choices)})] if row.choices else name
     low, high = row.limits(served=True)
     return row.type if low is None else Annotated[row.type, Field(ge=low, le=high)]
 
@@ -594,7 +581,7 @@ def _values(parameters: str) -> list[Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or any(isinstance(each, list | dict) for each in found):
-        raise UsageError("The parameters of a query are a JSON list of values", parameters, 'Use ["md", 3].')
+        raise UsageError("The parameters of a query must be a JSON list of values", parameters, 'Use ["md", 3].')
     return found
 
 

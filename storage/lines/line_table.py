@@ -218,8 +218,8 @@ class LineTable(LanceTable):
 
         new = [lance.FragmentMetadata.from_json(text) for text in fragments]
         written: dict[tuple[CommitMarker, ...], list[FragmentMetadata]] = {}
-        unknown_outcomes = 0
-        for _ in range(COMMIT_ATTEMPTS):
+        failures: list[OSError] = []
+        for attempt in range(COMMIT_ATTEMPTS + 1):  # the last one only looks for the batch
             dataset = self.open()
             found = read_markers(self, dataset, [part.entity for part in parts])
             rows = [found[str(part.entity)] for part in parts]
@@ -228,7 +228,11 @@ class LineTable(LanceTable):
                 return before  # an earlier attempt succeeded, but its acknowledgement was lost
             for part, marker in zip(parts, before, strict=True):
                 if marker.token > part.token:
-                    raise self._fenced(part, marker, is_known=not unknown_outcomes or len(parts) == 1)
+                    raise self._fenced(part, marker, is_known=not failures or len(parts) == 1)
+            if len(failures) == UNKNOWN_OUTCOMES:
+                raise write_failed("Could not commit to the table", self.uri, failures[-1]) from failures[-1]
+            if attempt == COMMIT_ATTEMPTS:
+                break
             unmarked = [part for part, each in zip(parts, rows, strict=True) if not each]
             if unmarked:
                 entities = [part.entity for part in unmarked]
@@ -250,9 +254,7 @@ class LineTable(LanceTable):
             except CommitConflictError:
                 pass  # recompute the deletions for the newest version; the new fragments stay valid
             except OSError as error:
-                unknown_outcomes += 1
-                if unknown_outcomes == UNKNOWN_OUTCOMES:
-                    raise write_failed("Could not commit to the table", self.uri, error) from error
+                failures.append(error)  # the outcome is unknown: look for the batch first
         raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, AGAIN)
 
     def _fenced(self, part: SourceCommit, marker: CommitMarker, *, is_known: bool) -> DriftlineError:
@@ -406,7 +408,6 @@ def _repeated(dataset: LanceDataset) -> frozenset[tuple[str, str]]:
         ids = ", ".join(map(str, repeated_ids[start : start + LOOKUP_IDS]))
         where = f"id IN ({ids}) AND line_number > {MARKER_LINE}"
         columns = ["entity", "path", "line_number", "column_number"]
-        columns = [name for name in columns if name in dataset.schema.names]  # tables of 0.1 have no columns of lines
         rows = dataset.to_table(columns=columns, filter=where)
         grouped = rows.group_by(columns).aggregate([([], "count_all")])
         duplicates = grouped.filter(pc.greater(grouped["count_all"], 1))

@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import CommitConflict, StorageError
-from driftline.storage.lance.failures import first_line, index_stats, reading, retried, with_indexes
+from driftline.storage.lance.failures import (
+    first_line,
+    index_stats,
+    is_conflict,
+    is_network_failure,
+    reading,
+    retried,
+    with_indexes,
+    write_failed,
+)
 from driftline.storage.lance.lance_table import (
     COMMIT_ATTEMPTS,
     EXACT_SEARCH_ROWS,
@@ -313,7 +322,8 @@ class VectorTable(LanceTable):
     ) -> bool:
         """Commit, and return whether that succeeded.
 
-        Returns False after a conflict or an unknown outcome; the marker tells which it was.
+        Returns False after a conflict or an unknown outcome; the marker tells which it was. Raises StorageError for any
+        other failure.
         """
         import lance
 
@@ -322,8 +332,10 @@ class VectorTable(LanceTable):
         )
         try:
             self._transact(lance.Transaction(version, operation))
-        except OSError:  # includes CommitConflictError
-            return False
+        except OSError as error:  # includes CommitConflictError
+            if is_conflict(error) or is_network_failure(error):
+                return False
+            raise write_failed("Could not commit the memory vectors", self.uri, error) from error
         return True
 
     # -- reading -----------------------------------------------------------------------------

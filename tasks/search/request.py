@@ -39,21 +39,6 @@ if TYPE_CHECKING:
 Mode = Literal["hybrid", "vector", "text"]
 """How to rank: by words and embeddings, by embeddings only (cosines of single lines), or by words only."""
 
-_ID = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}"
-_SOURCE = rf"^(org:{_ID}/)?(project:{_ID}/)?source:{_ID}$"
-_BRANCH = r"^[!-~]{1,100}$"
-_EDGE, _INSIDE, _PART = r"[^\s\x00-\x1f\x85./*?\[,]", r"[^./*?\[,]", r"[^\s\x00-\x1f\x85./*?\[{},]+"
-_BRACES = rf"(?:{_PART}\{{(?:{_PART})?(?:,(?:{_PART})?)+\}}|\{{{_PART}(?:,{_PART})+\}})(?:{_PART})?"
-_EXT = rf"^\.?(?:{_EDGE}(?:{_INSIDE}*{_EDGE})?|(?:[^\s\x00-\x1f\x85./*?\[{{][^./*?\[{{]*)?,v|{_BRACES})$"
-"""Matches most extensions that ``_extensions`` accepts, except nested braces and numeric ranges."""
-_BLANK, _NAME = r"\s\x1c-\x1f\x85", r"[^/\x00]*"
-_DOTTED = rf"\.|\.[^/\x00.]{_NAME}|\.\.[^/\x00]{_NAME}"
-"""A name that starts with a dot but is not '..'."""
-_SEGMENT = rf"(?:{_DOTTED}|[^/\x00.]{_NAME})?"
-_PATH = rf"^(?:{_SEGMENT}(?:/{_SEGMENT})+|{_DOTTED}|[^/\x00.{_BLANK}]{_NAME}|[{_BLANK}]+[^/\x00{_BLANK}]{_NAME})$"
-"""Matches the paths and directories that ``_check_name`` accepts, except paths on this machine."""
-_GLOB = r"^[A-Za-z0-9_-][A-Za-z0-9_/-]{0,100}$"
-"""Matches some of the globs that ``check_glob`` accepts."""
 _HERE = INTERFACES - {"http"}
 """The interfaces for options that are too expensive to offer to every server client."""
 _ACTION_AND_COMMAND = frozenset({"action", "command"})
@@ -75,11 +60,9 @@ class SearchFilter:
     Raises UsageError for a value that can never match, suggesting the closest one that can.
     """
 
-    paths: Sequence[str] | None = option(
-        None, "Only in these files.", flag="--path", parameter="path", metavar="PATH", pattern=_PATH
-    )
+    paths: Sequence[str] | None = option(None, "Only in these files.", flag="--path", parameter="path", metavar="PATH")
     dirs: Sequence[str] | None = option(
-        None, "Only below these directories.", flag="--dir", parameter="dir", metavar="DIR", pattern=_PATH
+        None, "Only below these directories.", flag="--dir", parameter="dir", metavar="DIR"
     )
     globs: Sequence[str] | None = option(
         None,
@@ -87,7 +70,6 @@ class SearchFilter:
         flag="--glob",
         parameter="glob",
         metavar="GLOB",
-        pattern=_GLOB,
     )
     exts: Sequence[str] | None = option(
         None,
@@ -95,7 +77,6 @@ class SearchFilter:
         flag="--ext",
         parameter="ext",
         metavar="EXT",
-        pattern=_EXT,
     )
     languages: Sequence[str] | None = option(
         None,
@@ -123,7 +104,6 @@ class SearchFilter:
         parameter="source",
         argument="entity",
         metavar="PATH",
-        pattern=_SOURCE,
         is_entity=True,
     )
     workspace_name: str | None = option(
@@ -137,7 +117,6 @@ class SearchFilter:
         None,
         "Search this branch in the sources that have it; auto: the checked-out branch.",
         metavar="NAME",
-        pattern=_BRANCH,
         guide="branches.md",
         max_characters=200,
         is_setting=True,

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import combinations
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from lance import LanceDataset, Transaction
+from lance.commit import CommitConflictError
 
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
-from driftline.storage.errors import LeaseLost
+from driftline.storage.errors import CommitConflict, LeaseLost, StorageError
+from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS
 from driftline.storage.lines.commit_marker import SourceCommit
-from driftline.storage.lines.line_table import LineTable, schema
+from driftline.storage.lines.line_table import UNKNOWN_OUTCOMES, LineTable, schema
 from driftline.storage.objects.store import ObjectStore
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -168,3 +171,37 @@ def test_sources_that_share_a_commit_are_all_committed_or_none(tmp_path: Path, h
         assert lost == ([] if known[0] else [0]), places
         outcomes.add(known[0])
     assert outcomes == {False, True}
+
+
+class UnreliableTable(LineTable):
+    """A table whose first ``conflicts`` commits conflict, and whose later outcomes are unknown: only number ``lands``
+    of them is committed.
+    """
+
+    conflicts = 0
+    lands = 0
+    attempts = 0
+
+    def _transact(self, transaction: Transaction) -> None:
+        self.attempts += 1
+        if self.attempts <= self.conflicts:
+            raise CommitConflictError("Retryable commit conflict")
+        if self.attempts - self.conflicts == self.lands:
+            super()._transact(transaction)
+        raise OSError("error sending request: connection reset")
+
+
+@pytest.mark.parametrize("conflicts", [0, COMMIT_ATTEMPTS - 1], ids=["at once", "at the last attempt"])
+@pytest.mark.parametrize("lands", range(UNKNOWN_OUTCOMES + 1))
+def test_a_commit_that_landed_is_found_before_the_run_gives_up(tmp_path: Path, conflicts: int, lands: int) -> None:
+    objects = ObjectStore.open(str(tmp_path))
+    table, reliable = UnreliableTable(objects, ENTITY.tenant, "f"), LineTable(objects, ENTITY.tenant, "f")
+    reliable.create(DIM)
+    reliable.fence(ENTITY, NEW)
+    table.conflicts, table.lands = conflicts, lands
+    fragments = table.write_fragments(line("new"))
+    has_attempt = 0 < lands <= COMMIT_ATTEMPTS - conflicts
+    with nullcontext() if has_attempt else pytest.raises((StorageError, CommitConflict)):
+        table.commit(ENTITY, NEW, NEW_BATCH, (), fragments)
+    assert table.count() == has_attempt
+    assert table.commit_marker(ENTITY).holds(NEW_BATCH) == has_attempt

@@ -18,7 +18,16 @@ from sqlalchemy.exc import OperationalError
 
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.embedding import Embedder
-from driftline.storage.errors import CatalogConnectionError, CatalogError, ObjectNotFound, StorageError
+from driftline.storage.errors import (
+    AccessDenied,
+    CatalogConnectionError,
+    CatalogError,
+    CommitConflict,
+    DriftlineError,
+    ObjectNotFound,
+    StorageError,
+)
+from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS
 from driftline.storage.memory.catalog import database as catalog_module
 from driftline.storage.memory.catalog import entry_writes
 from driftline.storage.memory.catalog.database import BULK_ROWS, Catalog
@@ -350,3 +359,41 @@ def _through(patch: pytest.MonkeyPatch, faults: Faults, owner: Any, method: str)
         return faults.perform(method, lambda: original(*arguments), error)
 
     patch.setattr(owner, method, wrapped)
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "message", "attempts"),
+    [
+        ("LanceError(IO): No space left on device (os error 28)", StorageError, "Free some space", 1),
+        ("status code: 403 Forbidden: <Code>AccessDenied</Code>", AccessDenied, "denied", 1),
+        ("Retryable commit conflict for version 3", CommitConflict, "conflicted", COMMIT_ATTEMPTS),
+    ],
+    ids=["full disk", "denied", "conflict"],
+)
+def test_only_conflicting_commits_of_vectors_are_repeated(
+    tmp_path: Path,
+    sqlite_catalog: str,
+    embedder: Callable[[], Embedder],
+    monkeypatch: pytest.MonkeyPatch,
+    failure: str,
+    kind: type[DriftlineError],
+    message: str,
+    attempts: int,
+) -> None:
+    with MemoryStore(str(tmp_path / "workspace"), catalog_url=sqlite_catalog, embedder=embedder) as store:
+        store.store("a", "hello", ACME)
+        store.flush()
+        store.store("b", "other", ACME)
+        tried = []
+
+        def fail(*_: object) -> None:
+            tried.append(1)
+            raise OSError(failure)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(VectorTable, "_transact", fail)
+            with pytest.raises(kind, match=message) as raised:
+                store.flush()
+        assert (type(raised.value), len(tried)) == (kind, attempts)
+        store.flush()
+        assert store.search_memory("other", scope=ACME, top_k=1)[0].record.key == "b"

@@ -7,7 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from driftline.flows.client import search_parameters
 from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.config.toml_schema import SearchTable
 from driftline.flows.web.api import parameters
@@ -28,6 +27,7 @@ from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest
 ROOT = Path(__file__).resolve().parents[2]
 MAX_FUNCTIONS = {"top_k": 8, "min_relevance": 4}
 """Maximum number of functions that may have a parameter of this name."""
+INTERNAL = {"query", "where", "also", "inside", "within", "on_this_machine"}
 HEAVY = {"lance", "numpy", "pyarrow", "pydantic"}
 
 
@@ -56,8 +56,7 @@ def test_the_model_is_light_to_import() -> None:
 
 
 def test_every_field_but_the_query_and_the_conditions_of_interfaces_is_in_the_table() -> None:
-    internal = {"query", "where", "also", "inside", "within", "on_this_machine"}
-    assert {each.name for each in fields(SearchRequest)} - internal == set(OPTIONS)
+    assert {each.name for each in fields(SearchRequest)} - INTERNAL == set(OPTIONS)
     assert all(row.help.endswith(".") for row in OPTIONS.values())
 
 
@@ -135,22 +134,6 @@ def test_a_query_is_text(query: Any) -> None:
         SearchRequest(query)
 
 
-@given(st.from_regex(OPTIONS["exts"].pattern or "", fullmatch=True))
-def test_endings_that_schemas_describe_are_accepted(ending: str) -> None:
-    assert SearchFilter(exts=[ending]).exts
-
-
-@given(st.text(st.sampled_from("a.,{}/*?[]v+~ \n\x1c\u00a0é"), min_size=1, max_size=6))
-def test_endings_that_are_accepted_are_described(ending: str) -> None:
-    is_described = re.fullmatch(OPTIONS["exts"].pattern or "", ending) is not None
-    try:
-        SearchFilter(exts=[ending])
-    except UsageError:
-        assert not is_described
-    else:
-        assert is_described or "{" in ending
-
-
 def test_a_query_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(UsageError, match="not UTF-8"):
         SearchRequest("\udcff")
@@ -178,23 +161,44 @@ def test_the_document_of_the_api_has_the_limits_of_the_table() -> None:
     assert (schema["minimum"], schema["maximum"], top_k.default) == (1, 50, 10)
 
 
-def _is_directory(name: str) -> bool:
-    try:
-        SearchFilter(dirs=[name])
-    except UsageError:
-        return False
-    return True
+NAMES = {
+    "path": ["src/a.py", "docs/grün.md"],
+    "dir": ["src", "a b/c"],
+    "glob": ["src/**/*.py", "README.md", "*.{py,js}"],
+    "ext": ["py", "{py,js}", "tar.gz,v"],
+    "source": ["source:web", "org:acme/project:alpha", "user:ann@example.org"],
+    "branch": ["main", "feature/grün"],
+}
 
 
-@given(st.text(st.sampled_from("a/. \n\0\x1c\x85é\ufeff"), max_size=8))
-@example("..\n")
-@example("a/..")
-@example("a/../b")
-@example(" ..")
-def test_the_published_pattern_of_a_directory_is_what_is_accepted(name: str) -> None:
-    pattern = OPTIONS["dirs"].pattern
-    assert pattern is not None
-    assert bool(name and re.search(pattern, name)) == _is_directory(name)
+def patterns_in(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        yield from [schema["pattern"]] if "pattern" in schema else []
+        for each in schema.values():
+            yield from patterns_in(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from patterns_in(each)
+
+
+@pytest.mark.parametrize(("name", "values"), NAMES.items(), ids=NAMES)
+def test_the_document_of_the_api_permits_every_kind_of_name(name: str, values: list[str]) -> None:
+    """Generated clients validate with it before they send a request."""
+    parameter = next(each for each in parameters(OPTIONS.offered_in("http")) if each.name == name)
+    patterns = list(patterns_in(TypeAdapter(parameter.annotation).json_schema()))
+    assert [value for value in values for each in patterns if not re.search(each, value)] == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"where": object()}, {"also": ["a"]}, {"inside": ["a"]}, {"within": object()}, {"on_this_machine": True}],
+)
+def test_a_client_refuses_what_servers_cannot_apply(options: dict[str, Any]) -> None:
+    request = SearchRequest("lease")
+    for name, value in options.items():
+        object.__setattr__(request, name, value)
+    with pytest.raises(UsageError, match=next(iter(options))):
+        search_parameters(request)
 
 
 @pytest.mark.parametrize("kind", [partial(SourceRequest, "folder"), partial(IndexRequest, ("folder",), "workspace")])
