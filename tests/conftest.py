@@ -49,6 +49,9 @@ GARBAGE_THRESHOLD = 50_000
 """Number of new objects between garbage collections, as in the commands."""
 
 
+LONG_BYTES = 20
+
+
 def pytest_collection_finish() -> None:
     """Exclude the collected tests and loaded modules from garbage collection: they live as long as the process."""
     gc.collect()
@@ -68,6 +71,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             shares = any(found[name][-1].scope == "module" for name in item.fixturenames if name in found)
             if shares or item.path.parent.name == "unit":
                 item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {item.path.stem}"))
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name long bytes after their argument: archives contain the time, and each process must collect the same names."""
+    return argname if isinstance(val, bytes) and len(val) > LONG_BYTES else None
 
 
 @pytest.hookimpl(wrapper=True)
