@@ -6,7 +6,9 @@ import gc
 import json
 import os
 import runpy
+import shutil
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -30,6 +32,19 @@ hypothesis.settings.load_profile("patient")
 sys.dont_write_bytecode = False
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 without_fsync()
+
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 4 * 2**30
+"""Free space from which on the tests' files are kept in memory, where they take less than a tenth of it. Without a
+journal, ext4 spends up to a third of a test's CPU time on creating files soon after others were deleted.
+"""
+if (
+    "TMPDIR" not in os.environ
+    and os.access(MEMORY, os.W_OK)
+    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES
+):
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 pytest_plugins = ("tests.servers.emulators", "tests.servers.postgres_server", "tests.servers.prefect_server")
 

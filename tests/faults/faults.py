@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -89,7 +90,7 @@ def injected(faults: Faults) -> Iterator[Faults]:
         yield faults
 
 
-_IDENTIFIER = re.compile(r"/tmp/\S*/|[0-9A-Za-z]{26}|[0-9a-f]{8,}|\d+")
+_IDENTIFIER = re.compile(rf"{re.escape(tempfile.gettempdir())}/\S*/|[0-9A-Za-z]{{26}}|[0-9a-f]{{8,}}|\d+")
 
 
 def steps(log: Sequence[str], mode: Mode) -> list[int]:
