@@ -366,7 +366,7 @@ def _limit(spec: ScanSpec, path: str) -> int:
     if holds_records(path):
         return MAX_TEXT_BYTES if INSIDE not in path else spec.most_bytes
     is_closed = not spec.archives and is_container(path) and not path.lower().endswith(_MAIL)
-    return spec.most_bytes if has_own_limit(path) and not is_closed else spec.max_file_bytes
+    return spec.most_bytes if has_own_limit(path) and not is_closed else min(spec.max_file_bytes, MAX_TEXT_BYTES)
 
 
 _MAIL = (".eml", ".mbox")

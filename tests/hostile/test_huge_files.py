@@ -26,6 +26,7 @@ def test_a_file_beyond_the_limit_is_skipped_and_the_rest_is_indexed(
     assert done.code == 0, done.err
     [source] = done.json["sources"]
     assert (source["new"], source["skipped"]) == (1, [{"path": "huge.txt", "reason": SkipReason.TOO_LARGE}])
+    assert source["bytes_read"] == len("a line of text\n")  # the huge file is not read into memory
 
 
 def test_a_file_that_grew_beyond_the_limit_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
