@@ -243,15 +243,17 @@ _CLIENT = re.compile(r"after (\d+) retries, max_retries: (\d+)")
 _Result = TypeVar("_Result")
 
 
+_chance = random.SystemRandom().random
+"""Random numbers between 0 and 1 that leave the program's own sequence of random numbers alone, and differ in forks."""
+
+
 def is_exhausted(text: str) -> bool:
     """Return whether ``text`` is a client library's report that it exhausted its own retries."""
     client = _CLIENT.search(text)
     return client is not None and int(client[1]) >= int(client[2])
 
 
-def delays(
-    *, clock: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
-) -> Iterator[float]:
+def delays(*, clock: Callable[[], float] = time.monotonic, chance: Callable[[], float] = _chance) -> Iterator[float]:
     """Yield the seconds to wait before each retry, until attempts or time are exhausted."""
     deadline = clock() + NO_ATTEMPT_AFTER_SECONDS
     longest = FIRST_DELAY_SECONDS
@@ -268,7 +270,7 @@ def with_retries(
     is_transient: Callable[[BaseException], bool],
     *,
     clock: Callable[[], float] = time.monotonic,
-    chance: Callable[[], float] = random.random,
+    chance: Callable[[], float] = _chance,
     sleep: Callable[[float], object] = time.sleep,
 ) -> _Result:
     """Run ``operation``, retrying it while it fails with a transient error.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -152,6 +153,13 @@ def test_attempts_end_in_time_and_their_delays_grow() -> None:
     assert waits == sorted(waits)
     assert len(waits) == store_requests.ATTEMPTS - 1
     assert max(waits) <= store_requests.MAX_DELAY_SECONDS
+
+
+def test_retries_leave_the_random_numbers_of_the_program_alone() -> None:
+    before = random.getstate()
+    assert store_requests.with_retries(lambda: "done", lambda _: False) == "done"
+    assert len([*store_requests.delays()]) > 0
+    assert random.getstate() == before
 
 
 # --- etags ------------------------------------------------------------------------------------------------------------
