@@ -249,12 +249,15 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 )
                 self._client: Client = stack.enter_context(Client(cluster, loop=loop, timeout=connect_seconds))
             else:
+                client = Client.__new__(Client)
                 try:
-                    self._client = stack.enter_context(Client(self._address, loop=loop, timeout=connect_seconds))
-                except (OSError, ValueError) as error:
+                    client.__init__(self._address, loop=loop, timeout=connect_seconds)  # type: ignore[misc]
+                except (OSError, TypeError, ValueError) as error:  # TypeError: TLS without certificates
+                    client.close()  # or garbage collection would, on a loop that has ended
                     raise UsageError(
                         "No Dask scheduler responds", self._address, "Start one, or use --executor local."
                     ) from error
+                self._client = stack.enter_context(client)
             self.slots = sum(self._client.nthreads().values())
             if not self.slots:
                 raise ExecutorError("The Dask scheduler has no workers", self._address or "local", "Start a worker.")

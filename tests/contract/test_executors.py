@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -395,6 +396,21 @@ def test_a_task_that_kills_every_worker_is_one_clear_error(context: TaskContext)
         executor.start(context, [])
         with pytest.raises(ExecutorError, match="killed several workers"):
             list(executor.map(_kill_always, [1]))
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "no-port", "tcp://127.0.0.1:none", "unknown://127.0.0.1:1", "tls://127.0.0.1:1"]
+)
+def test_an_address_without_a_scheduler_is_a_clear_error_that_leaves_nothing_behind(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftline.flows.runs.executors.CONNECT_TIMEOUT_SECONDS", 0.1)
+    later: list[object] = []
+    with pytest.raises(UsageError, match="No Dask scheduler responds"):
+        DaskExecutor(address, None).__enter__()
+    monkeypatch.setattr(sys, "unraisablehook", later.append)
+    gc.collect()
+    assert later == []
 
 
 def test_tasks_do_not_wait_forever_for_workers(context: TaskContext, monkeypatch: pytest.MonkeyPatch) -> None:
