@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -65,11 +65,12 @@ def main() -> int:
         verdict.at_most("lines that the main run embeds after a merge", merged, 0, "")
         workspace = Workspace.open(str(location))  # main holds the same files as the branch
         turns = 2 if options.small else TURNS
-        of_branch, of_main = _searches(on_branch(workspace, "topic"), workspace, turns=turns)
+        queries = QUERIES[:2] if options.small else QUERIES
+        of_branch, of_main = _searches(queries, on_branch(workspace, "topic"), workspace, turns=turns)
         print(f"  search: {of_branch * 1e3:.1f} ms on the branch, {of_main * 1e3:.1f} ms on main")
         verdict.at_most("search of a branch, p50, of one of main", of_branch / of_main, 1.2)
-        _hundred(folder, source, location, branches, verdict, turns)
-        _several(folder, tree.path, verdict, turns, 2 if options.small else SOURCES)
+        _hundred(folder, source, location, branches, verdict, queries, turns)
+        _several(folder, tree.path, verdict, queries, turns, 2 if options.small else SOURCES)
         _requests(folder, source, verdict)
     return verdict.exit_code
 
@@ -122,11 +123,11 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _searches(*workspaces: Workspace, turns: int) -> list[float]:
+def _searches(queries: Sequence[str], *workspaces: Workspace, turns: int) -> list[float]:
     """Return the median time of a warm search in each workspace. Searches alternate."""
     times: list[list[float]] = [[] for _ in workspaces]
     for turn in range(turns):
-        for query in QUERIES:
+        for query in queries:
             for workspace, found in zip(workspaces, times, strict=True):
                 seconds = _seconds(lambda: search(workspace, query))  # noqa: B023
                 if turn:  # the first round is a warm-up
@@ -134,7 +135,9 @@ def _searches(*workspaces: Workspace, turns: int) -> list[float]:
     return [median(found) for found in times]
 
 
-def _several(folder: Path, tree: Path, verdict: measure.Verdict, turns: int, count: int) -> None:
+def _several(
+    folder: Path, tree: Path, verdict: measure.Verdict, queries: Sequence[str], turns: int, count: int
+) -> None:
     """Compare a search with ``count`` sources on branches (and one on main) to a search of main alone."""
     location, files = folder / "several", sorted(path for path in tree.rglob("*.py") if path.is_file())
     sources = [folder / "sources" / f"part{number}" for number in range(min(count + 1, len(files)))]
@@ -147,12 +150,20 @@ def _several(folder: Path, tree: Path, verdict: measure.Verdict, turns: int, cou
         _change(source, "on a branch")
         _index(source, location, "topic", entity=f"source:{source.name}")
     workspace = Workspace.open(str(location))
-    several, main = _searches(on_branch(workspace, "topic"), workspace, turns=turns + 1)
+    several, main = _searches(queries, on_branch(workspace, "topic"), workspace, turns=turns + 1)
     print(f"  search: {several * 1e3:.1f} ms over {len(sources) - 1} branches and main, {main * 1e3:.1f} ms over main")
     verdict.at_most(f"search over main and {len(sources) - 1} branches, p50, of one of main", several / main, 1.2)
 
 
-def _hundred(folder: Path, source: Path, location: Path, branches: int, verdict: measure.Verdict, turns: int) -> None:
+def _hundred(
+    folder: Path,
+    source: Path,
+    location: Path,
+    branches: int,
+    verdict: measure.Verdict,
+    queries: Sequence[str],
+    turns: int,
+) -> None:
     """Compare a main index that has many branches to a copy of the workspace without branches."""
     without = folder / "without"
     shutil.copytree(location, without)
@@ -164,7 +175,7 @@ def _hundred(folder: Path, source: Path, location: Path, branches: int, verdict:
     measured: dict[str, list[float]] = {}
     for name, work in (
         ("unchanged run of main", lambda at: _index(source, at)),
-        ("search of main", lambda at: _searches(Workspace.open(str(at)), turns=turns)),
+        ("search of main", lambda at: _searches(queries, Workspace.open(str(at)), turns=turns)),
         ("survey of a cleanup", lambda at: scan_references(Workspace.open(str(at)))),
     ):
         times = [(_seconds(lambda: work(location)), _seconds(lambda: work(without))) for _ in range(turns + 1)]  # noqa: B023

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import string
+from functools import cache
 
 _ALNUM = string.ascii_letters + string.digits
 _HEX = "0123456789abcdef"
@@ -170,6 +171,7 @@ def _formed(form: str, seed: int) -> str:
     )
 
 
+@cache
 def planted(seed: int = 32) -> dict[str, tuple[str, str]]:
     """Return for each rule ``(text that redaction keeps, credential)``."""
     formed = {name: ("", _formed(form, seed)) for name, form in _FORMS.items()}

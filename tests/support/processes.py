@@ -75,7 +75,10 @@ PRELOADED = (
     *("driftline.flows.runs.index", "driftline.flows.runs.compact", "driftline.flows.runs.cleanup", "model2vec"),
     *("driftline.flows.output.terminal_reports", "driftline.tasks.embedding.embedder", "tree_sitter_python"),
     *("dateutil.relativedelta", "lance.commit", "lance.dataset", "numpy.ma", "pyarrow.dataset", "safetensors.numpy"),
-    *("rich.console", "rich.table"),
+    *("rich.console", "rich.table", "jinja2", "numpy.random", "pyarrow.acero", "lance.optimize", "duckdb"),
+    *("driftline.tasks.search.search", "driftline.tasks.search.unindexed", "driftline.storage.sql"),
+    *("driftline.flows.runs.verify_and_repair", "driftline.flows.memory_backend", "encodings.utf_8_sig"),
+    *("driftline.flows.output.report_page", "driftline.tasks.scanning.named_files"),
 )
 """Modules imported by commands; importing them takes most of a second."""
 
@@ -305,11 +308,14 @@ def prepare(*more: str) -> None:
     for name in (*PRELOADED, *more):
         importlib.import_module(name)
     without_fsync()
+    from driftline.storage.defaults import DEFAULT_REDACTION
+    from driftline.storage.redaction import _redactor
     from driftline.tasks.embedding.models import DEFAULT_MODEL, model_of
     from driftline.tasks.task_context import ModelRef, load_embedder
 
     known = model_of(DEFAULT_MODEL)
     load_embedder(ModelRef(known.name, known.fingerprint, known.dim))
+    _redactor(DEFAULT_REDACTION)  # compiles a hundred expressions
     with redirect_stdout(io.StringIO()):
         main(["--version"])
     gc.freeze()
