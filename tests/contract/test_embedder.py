@@ -20,7 +20,7 @@ from driftline.tasks.embedding import embedder as embedding
 from driftline.tasks.embedding.embedder import WordTableEmbedder, plan_words
 from driftline.tasks.embedding.models import dimension, fingerprint, load_parts, resolve_model
 
-CODE = [line for line in inspect.getsource(inspect).splitlines() if line.strip()][:1500]
+CODE = [line for line in inspect.getsource(inspect).splitlines() if line.strip()][:600]
 BLANKS = (
     """
  |    |\t|\u00a0|\u3000|x| x|  x|x |x  | x  y   z |\tif x:\ty|x\t y|x \ty|x\u00a0 y|x \u00a0y|a\u3000b|\u3000 a

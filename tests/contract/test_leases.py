@@ -488,6 +488,7 @@ def test_exactly_one_of_six_racing_for_a_dead_lease_wins(store: ObjectStore) -> 
     leases[0].release()
 
 
+@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
 def test_a_forked_process_neither_renews_nor_releases(disk: ObjectStore) -> None:
     with acquire(disk, PATH, "run-1") as lease:
         child = os.fork()

@@ -300,6 +300,7 @@ def test_the_texts_before_the_end_of_a_data_file_are_read_at_once_and_only_so_ma
     assert requested == [(end, size), (texts, texts + 4)]
 
 
+@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
 def test_a_fork_waits_for_the_lock_and_leaves_it_free() -> None:
     is_held = threading.Event()
 
