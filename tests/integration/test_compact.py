@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from driftline.storage.workspace.records import RunHistory
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.search_quality import SearchQuality, measure
 from tests.support.oracle import WORDS, assert_in_step, files_below, manifest_of, save_tiny_model
+from tests.support.waiting import until
 
 ENTITY = Entity.parse("source:tree")
 SMALL_RUN = Path(__file__).parents[1] / "faults" / "small_run.py"
@@ -67,6 +69,25 @@ def index_often(tree: Path, workspace: str, model: Path, turns: int = 4) -> None
             write(tree, number, turn)
         (tree / f"file{11 - turn}.txt").unlink(missing_ok=True)
         index(tree, workspace, model)
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A folder with a tree and its workspace after ``index_often``, and with a copy of the tree."""
+    folder = tmp_path_factory.mktemp("history")
+    for number in range(12):
+        write(folder / "tree", number, 0)
+    index_often(folder / "tree", str(folder / "workspace"), model)
+    shutil.copytree(folder / "tree", folder / "copy")
+    return folder
+
+
+@pytest.fixture
+def indexed(history: Path, tmp_path: Path) -> tuple[Path, str]:
+    """The tree after ``index_often``, and a copy of the workspace, whose name no process has cached."""
+    shutil.rmtree(history / "tree")
+    shutil.copytree(history / "copy", history / "tree")
+    return history / "tree", str(shutil.copytree(history / "workspace", tmp_path / "workspace"))
 
 
 class ProgressLog:
@@ -138,9 +159,8 @@ def test_few_deltas_are_kept_unless_their_source_is_given(tmp_path: Path, tree: 
     assert compact_workspace(CompactRequest(workspace, entity=str(ENTITY))).tenants[0].folded == {str(ENTITY): 1}
 
 
-def test_the_commit_marker_survives_so_that_a_commit_still_counts_once(tmp_path: Path, tree: Path, model: Path) -> None:
-    workspace = str(tmp_path / "workspace")
-    index_often(tree, workspace, model)
+def test_the_commit_marker_survives_so_that_a_commit_still_counts_once(indexed: tuple[Path, str]) -> None:
+    _, workspace = indexed
     opened = Workspace.open(workspace)
     before = opened.lines(ENTITY).commit_marker(ENTITY)
     compact_workspace(CompactRequest(workspace, retention_seconds=0))
@@ -152,10 +172,9 @@ def test_the_commit_marker_survives_so_that_a_commit_still_counts_once(tmp_path:
 
 
 def test_a_compaction_that_conflicts_with_a_commit_is_planned_again(
-    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    indexed: tuple[Path, str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace = str(tmp_path / "workspace")
-    index_often(tree, workspace, model)
+    tree, workspace = indexed
     plans = []
 
     def overtaken(table: Any) -> Any:
@@ -174,10 +193,9 @@ def test_a_compaction_that_conflicts_with_a_commit_is_planned_again(
 
 
 def test_a_commit_that_conflicts_with_a_compaction_is_planned_again(
-    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    indexed: tuple[Path, str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace = str(tmp_path / "workspace")
-    index_often(tree, workspace, model)
+    tree, workspace = indexed
     table_class = type(Workspace.open(workspace).lines(ENTITY))
     original = table_class._transact
     transactions = []
@@ -197,10 +215,9 @@ def test_a_commit_that_conflicts_with_a_compaction_is_planned_again(
 
 
 def test_fragments_that_writers_change_all_the_time_are_left_with_a_message(
-    tmp_path: Path, tree: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    indexed: tuple[Path, str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace = str(tmp_path / "workspace")
-    index_often(tree, workspace, model)
+    tree, workspace = indexed
     turns = iter(range(9, 99))
 
     def overtaken(table: Any) -> Any:
@@ -218,10 +235,9 @@ def test_fragments_that_writers_change_all_the_time_are_left_with_a_message(
 
 
 def test_held_leases_are_skipped_and_reported_or_refused_if_named(
-    tmp_path: Path, tree: Path, model: Path, driftline: Callable[..., Any]
+    indexed: tuple[Path, str], driftline: Callable[..., Any]
 ) -> None:
-    workspace = str(tmp_path / "workspace")
-    index_often(tree, workspace, model)
+    tree, workspace = indexed
     opened = Workspace.open(workspace)
     with acquire(opened.objects, lease_path(ENTITY), "another-run"):
         outcome = driftline(
@@ -245,10 +261,9 @@ def test_held_leases_are_skipped_and_reported_or_refused_if_named(
 
 
 def test_low_recall_stops_the_compaction_before_any_removal(
-    tmp_path: Path, tree: Path, model: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    indexed: tuple[Path, str], driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace = str(tmp_path / "workspace")
-    index_often(tree, workspace, model)
+    _, workspace = indexed
     monkeypatch.setattr("driftline.tasks.maintenance.search_quality.measure", lambda table: SearchQuality(0.001, 0.94))
     outcome = driftline("compact", "--workspace", workspace, "--retention-seconds", "0", "--json")
     assert (outcome.code, outcome.json["error"]) == (3, RecallTooLow.kind)
@@ -348,8 +363,7 @@ def test_compactions_during_writes_lose_nothing(
     tmp_path: Path, tree: Path, model: Path, writer: subprocess.Popen[str]
 ) -> None:
     workspace = str(tmp_path / "workspace")
-    while writer.poll() is None and not (tmp_path / "workspace/org:default/_tables").exists():
-        pass
+    until(lambda: writer.poll() is not None or (tmp_path / "workspace/org:default/_tables").exists(), "a table")
     compactions = 0
     while writer.poll() is None:
         compact_workspace(CompactRequest(workspace, max_deltas=0, retention_seconds=0))
