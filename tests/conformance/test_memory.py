@@ -56,6 +56,7 @@ from tests.conformance.memory_support import (
 )
 from tests.conformance.table import criterion
 from tests.servers.postgres_server import PostgresServer
+from tests.support.processes import forked_command
 from tests.support.waiting import PATIENCE_SECONDS
 
 Run = Callable[..., Any]
@@ -554,13 +555,13 @@ def test_the_mcp_server_can_be_bound(walls: Walls, tmp_path: Path, tiny_model: P
 
     (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")
     environment = {**os.environ, "LTM_CONFIG": str(tmp_path / "memory.yaml")}
-    command = [*COMMAND[1:], "mcp", "--workspace", str(walls.folder), "--within", ALPHA]
+    command = ["mcp", "--workspace", str(walls.folder), "--within", ALPHA]
     questions: list[dict[str, Any]] = [{"query": "parser"}]
     questions += [{"query": "parser", "entity": outside} for outside in ("org:globex", GLOBEX, ACME)]
     questions += [{"query": "parser", "filter": {"entity": "org:globex"}}]
 
     async def talk() -> list[Any]:
-        server = StdioServerParameters(command=COMMAND[0], args=command, env=environment)
+        server = StdioServerParameters(command=str(forked_command()), args=command, env=environment)
         async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
             return [await client.call_tool("search_memory", question) for question in questions]
 
@@ -633,7 +634,7 @@ def test_the_mcp_server_of_an_index_never_connects_to_a_catalog(
     import os
 
     done = subprocess.run(
-        [*COMMAND, "mcp", "--workspace", str(index_only)],
+        [str(forked_command()), "mcp", "--workspace", str(index_only)],
         env={**os.environ, "DATABASE_URL": url},
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -33,6 +32,7 @@ from tests.faults.faults import Crash
 from tests.servers.delaying import DelayingProxy, Exchange, delaying
 from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
+from tests.support.processes import forked_command
 from tests.support.searches import search
 from tests.support.waiting import PATIENCE_SECONDS, until
 
@@ -98,7 +98,7 @@ def proxy(
 def searched(proxy: DelayingProxy, workspace: str, query: str = QUERY) -> tuple[list[Any], list[Exchange]]:
     """Search in a new process and return its results and requests."""
     proxy.take()
-    command = [str(Path(sys.executable).parent / "driftline"), "search", query, "--workspace", workspace, "--json"]
+    command = [str(forked_command()), "search", query, "--workspace", workspace, "--json"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not found.stderr
     results = json.loads(found.stdout)["results"]

@@ -7,7 +7,6 @@ import pickle
 import random
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from driftline.tasks.search.hits import SearchReport
 from tests.servers.delaying import DelayingProxy, Exchange, delaying, rounds
 from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
+from tests.support.processes import forked_command
 from tests.support.searches import search
 
 DELAYS_SECONDS = (0.2, 1.0, 5.0)
@@ -95,7 +95,7 @@ def test_the_listing_that_begins_with_the_opening_serves_one_call_and_is_not_pic
 
 
 def test_a_command_asks_for_each_range_once(proxy: DelayingProxy, workspace: str) -> None:
-    command = [str(Path(sys.executable).parent / "driftline"), "search", WORDS[7], "--workspace", workspace, "--json"]
+    command = [str(forked_command()), "search", WORDS[7], "--workspace", workspace, "--json"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(found.stdout)["results"]
     indexes = [(each.path, each.range) for each in proxy.take() if "/_indices/" in each.path and each.range]

@@ -21,6 +21,7 @@ from driftline.tasks.scanning.walk import files_named
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.search.unindexed import NamedText, grep, open_embedder
 from driftline.tasks.text import split_documents
+from tests.support.processes import forked_command
 
 Driftline = Callable[..., Any]
 
@@ -199,8 +200,7 @@ def test_a_dash_is_standard_input(
 
 def test_on_a_terminal_hits_are_links(tree: Path, tiny_model: Path) -> None:
     dl.index("deep", workspace="deep/.driftline", model=str(tiny_model))
-    program = str(Path(sys.executable).parent / "driftline")
-    command = [program, "search", "namespace", "--top-k", "1", "--workspace", "deep/.driftline"]
+    command = [str(forked_command()), "search", "namespace", "--top-k", "1", "--workspace", "deep/.driftline"]
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm-256color"}
     screen, terminal = pty.openpty()
     with os.fdopen(screen, "rb", buffering=0) as said:

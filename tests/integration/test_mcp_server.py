@@ -36,6 +36,7 @@ from driftline.storage.environment import install_command
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from tests.support.mcp import hits_of, numbered_lines, text_of
+from tests.support.processes import forked_command
 from tests.support.waiting import PATIENCE_SECONDS
 
 Outcome = Any
@@ -106,7 +107,7 @@ def test_one_server_has_many_workspaces_each_within_the_boundary(tmp_path: Path,
                 entity=f"org:{org}/project:p/source:s",
                 model=str(tiny_model),
             )
-    program = str(Path(sys.executable).parent / "driftline")
+    program = str(forked_command())
     arguments = ["mcp", "--within", "org:ours"]
     for name in ("web", "app"):
         arguments += ["--workspace", str(tmp_path / name / ".driftline")]
@@ -512,7 +513,7 @@ def test_usage_errors_of_memory_are_protocol_errors(
 
 
 def test_a_client_searches_memory_over_stdio(remembered: tuple[Path, dict[str, str]], location: Path) -> None:
-    program = str(Path(sys.executable).parent / "driftline")
+    program = str(forked_command())
     command = ["mcp", "--workspace", str(remembered[0])]
     server = StdioServerParameters(command=program, args=command, env={**os.environ, **remembered[1]})
     (outcome,) = ask(server, ("search_memory", {"query": "parser plan", "entity": "org:acme", "top_k": 1}))
@@ -538,8 +539,8 @@ def test_the_server_survives_the_death_of_the_process_that_reads(
         return ended
 
     async def talk(workspace: Path, name: str, arguments: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", "driftline", "mcp", "--workspace", str(workspace)]
-        server = StdioServerParameters(command=command[0], args=command[1:], env={**os.environ, **remembered[1]})
+        command, environment = ["mcp", "--workspace", str(workspace)], {**os.environ, **remembered[1]}
+        server = StdioServerParameters(command=str(forked_command()), args=command, env=environment)
         async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
             first = await client.call_tool(name, arguments)
             assert end_readers() == 1

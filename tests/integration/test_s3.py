@@ -17,6 +17,7 @@ import pytest
 import driftline as driftline_api
 from driftline.flows.config.memory_settings import find_memory, load_memory_configuration, open_memory
 from driftline.storage.documents import DocumentState
+from tests.support.processes import forked_command
 
 FILES = {
     "a/apple.py": "import argparse\nparser = argparse.ArgumentParser()\n",
@@ -126,7 +127,8 @@ def test_processes_work_with_the_environment_alone(
     environment = {name: os.environ[name] for name in kept if name in os.environ} | {"DRIFTLINE_WORKSPACE": workspace}
 
     def run(*arguments: str) -> Any:
-        command = [str(Path(sys.executable).parent / "driftline"), *arguments, "--json"]
+        program = Path(sys.executable).parent / "driftline" if arguments[0] == "index" else forked_command()
+        command = [str(program), *arguments, "--json"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)

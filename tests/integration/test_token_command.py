@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 import driftline as dl
+from tests.support.processes import forked_command
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_every_command_understands_the_same_boundaries(
     documents = driftline("sql", "SELECT path FROM documents", *ws, "--json").json["rows"]
     assert [row["path"] for row in documents] == ([] if "user:" in within else ["a.txt"])
     assert dl.sql(workspace, "SELECT path FROM documents", within=within).num_rows == len(documents)
-    command = [sys.executable, "-m", "driftline", "mcp", *map(str, ws)]
+    command = [str(forked_command()), "mcp", *map(str, ws)]
     served = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert (served.returncode, served.stderr) == (0, "")  # the client left, which ends the reader process
 
