@@ -7,6 +7,7 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -32,6 +33,9 @@ hypothesis.settings.load_profile("patient")
 sys.dont_write_bytecode = False
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 without_fsync()
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background jobs of shells, and in what they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 4 * 2**30
