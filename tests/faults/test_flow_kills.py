@@ -20,7 +20,7 @@ from tests.servers.ports import free_port
 from tests.servers.prefect_server import PrefectServer, started
 from tests.support.deployed import FINAL, Site
 from tests.support.oracle import assert_nothing_staged, save_tiny_model
-from tests.support.processes import runs, stands_still
+from tests.support.processes import stands_still
 from tests.support.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.xdist_group("prefect")
@@ -47,8 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, prefect_server: PrefectServer
     (folder / "driftline.toml").write_text(f'model = "{model}"\n[[sources]]\nuri = "web"\nschedule = "0 0 29 2 *"\n')
     site = Site(folder, prefect_server, "kills")
     site.driftline("deploy", "--pool", "kills", "--prefix", "kills:")
-    environment = {"PYTHONPATH": str(ROOT), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
-    slow = {"entrypoint": "tests.faults.slow_flow.index", "job_variables": {"env": environment}}
+    slow = {"entrypoint": "tests.faults.slow_flow.index", "job_variables": {"env": {"PYTHONPATH": str(ROOT)}}}
     site.server.call("PATCH", f"deployments/{site.deployment(INDEX)['id']}", slow)
     with site.silence_allowed():
         yield site
@@ -69,18 +68,17 @@ def worker(site: Site) -> Iterator[Workers]:
 
 
 @contextmanager
-def paused_run(site: Site, worker: psutil.Process, executor: str = "inline") -> Iterator[tuple[str, psutil.Process]]:
+def paused_run(site: Site, executor: str = "inline") -> Iterator[tuple[str, psutil.Process]]:
     """Change every file and start a run that pauses halfway through its commits until the block ends."""
     first_word = 10 * len(site.runs_of(INDEX))
     site.change("web", FILES, first_word)
     folder = site.folder / ".driftline" / ENTITY.directory
     before = len(list(folder.glob("_index_delta_*")))
-    run = site.trigger(INDEX, {"env": {"PAUSE": PAUSE}}, executor=executor)
+    run = site.trigger(INDEX, {"command": site.forked_engine, "env": {"PAUSE": PAUSE}}, executor=executor)
     found: list[psutil.Process] = []
 
     def pauses() -> bool:
-        flows = [one for one in worker.children(recursive=True) if runs(one, "prefect.engine")]
-        found[:] = filter(stands_still, flows)
+        found[:] = filter(stands_still, psutil.Process().children(recursive=True))
         assert site.run(run)["state_type"] in ("SCHEDULED", "PENDING", "RUNNING"), site.log_of(run)
         return bool(found)
 
@@ -110,7 +108,8 @@ def assert_completed(site: Site, run: str) -> None:
 
 
 def test_a_killed_flow_process_is_detected_and_its_lease_is_released(site: Site, worker: Workers) -> None:
-    with paused_run(site, worker()) as (run, flow):
+    worker()
+    with paused_run(site) as (run, flow):
         flow.kill()
     assert site.end_of(run) == ["CRASHED"]
     site.until(lambda: lease_state(site) == "released", "the release of the lease")
@@ -118,7 +117,8 @@ def test_a_killed_flow_process_is_detected_and_its_lease_is_released(site: Site,
 
 
 def test_a_flow_whose_worker_was_killed_ends_and_the_next_run_resumes(site: Site, worker: Workers) -> None:
-    with paused_run(site, worker()) as (run, _):
+    worker()
+    with paused_run(site) as (run, _):
         kill(worker())
     worker()
     assert site.end_of(run) == ["CRASHED"]  # at its next message, which nobody reads
@@ -127,7 +127,8 @@ def test_a_flow_whose_worker_was_killed_ends_and_the_next_run_resumes(site: Site
 
 
 def test_missing_heartbeats_reveal_a_killed_worker_and_its_flow(site: Site, worker: Workers) -> None:
-    with paused_run(site, worker()) as (run, flow):
+    worker()
+    with paused_run(site) as (run, flow):
         kill(worker())
         flow.kill()
     with site.silence_allowed(SECONDS_UNHEARD):
@@ -171,11 +172,12 @@ def dask_clusters(site: Site, *sizes: int) -> Iterator[list[tuple[str, psutil.Pr
 def test_a_killed_scheduler_fails_the_run_and_the_next_one_outlives_a_killed_dask_worker(
     site: Site, worker: Workers
 ) -> None:
+    worker()
     with dask_clusters(site, 1, 2) as ((first, scheduler, _), (second, _, dask_worker)):
-        with paused_run(site, worker(), first) as (run, _):
+        with paused_run(site, first) as (run, _):
             scheduler.kill()
         assert site.end_of(run) == ["FAILED"]
         assert "The connection to the Dask scheduler was lost" in site.run(run)["state"]["message"]
-        with paused_run(site, worker(), second) as (run, _):
+        with paused_run(site, second) as (run, _):
             dask_worker.kill()
         assert_completed(site, run)

@@ -86,8 +86,9 @@ class Site:
 
     @property
     def forked_engine(self) -> str:
-        """The command that forks a run's process."""
-        return str(forked_engine(*sorted(self.server.environment.items())))
+        """The command that forks a run's process, which sends heartbeats as those of ``driftline deploy`` do."""
+        variables = self.server.environment | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+        return str(forked_engine(*sorted(variables.items())))
 
     def until(self, is_so: Callable[[], object], what: str) -> None:
         """Wait until a condition holds; fails as soon as the worker ends."""
