@@ -95,7 +95,7 @@ def schema(dim: int) -> pa.Schema:
     vector (block_codes.py), or null if the model knows none of its words.
 
     Some rows have a ``pack``: their document's text from line ``pack_line`` to the next pack, exactly as decoded, with
-    ``grams``, the filter over its trigrams and letter runs (packs.py).
+    ``grams``, the filter over its trigrams and parts of words (packs.py).
 
     Files hold the columns in this order. The columns that every search reads come last, next to the metadata of the
     file, so that one read of the end of the file gets both (block_cache.py). ``grams`` are away from ``block``, so that

@@ -1,7 +1,7 @@
 """Store decoded document text in packs next to the lines, and search it exactly (decision 19).
 
 A pack contains consecutive lines of one document, including lines with no words, which have no row. Its grams are a
-filter over its trigrams and runs of four letters that rules out most non-matching packs without reading them.
+filter over its trigrams and parts of words that rules out most non-matching packs without reading them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,12 +40,22 @@ PACK_BYTES = 16 * 2**10
 _HASH = np.uint32(0x9E3779B1)
 _HASH_BITS = 17
 _SHIFT = np.uint32(32 - _HASH_BITS)
-_BITS_PER_GRAM = 2
-"""Minimum number of filter bits per gram; the maximum is 1.43 times that. A single gram has many false positives, but a
+_BITS_PER_GRAM = 1.5
+"""Minimum number of filter bits per gram; the maximum is 1.45 times that. A single gram has many false positives, but a
 literal has several grams.
 """
-_SIZES = sorted(part << exponent for part in (5, 7) for exponent in range(6, 15))
-"""Filter sizes, in bits. None is a power of two, unlike the sizes of trigram-only filters."""
+_SIZES = sorted(part << exponent for part in (9, 13) for exponent in range(5, 14))
+"""Filter sizes, in bits. Their odd part tells what a filter contains: earlier sizes were powers of two for trigrams
+alone, and 5 and 7 times these for trigrams and runs of four letters.
+"""
+_TRIGRAMS, _LETTERS, _WORDS = range(3)
+_MAX_GRAMS = 64
+"""Maximum number of grams of a literal to look up; more would rule out hardly any other pack."""
+_LOWER, _UPPER = (string.encode() for string in (ascii_lowercase, ascii_uppercase))
+_IS_LETTER, _IS_CAPITAL, _IS_OF_WORD = (
+    bytes(byte in held for byte in range(256)) for held in (_LOWER, _UPPER, _LOWER + _UPPER + digits.encode() + b"_")
+)
+"""Tables for ``bytes.translate``: 1 for each byte of a kind, otherwise 0."""
 
 
 def packs(
@@ -108,28 +119,47 @@ def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
     return "".join(f"{each}\n" for each in lines)
 
 
-def _hashes(data: bytes, *, words: bool = True) -> NDArray[np.uint32]:
-    """Return a ``_HASH_BITS``-bit hash of each trigram of folded text and, if ``words`` is set, of each run of four
-    letters.
+def _hashes(data: bytes, content: int = _WORDS) -> NDArray[np.uint32]:
+    """Return a ``_HASH_BITS``-bit hash of each gram of a text: its folded trigrams and, depending on the ``content`` of
+    a filter, folded runs of four and five characters of words, and runs of four with a capital letter.
 
-    A long text often contains all trigrams of a word it does not contain, but rarely all of that word's four-letter
-    runs.
+    A long text often contains all trigrams of a word it does not contain, but rarely all of the longer runs.
     """
-    codes = np.frombuffer(data, np.uint8).astype(np.uint32)
+    text = folded(data)
+    codes = np.frombuffer(text, np.uint8).astype(np.uint32)
     grams = (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH
-    if words and len(codes) > GRAM_BYTES:
-        is_letter = (codes >= ord("a")) & (codes <= ord("z"))
-        four = is_letter[:-3] & is_letter[1:-2] & is_letter[2:-1] & is_letter[3:]
-        grams = np.concatenate([grams, ((grams[:-1] ^ codes[3:]) * _HASH)[four]])
-    hashes: NDArray[np.uint32] = np.right_shift(grams, _SHIFT)
-    return hashes
+    found = [grams]
+    if content != _TRIGRAMS:
+        part = _which(text, _IS_LETTER if content == _LETTERS else _IS_OF_WORD)
+        held = part[:-2] & part[1:-1] & part[2:]
+        for last in (3,) if content == _LETTERS else (3, 4):
+            grams = (grams[:-1] ^ codes[last:]) * _HASH
+            held = held[:-1] & part[last:]
+            found.append(grams[held])
+    if content == _WORDS:
+        part, capital = _which(data, _IS_OF_WORD), _which(data, _IS_CAPITAL)
+        runs = part[:-3] & part[1:-2] & part[2:-1] & part[3:]
+        runs &= capital[:-3] | capital[1:-2] | capital[2:-1] | capital[3:]
+        starts = np.flatnonzero(runs)
+        four = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(4)].view(">u4").ravel()
+        found.append(four.astype(np.uint32) * _HASH)
+    return np.right_shift(np.concatenate(found), _SHIFT)
+
+
+def _which(data: bytes, table: bytes) -> NDArray[np.bool_]:
+    return np.frombuffer(data.translate(table), np.bool_)
+
+
+@lru_cache(1_024)
+def _grams_of(literal: bytes, content: int) -> list[int]:
+    return sorted({*_hashes(literal, content).tolist()})[:_MAX_GRAMS]
 
 
 def grams(data: bytes) -> bytes:
     """Return the gram filter of a text: each gram sets the bit at its hash modulo the filter size."""
     held = np.zeros(1 << _HASH_BITS, np.bool_)
     if len(data) >= GRAM_BYTES:
-        held[_hashes(folded(data))] = True
+        held[_hashes(data)] = True
     found = np.flatnonzero(held)
     bits = np.zeros(_SIZES[min(bisect_left(_SIZES, _BITS_PER_GRAM * len(found)), len(_SIZES) - 1)], np.bool_)
     bits[found % len(bits)] = True
@@ -141,8 +171,8 @@ class Packs:
     """The packs of one table version, without their texts.
 
     ``rows`` has the columns ``entity``, ``path``, ``hash``, ``line`` (the number of the first line) and ``_rowid``.
-    ``documents`` ``(n,)`` contains the document number of each pack. ``filters`` contains the grams, grouped by size,
-    each group with the positions of its packs in ``rows``.
+    ``documents`` ``(n,)`` contains the document number of each pack. ``filters`` contains the grams, grouped by size:
+    each group has the positions of its packs in ``rows`` and, for each byte of a filter, those of all packs.
     """
 
     rows: pa.Table
@@ -170,10 +200,9 @@ class Packs:
         """Return whether each pack may contain a literal from every clause, as ``(n,)``."""
         possible = np.ones(len(self.rows), np.bool_)
         for positions, filters in self.filters:
-            size = 8 * filters.shape[1]
             left = np.ones(len(positions), np.bool_)
             for clause in required:
-                left &= np.stack([_hold(filters, size, literal) for literal in clause]).any(axis=0)
+                left &= np.stack([_hold(filters, literal) for literal in clause]).any(axis=0)
             possible[positions] = left
         return possible
 
@@ -187,11 +216,13 @@ class Packs:
         return possible
 
 
-def _hold(filters: NDArray[np.uint8], size: int, literal: bytes) -> NDArray[np.bool_]:
-    left = np.ones(len(filters), np.bool_)
-    for each in {*(_hashes(literal, words=size in _SIZES) % np.uint32(size)).tolist()}:
-        left &= (filters[:, each >> 3] >> (each & 7) & 1).astype(np.bool_)
-    return left
+def _hold(filters: NDArray[np.uint8], literal: bytes) -> NDArray[np.bool_]:
+    size = 8 * len(filters)
+    odd_part = size // (size & -size)
+    content = _TRIGRAMS if odd_part == 1 else _LETTERS if odd_part in (5, 7) else _WORDS
+    at = np.array([each % size for each in _grams_of(literal, content)], np.int64)
+    found: NDArray[np.bool_] = (filters[at >> 3] & (1 << (at & 7)).astype(np.uint8)[:, None]).all(axis=0)
+    return found
 
 
 _PACKS: SharedCache[tuple[str | int, ...], Packs] = SharedCache(LRUCache(256 * 2**20, lambda packs: packs.nbytes))
@@ -224,7 +255,7 @@ def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDAr
     positions = np.flatnonzero(sizes == size)
     # A list: for an array, Arrow imports numpy.ma (as does np.unique), which takes longer than a search.
     joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions.tolist(), pa.int64())).to_pylist())
-    return positions, np.frombuffer(joined, np.uint8).reshape(len(positions), size)
+    return positions, np.ascontiguousarray(np.frombuffer(joined, np.uint8).reshape(len(positions), size).T)
 
 
 def allowed(searcher: TableSearcher, found: Packs) -> NDArray[np.bool_]:

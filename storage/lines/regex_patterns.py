@@ -41,7 +41,7 @@ _RE2_ERROR = re.compile(r"Invalid regular expression: (?P<why>.*?)(?:: (?P<part>
 _QUOTE = re.compile(r"\\Q(?P<inside>.*?)(?:\\E|\Z)|\\.", re.DOTALL)
 
 Clause = frozenset[bytes]
-"""Folded literals; a matching text contains at least one of them."""
+"""Literals, in lowercase if the pattern ignores case; a matching text contains at least one of them."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Pattern:
             expression = f"{expression[: at + 1]}?:{expression[at + 1 :]}"
         if ignore_case is None:
             ignore_case = not read.has_capital
-        if ignore_case and not read.ignores_case:
+        if ignore_case:
             read = _LiteralReader(expression, text, ignores_case=True, multiline=multiline).read()
         return cls(text, expression, ignore_case, words, tuple(read.clauses), read.in_lines_only, multiline, literal)
 
@@ -292,9 +292,8 @@ class _Group:
     size: int = 0
 
     def flush(self) -> None:
-        literal = folded(bytes(self.run))
-        if len(literal) >= GRAM_BYTES:
-            self.clauses.append(frozenset((literal,)))
+        if len(self.run) >= GRAM_BYTES:
+            self.clauses.append(frozenset((bytes(self.run),)))
         self.run.clear()
 
     def end_branch(self) -> None:
@@ -372,6 +371,7 @@ class _LiteralReader:
         flags = _FLAGS.match(self.expression, self.at + 1)
         if flags:
             on, _, off = flags["flags"].partition("-")
+            self.groups[-1].flush()  # a literal is entirely folded, or not at all
             self.ignores_case |= "i" in on
             self.in_lines_only |= "m" in off
             self.at = flags.end()
@@ -411,7 +411,7 @@ class _LiteralReader:
         if not least or (self.ignores_case and not character.isascii()) or character == "\n":
             group.flush()  # a line break may fall between two packs
             return
-        group.run += character.encode()
+        group.run += (character.lower() if self.ignores_case else character).encode()
         if (least, most) != (1, 1):
             group.flush()
 

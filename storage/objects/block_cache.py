@@ -69,7 +69,7 @@ TEXT_SHARE, AHEAD_BYTES = 0.05, 32 * 2**20
 """Block texts take at most TEXT_SHARE of a data file, before the end that every search needs. They are read whole, up
 to AHEAD_BYTES per bucket and process, which saves this and later searches many requests.
 """
-GRAMS_SHARE = 0.006
+GRAMS_SHARE = 0.009
 """Filters of packs, needed by exact searches, take less than this share of a data file and precede the texts."""
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.lines.packs import Packs, grams
-from driftline.storage.lines.regex_patterns import GRAM_BYTES, folded
+from driftline.storage.lines.regex_patterns import GRAM_BYTES, Pattern, folded
 
 ONLY_TRIGRAMS = b"wit ith thi hin ini nit"
 OF_TRIGRAMS_ALONE = bytes.fromhex(
@@ -16,23 +17,60 @@ OF_TRIGRAMS_ALONE = bytes.fromhex(
     "000000000000"
 )
 """The filter of ONLY_TRIGRAMS from before filters had four-letter runs."""
+ONLY_RUNS_OF_LETTERS = b"comp res p_r _re mp_ ithi thin hini"
+OF_RUNS_OF_LETTERS = bytes.fromhex("010100420008100000b2002002000010a2800808000800000000000a120200400000080082100012")
+"""The filter of ONLY_RUNS_OF_LETTERS from before filters had longer runs, digits, underscores and capitals."""
 
 
 def may_hold(grams: bytes, literal: bytes) -> bool:
-    filters = (np.array([0]), np.frombuffer(grams, np.uint8).reshape(1, -1))
+    filters = (np.array([0]), np.frombuffer(grams, np.uint8).reshape(-1, 1))
     (possible,) = Packs(pa.table({"line": [0]}), np.array([0]), (filters,)).may_hold([frozenset([literal])])
     return bool(possible)
 
 
-def test_a_pack_with_the_trigrams_of_a_word_in_other_words_is_ruled_out() -> None:
+def test_a_pack_with_the_grams_of_a_word_in_other_words_is_ruled_out() -> None:
     assert not may_hold(grams(ONLY_TRIGRAMS), b"withinit")
     assert may_hold(grams(b"in Withinit, too"), b"withinit")
     assert may_hold(grams(ONLY_TRIGRAMS), b"hin")
+    assert not may_hold(grams(ONLY_RUNS_OF_LETTERS), b"comp_res")
+    assert not may_hold(grams(b"with ithi thin"), b"within")
+
+
+def test_a_literal_with_a_capital_rules_out_packs_that_have_it_in_another_case() -> None:
+    assert not may_hold(grams(b"these kwargs are KEYWORDS"), b"Kwargs")
+    assert may_hold(grams(b"these MoreKwargs"), b"Kwargs")
+    assert may_hold(grams(b"these Kwargs"), b"kwargs"), "a pattern that ignores case has lowercase literals"
+
+
+@pytest.mark.parametrize("text", ["Abc.(?i)Def", "(?i:Abc).Defg", "(?i)Abcd", "Abcd(?i)Efgh"])
+def test_literals_are_compared_in_the_case_that_their_flags_ask_for(text: str) -> None:
+    for written in (text, text.swapcase().replace("(?I", "(?i")):
+        for ignore_case in (False, True):
+            pattern = Pattern.of(written, ignore_case=ignore_case)
+            for line in ("Abc.Def", "aBC.dEF", "Abc.DEFG", "ABC.Defg", "abcd", "ABCD", "AbcdEFGH", "abcdefgh"):
+                if pattern.matches(pa.array([line])).to_pylist() == [True]:
+                    held = all(
+                        any(may_hold(grams(line.encode()), each) for each in clause) for clause in pattern.required
+                    )
+                    assert held, (written, ignore_case, line)
 
 
 def test_filters_of_trigrams_alone_are_still_read() -> None:
     assert may_hold(OF_TRIGRAMS_ALONE, b"withinit")
     assert not may_hold(OF_TRIGRAMS_ALONE, b"without")
+
+
+def test_filters_without_longer_runs_are_still_read() -> None:
+    assert may_hold(OF_RUNS_OF_LETTERS, b"comp_res")
+    assert may_hold(OF_RUNS_OF_LETTERS, b"Comp"), "they do not tell the case"
+    assert may_hold(OF_RUNS_OF_LETTERS, b"thini")
+    assert not may_hold(OF_RUNS_OF_LETTERS, b"without")
+
+
+def test_a_long_literal_is_looked_up_by_some_of_its_grams() -> None:
+    text = b" ".join(str(number).encode() for number in range(10_000))
+    assert may_hold(grams(text), text[5_000:9_000])
+    assert not may_hold(grams(ONLY_TRIGRAMS), text[5_000:9_000])
 
 
 @given(st.binary(max_size=4_000), st.data())
@@ -42,3 +80,4 @@ def test_no_part_of_a_pack_is_ruled_out(text: bytes, data: st.DataObject) -> Non
     part = text[start : start + data.draw(st.integers(GRAM_BYTES, 40))]
     if len(part) >= GRAM_BYTES:
         assert may_hold(grams(text), folded(part))
+        assert may_hold(grams(text), part)
