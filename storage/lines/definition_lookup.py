@@ -1,7 +1,7 @@
 """Find definitions, files and outlines by name in one version of a lines table (DESIGN, "Search").
 
 ``blocks_defining`` and ``definitions_of`` find what a query names; ``blocks_at_places`` finds the places in a stack
-trace. The names of a version's definitions are read once, then looked up in memory.
+trace. The outlines of a version are read once, then looked up in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from driftline.storage.lance.lance_table import is_one_of, quote
 from driftline.storage.lines.line_table import LINES_PER_BLOCK, TEXT_COLUMN
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
-from driftline.storage.lines.table_searcher import TableSearcher, is_among
+from driftline.storage.lines.table_searcher import MAX_KEPT_LINES, TableSearcher, is_among
 from driftline.storage.shared_cache import SharedCache
 
 MAX_FOLDERS = 32
@@ -34,7 +34,12 @@ _OF_WORDS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_")
 _OUTLINES: SharedCache[tuple[str | int, ...], _Outlines] = SharedCache(
     LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
 )
-"""The outlines of each version in which this process looked up a name, about 6 bytes per line."""
+"""The outlines of each version in which this process looked up a name or many lines, about 20 bytes per line."""
+_LOOKUPS: SharedCache[tuple[str | int, ...], int] = SharedCache(LRUCache(1_024))
+"""How often this process looked up the outlines of some lines in a version on disk."""
+LOOKUPS_BEFORE_ALL = 32
+"""Reading all outlines takes as long as this many lookups of some."""
+_BLOCK_BITS = 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,9 @@ class _Outlines:
     """The outlines of all blocks in a version: ``rows`` has ``outline``, ``line_number`` and ``_rowid``.
 
     ``lower`` is their lowercase concatenation, with a newline after each; row ``i`` ends before ``ends[i]``. Entry
-    ``e`` is one definition: it ends before the newline at ``entries[e]``, with the bytes ``tails[e]``.
+    ``e`` is one definition: it ends before the newline at ``entries[e]``, with the bytes ``tails[e]``. Row ``order[i]``
+    has the key ``keys[i]``, in ascending order: the positions of its document's ``paths`` and ``entities``, and the
+    number of its block.
     """
 
     rows: pa.Table
@@ -50,21 +57,47 @@ class _Outlines:
     ends: NDArray[np.int64]
     entries: NDArray[np.int64]
     tails: NDArray[np.uint64]
+    paths: pa.StringArray
+    entities: pa.StringArray
+    keys: NDArray[np.int64]
+    order: NDArray[np.int64]
 
     @classmethod
     def of(cls, rows: pa.Table) -> Self:
-        """Prepare the outlines in ``rows`` for searching."""
+        """Prepare the outlines in ``rows`` for searching; these also have ``entity`` and ``path``."""
+        paths, entities = (rows[name].combine_chunks().dictionary_encode() for name in ("path", "entity"))
+        documents = paths.indices.to_numpy().astype(np.int64) * len(entities.dictionary) + entities.indices.to_numpy()
+        keys = documents << _BLOCK_BITS | rows["line_number"].to_numpy() // LINES_PER_BLOCK
+        order = np.argsort(keys)
+        rows = rows.drop_columns(["path", "entity"])
         outlines = pc.binary_join_element_wise(pc.utf8_lower(rows[OUTLINE_COLUMN]), "", "\n").combine_chunks()
         ends = pc.binary_length(outlines).to_numpy().cumsum(dtype=np.int64)
         lower = outlines.buffers()[2].to_pybytes()[: ends[-1]] if len(ends) else b""
         entries = np.flatnonzero(np.frombuffer(lower, np.uint8) == ord("\n"))
         padded = np.frombuffer(bytes(_TAIL_BYTES) + lower, np.uint8)
         tails = np.lib.stride_tricks.sliding_window_view(padded, _TAIL_BYTES)[entries].view(">u8")[:, 0]
-        return cls(rows, lower, ends, entries, tails.astype(np.uint64))
+        names = (paths.dictionary, entities.dictionary)
+        return cls(rows, lower, ends, entries, tails.astype(np.uint64), *names, keys[order], order)
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in (self.rows, self.ends, self.entries, self.tails)) + len(self.lower)
+        arrays = (self.rows, self.ends, self.entries, self.tails, self.paths, self.entities, self.keys, self.order)
+        return sum(each.nbytes for each in arrays) + len(self.lower)
+
+    def at(self, lines: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
+        """Return the outlines of the blocks that contain ``lines``; the longest if a block has several rows."""
+        paths = pc.index_in(pa.array([path for _, path, _ in lines], pa.string()), self.paths)
+        entities = pc.index_in(pa.array([entity for entity, *_ in lines], pa.string()), self.entities)
+        found: dict[tuple[str, str, int], str] = {}
+        for line, path, entity in zip(lines, paths.to_pylist(), entities.to_pylist(), strict=True):
+            if path is None or entity is None:
+                continue
+            key = (path * len(self.entities) + entity) << _BLOCK_BITS | line[2] // LINES_PER_BLOCK
+            start, end = (int(np.searchsorted(self.keys, key, side)) for side in ("left", "right"))
+            outlines = (self.rows[OUTLINE_COLUMN][int(row)].as_py() for row in self.order[start:end])
+            if (outline := max(outlines, key=len, default=None)) is not None:
+                found[line] = outline
+        return found
 
     def with_name_ending_in(self, part: str) -> pa.Table:
         """Return the rows with a definition whose name ends in the whole word ``part``, case-insensitively."""
@@ -142,15 +175,30 @@ def _outlines(table: TableSearcher) -> _Outlines:
 
 
 def _read_outlines(table: TableSearcher) -> _Outlines:
-    where = f"{OUTLINE_COLUMN} != ''"
-    rows = table.scan([OUTLINE_COLUMN, "line_number"], filter=where, with_row_id=True)
+    columns = ["entity", "path", "line_number", OUTLINE_COLUMN, "_rowid"]
+    # It takes Lance twice as long to drop the empty outlines as well.
+    rows = table.read(columns, where=f"{OUTLINE_COLUMN} IS NOT NULL", with_row_id=True)
     return _Outlines.of(rows.combine_chunks())
+
+
+def _kept_outlines(table: TableSearcher) -> _Outlines | None:
+    """Return all outlines if they are in memory already, or reading them pays off."""
+    version = table.exact_version
+    known = _OUTLINES.get(version)
+    if known is None and table.table.is_local:
+        lookups = (_LOOKUPS.get(version) or 0) + 1
+        _LOOKUPS.put(version, lookups)
+        if lookups > LOOKUPS_BEFORE_ALL and table.lines <= MAX_KEPT_LINES:
+            known = _outlines(table)
+    return known
 
 
 def outlines_of(table: TableSearcher, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
     """Return the known outlines of the blocks that contain the lines ``(entity, path, number)``."""
     if not requested:
         return {}
+    if (kept := _kept_outlines(table)) is not None:
+        return kept.at(requested)
     # The index covers paths; comparing entities and lines in Lance as well would take three times as long.
     paths = sorted({path for _, path, _ in requested})
     columns = ["entity", "path", "line_number", OUTLINE_COLUMN]

@@ -19,6 +19,7 @@ from driftline.flows.search import search as served
 from driftline.flows.search import searches_table
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
+from driftline.storage.lines import definition_lookup
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import GRAMS_COLUMN
 from driftline.storage.lines.packs import _PACKS, LINES_BEFORE, _scan, lines_of, texts
@@ -112,6 +113,25 @@ def test_a_pack_is_read_once_for_all_searches(workspace: Workspace, monkeypatch:
     monkeypatch.setattr("driftline.storage.lines.packs._scan", lambda query, columns, where: scanned.extend(columns))
     assert found(workspace, Pattern.of("csrf_")) == before
     assert not scanned
+
+
+def test_after_many_lookups_outlines_come_from_memory(
+    workspace: Workspace, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (table,) = open_exact_tables(workspace, None)
+    (source,) = (str(entity) for entity, _ in workspace.readable_sources())
+    lines = [(source, name, number) for name, of_file in documents(tree) for number in range(len(of_file) + 20)]
+    lines += [(source, "missing.py", 0), ("org:other", "src/app.py", 0)]
+    definition_lookup._OUTLINES.clear()
+    definition_lookup._LOOKUPS.clear()
+    from_disk = definition_lookup.outlines_of(table, lines)
+    assert {path for _, path, _ in from_disk} >= {"src/app.py", "src/long.js", "big.txt"}
+    assert any(from_disk.values())
+    monkeypatch.setattr(definition_lookup, "LOOKUPS_BEFORE_ALL", 0)
+    assert definition_lookup.outlines_of(table, lines) == from_disk
+    monkeypatch.setattr(TableSearcher, "scan", pytest.fail)
+    assert definition_lookup.outlines_of(table, lines) == from_disk
+    assert definition_lookup.outlines_of(table, lines[-2:]) == {}
 
 
 @pytest.mark.parametrize("lines_before", [10, LINES_BEFORE])
