@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
@@ -202,7 +203,7 @@ def parse_request(request: SearchRequest) -> ParsedQuery:
     """Parse a request's query and the exact terms in its options. Raises UsageError; its message has the position."""
     exact: dict[str, Any] = {"fixed": request.fixed or (), "regex": request.regex or ()}
     exact |= {"ignore_case": request.ignore_case, "whole_words": request.whole_words, "multiline": request.multiline}
-    return parse(request.query, **exact)
+    return _parsed(request.query, **exact)
 
 
 def parse(
@@ -236,6 +237,10 @@ def parse(
     if parsed == ParsedQuery(text) and text.strip():
         raise UsageError("case: needs a search term", text[:200], "Add words, an exact string or a regular expression.")
     return parsed
+
+
+_parsed = lru_cache(64)(parse)
+"""Interfaces parse a query to find its branch before the search does."""
 
 
 def field_term(name: str, value: str) -> str:

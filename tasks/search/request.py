@@ -359,6 +359,8 @@ def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:
 def _check_options(owner: "SearchFilter", options: Mapping[str, Option]) -> None:
     """Check the values of ``options``, and convert lists to tuples. Raises UsageError."""
     for name, row in options.items():
+        if getattr(owner, name) is row.default:  # most are, each time that a request is copied
+            continue
         if row.is_list:
             object.__setattr__(owner, name, listed(name, getattr(owner, name)))
         row.check(getattr(owner, name))
