@@ -329,10 +329,12 @@ def verify(
     Returns:
         The run's report, as in ``driftline verify --json``.
     """
+    from driftline.flows.config.which_workspace import references_for
     from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace
 
     options = options_of(storage_options)
-    request = VerifyRequest(absolute_workspace(workspace), repair, options, catalog_of(catalog_url))
+    uri = absolute_workspace(workspace)
+    request = VerifyRequest(uri, repair, options, catalog_of(catalog_url), references_for(uri))
     with flow_progress() as progress:
         work = attempt.with_options(name="verify")
         result = work(lambda: verify_workspace(request, progress).to_dict())

@@ -27,6 +27,7 @@ from driftline.flows.config.index_request import OPTIONS, IndexRequest
 from driftline.flows.config.which_workspace import (
     WORKSPACE_VARIABLE,
     named_branch,
+    references_for,
     workspace_for_indexing,
     workspace_for_reading,
 )
@@ -83,9 +84,9 @@ def index(
     given["branch"] = named_branch(given.get("branch"), (sources or ["."])[0])
     if configuration is not None:
         given = configuration.run_options() | given
-    request = IndexRequest(
-        requests_of(configuration.sources) if configuration else sources or (), target, keep_going=all_sources, **given
-    )
+    chosen = requests_of(configuration.sources) if configuration else sources or ()
+    references = references_for(target)
+    request = IndexRequest(chosen, target, keep_going=all_sources, references=references, **given)
     with reporting_what_was_committed(), open_progress() as progress:
         result = index_sources(request, progress).to_dict()
     prices = configuration.prices if configuration else {}

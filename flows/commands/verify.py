@@ -20,12 +20,12 @@ def verify(
 ) -> int:
     """Check the workspace for inconsistencies. Exit code 3 if there are findings."""
     target = workspace_for_reading(workspace)
-    from driftline.flows.config.which_workspace import options_for
+    from driftline.flows.config.which_workspace import options_for, references_for
     from driftline.flows.output.progress import open_progress
     from driftline.flows.output.terminal_reports import print_verify
     from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace
 
-    request = VerifyRequest(target, repair, options_for(target))
+    request = VerifyRequest(target, repair, options_for(target), references=references_for(target))
     with open_progress() as progress:
         result = verify_workspace(request, progress).to_dict()
     show(result, as_json, print_verify)

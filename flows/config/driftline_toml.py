@@ -13,6 +13,7 @@ import logging
 import os
 import posixpath
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -206,6 +207,22 @@ class Configuration:
     def run_options(self) -> dict[str, Any]:
         """Return the options of an index run that the file sets. Raises UsageError."""
         return {**self.index, "storage_options": self.options()}
+
+    def references(self) -> dict[str, str]:
+        """Return the references to the tokens of repositories, as ``with_reference`` expects them.
+
+        A workspace records its sources without them. If fleets have different tokens for one host, each is used for
+        the repositories of its owner.
+        """
+        found: dict[str, set[str]] = defaultdict(set)
+        for fleet in self.fleets:
+            for start, reference in fleet.host.references().items():
+                found[start].add(reference)
+        for uri in (*(source.uri for source in self.sources), *(uri for each in self.fleets for uri in each.host.uris)):
+            remote = parse_remote(uri)
+            if remote is not None and remote.variable:
+                found[remote.uri].add(f"{remote.user}:${{{remote.variable}}}")
+        return {start: each.pop() for start, each in found.items() if len(each) == 1}
 
     def hook_secrets(self) -> dict[str, str]:
         """Return the webhook secrets, keyed by host type. Raises UsageError."""

@@ -58,7 +58,8 @@ class IndexOptions:
     it. ``storage_options`` apply to the workspace and the sources. ``keep_going`` reports source failures instead of
     raising the first. ``build`` is the number of the CI build: a run with a lower number than the last run of
     ``branch`` is rejected; in the main index, only if its commit is also older. ``paths`` restricts the scan to these
-    files of the only source, for callers that know that nothing else changed.
+    files of the only source, for callers that know that nothing else changed. ``references`` contains the references
+    to the tokens of repositories that are given without one, as ``with_reference`` expects them.
 
     Raises UsageError for a value that has the wrong type or is out of bounds.
     """
@@ -165,6 +166,7 @@ class IndexOptions:
     keep_going: bool = False
     build: int | None = None
     paths: tuple[str, ...] | None = None
+    references: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         given = self.sources

@@ -126,6 +126,16 @@ def options_for(workspace: str) -> dict[str, str] | None:
     return config.options() if config is not None else None
 
 
+def references_for(workspace: str) -> dict[str, str]:
+    """Return the references to tokens of repositories in the configuration of ``workspace``. Raises UsageError."""
+    if find_config(None) is None:
+        return {}
+    from driftline.flows.config.driftline_toml import config_of
+
+    config = config_of(workspace)
+    return config.references() if config is not None else {}
+
+
 def search_settings() -> Mapping[str, Any]:
     """Return the ``[search]`` table of the located file; empty if there is none. Raises UsageError."""
     path = find_config(None)

@@ -30,7 +30,7 @@ from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import peek
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.redaction import RULES_VERSION
-from driftline.storage.sources.mirror import parse_remote
+from driftline.storage.sources.mirror import parse_remote, with_reference
 from driftline.storage.sources.source import RepositorySource, Source, open_source
 from driftline.storage.workspace.branch_cuts import check_name
 from driftline.storage.workspace.fleet_state import read_fleets
@@ -266,7 +266,7 @@ def plan_source(
     if remote is not None:
         source: Source = RepositorySource.at(remote, named.commit)
     else:
-        source = open_source(named.uri, request.storage_options)
+        source = open_source(with_reference(named.uri, request.references), request.storage_options)
     origin = git_origin(source.uri) if source.is_local else None
     record = SourceRecord(
         entity="",

@@ -23,6 +23,7 @@ from driftline.storage.leases.lease import peek
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.workspace_catalog import WAYS_BACK, adopt, holds_memory, record_may_be_damaged, recorded
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.sources.mirror import with_reference
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
@@ -59,6 +60,8 @@ class VerifyRequest:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     catalog_url: str | None = field(default=None, repr=False)
     """The memory catalog; default: the configured catalog, then the workspace's own."""
+    references: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The references to the tokens of repositories, which the workspace does not record."""
 
 
 @dataclass(slots=True)
@@ -284,7 +287,7 @@ class _Repair:
                 return f"the source's record is lost. Run: driftline index SOURCE --entity {entity}"
             if record.is_stored_by_program:
                 return "only the program that stored them has their text, and must store them again"
-            open_source(record.uri, self.request.storage_options).close()
+            open_source(with_reference(record.uri, self.request.references), self.request.storage_options).close()
         except DriftlineError as error:
             return f"the source cannot be read ({error})"
         return None
@@ -298,6 +301,7 @@ class _Repair:
             workspace=self.request.workspace,
             entity=str(entity),
             storage_options=self.request.storage_options,
+            references=self.request.references,
         )
         unread = dict[str, str]()
         try:

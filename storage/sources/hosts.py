@@ -112,8 +112,20 @@ class Host:
             raise UsageError("Not a valid repository path", repr(repository.path))
         api = api_of(self)
         scheme, _, rest = self.site.partition("://")
-        reference = f"{api.git_user}:${{{self.variable}}}@" if self.variable else ""
+        reference = f"{self._reference}@" if self.variable else ""
         return f"git+{scheme}://{reference}{rest}{api.clone_path}/{repository.path}.git"
+
+    def references(self) -> dict[str, str]:
+        """Return the reference to the token, ``user:${NAME}``, by the start of the URIs that it is for."""
+        if not self.variable or self.provider in ("folder", "list"):
+            return {}
+        api = api_of(self)
+        start = f"git+{self.site}{api.clone_path}/"
+        return dict.fromkeys({start, f"{start}{self.owner}/" if self.owner else start}, self._reference)
+
+    @property
+    def _reference(self) -> str:
+        return f"{api_of(self).git_user}:${{{self.variable}}}"
 
     @property
     def has_pulls(self) -> bool:

@@ -30,7 +30,14 @@ from typing import IO
 from urllib.parse import quote, unquote
 
 from driftline.storage.environment import byte_limit, cache_folder_of
-from driftline.storage.errors import AccessDenied, SourceNotFound, StorageError, UsageError, without_secrets
+from driftline.storage.errors import (
+    AccessDenied,
+    DriftlineError,
+    SourceNotFound,
+    StorageError,
+    UsageError,
+    without_secrets,
+)
 from driftline.storage.sources.git_isolation import COMMIT_ID, REACHING, ask, spawn
 
 log = logging.getLogger(__name__)
@@ -54,6 +61,11 @@ REDIRECTS = "The host redirects to another URL"
 _SCHEMES = frozenset({"file", "http", "https", "ssh"})
 _SCP = re.compile(r"(?P<user>[A-Za-z0-9._-]+)@(?P<host>[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]):(?P<path>[^\\:].*)")
 _CREDENTIAL = re.compile(r"(?:(?P<user>[A-Za-z0-9._~-]+):)?\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
+_REPOSITORY = re.compile(
+    r"\.git$|/_git/[^/]+$|^(?:[^@/]*@)?ssh\.dev\.azure\.com(?::\d+)?/v3/"
+    r"|^(?:[^@/]*@)?git-codecommit\.[^/]+\.amazonaws\.com(?:\.cn)?(?::\d+)?/v1/repos/[^/]+$"
+)
+"""What shows that a URL is of a repository, without ``git+``: its end or, on Azure DevOps and CodeCommit, its path."""
 _PORT = re.compile(r"[^:]*:\d+|\[[^]]*\](?::\d+)?|[^:]*")
 _REF = re.compile(r"(?!/|.*(?://|\.\.|@\{|\.lock$|/$|\.$))[^\x00-\x20\x7f~^:?*\[\\]+")
 _SYMBOLIC = "ref: HEAD"
@@ -65,6 +77,7 @@ _BY_REFERENCE = "Use git+https://${NAME}@host/path, where NAME is a variable tha
 _DENIED = re.compile(
     r"authentication failed|could not read (?:username|password)|permission denied|error: 40[13]|publickey"
 )
+_REFUSED = re.compile(r"transport '([^']+)' not allowed")
 _MISSING = re.compile(r"not found|does not exist|not appear to be a git repository|error: 404")
 
 
@@ -98,7 +111,9 @@ class Remote:
     def name(self) -> str:
         """The last part of the path, without ``.git``."""
         path = self.location.rstrip("/").removesuffix("/.git")
-        return re.split(r"[/:]", path)[-1].removesuffix(".git") or "repository"
+        name = re.split(r"[/:]", path)[-1].removesuffix(".git") or "repository"
+        whole = name if self.is_local else unquote(name)
+        return whole if whole.isprintable() else name
 
 
 def parse_remote(text: str) -> Remote | None:
@@ -122,9 +137,26 @@ def parse_remote(text: str) -> Remote | None:
                 f"Unsupported protocol for a git repository: {protocol!r}", text, "Use git+https, git+ssh, git+file."
             )
         return _remote(protocol, rest)
+    if scheme.split("::")[0] == "codecommit":
+        fix = "Use git+https://git-codecommit.REGION.amazonaws.com/v1/repos/NAME."
+        raise UsageError("git would run the program git-remote-codecommit for this URL", text, fix)
     path, _ = _split_ref(rest)
-    is_one = scheme in ("http", "https", "ssh") and path.rstrip("/").endswith(".git")
+    is_one = scheme in ("http", "https", "ssh") and _REPOSITORY.search(path.rstrip("/"))
     return _remote(scheme, rest) if is_one else None
+
+
+def with_reference(uri: str, references: Mapping[str, str]) -> str:
+    """Return a repository's URI with the reference to its token: ``user:${NAME}`` of the longest prefix in
+    ``references``. Any other URI, and one that has a reference, is returned unchanged.
+    """
+    remote = parse_remote(uri)
+    if remote is None or remote.variable or remote.protocol not in ("http", "https"):
+        return uri
+    prefixes = [each for each in references if remote.uri.startswith(each)]
+    if not prefixes:
+        return uri
+    scheme, _, rest = remote.uri.partition("://")
+    return f"{scheme}://{references[max(prefixes, key=len)]}@{rest}"
 
 
 def quoted_path(path: str) -> str:
@@ -183,6 +215,8 @@ def _remote(protocol: str, rest: str) -> Remote:
         if _PORT.fullmatch(host):
             location = f"ssh://{location}"
     else:
+        if host.lower() == "dev.azure.com" and credentials == tail.partition("/")[0]:
+            credentials = ""  # Azure puts the name of the organization into the URLs that it shows
         match = _CREDENTIAL.fullmatch(credentials)
         if credentials and match is None:
             raise UsageError("The repository URL may contain a secret", shown, _BY_REFERENCE)
@@ -360,7 +394,9 @@ def _ask(git_dir: str, *arguments: str) -> str | None:
 def _reaching(remote: Remote) -> dict[str, str]:
     """Return the environment for a command that uses the network: the user's variables, overridden by Driftline's."""
     variables = {name: os.environ[name] for name in REACHING if name in os.environ}
-    variables["GIT_ALLOW_PROTOCOL"] = remote.protocol
+    # The user's own configuration may rewrite the URL (url.<base>.insteadOf), but not to a less safe protocol. The
+    # token is a header for the host of the URL as given, so no other host gets it.
+    variables["GIT_ALLOW_PROTOCOL"] = remote.protocol if remote.is_local else f"{remote.protocol}:https:ssh"
     settings = {
         "core.hooksPath": os.devnull,
         "credential.interactive": "false",
@@ -454,7 +490,7 @@ def _tail(errors: IO[bytes]) -> str:
     return errors.read().decode("utf-8", "replace")
 
 
-def _failure(remote: Remote, why: str, stderr: str) -> AccessDenied | SourceNotFound | StorageError:
+def _failure(remote: Remote, why: str, stderr: str) -> DriftlineError:
     """Return an error with git's message; git never prints values from its environment."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     last = next((line for line in reversed(lines) if line.startswith(("fatal:", "error:", "remote:"))), "")
@@ -462,6 +498,9 @@ def _failure(remote: Remote, why: str, stderr: str) -> AccessDenied | SourceNotF
     message = stderr.lower()
     if why:
         return StorageError(why, remote.uri, "Run the command again.")
+    if refused := _REFUSED.search(stderr):
+        what = f"git's setting url.<base>.insteadOf replaces this URL by one of the protocol {refused[1]}"
+        return UsageError(what, remote.uri, "Only https, ssh and the URL's own protocol are used: change the setting.")
     if _DENIED.search(message):
         return AccessDenied("The host denies access to the repository", remote.uri, f"{_BY_REFERENCE} ({reason})")
     if _MISSING.search(message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Callable
@@ -462,6 +463,36 @@ def test_the_token_reaches_the_api_and_git_and_no_file(
     assert "s3cret" not in outcome.out + outcome.err
     state = json.loads((fleet.folder / "index/_fleet.json").read_text())
     assert "ACME_TOKEN" not in json.dumps(state)
+
+
+def test_a_private_repository_is_read_again_with_the_token_of_its_fleet(
+    hosted: tuple[Fleet, HostApi, dict[int, Checkout]],
+    git_server: GitServer,
+    monkeypatch: pytest.MonkeyPatch,
+    driftline: Callable[..., Any],
+) -> None:
+    fleet, api, trees = hosted
+    fleet.tables += 'token = "${ACME_TOKEN}"\n'
+    monkeypatch.setenv("ACME_TOKEN", "s3cret-token")
+    monkeypatch.setenv("DRIFTLINE_CONFIG", str(fleet.config))
+    api.token = "s3cret-token"
+    user = base64.b64encode(b"x-access-token:s3cret-token").decode()
+    git_server.authorization = f"Basic {user}"
+    assert set(states(fleet.sync()).values()) == {"indexed"}
+    entity = next(entity for entity, _ in fleet.workspace.sources() if entity.id == "r1")
+    fleet.workspace.lines(entity).open().delete("path = 'f1.md'")
+    repaired = driftline("verify", "--repair", "--json", "--workspace", fleet.folder / "index")
+    assert (repaired.code, repaired.json["repaired"], repaired.json["skipped"]) == (0, 1, []), repaired.out
+    record = fleet.workspace.source(entity)
+    assert record is not None
+    trees[1].write("later.md", "later\n")
+    trees[1].push()
+    index = ("index", record.uri, "--entity", entity, "--workspace", fleet.folder / "index")
+    indexed = driftline(*index, "--json")
+    assert (indexed.code, indexed.json["sources"][0]["new"]) == (0, 1), indexed.err
+    assert "ACME_TOKEN" not in indexed.out + repaired.out
+    monkeypatch.delenv("DRIFTLINE_CONFIG")
+    assert driftline(*index).code == 2
 
 
 def test_open_pull_requests_are_branches_until_the_host_closes_them(
