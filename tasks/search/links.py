@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
@@ -46,8 +46,18 @@ TEMPLATES: Mapping[str, str] = {
     "gitea": "{root}/src/commit/{commit}/{path}#L{line}",
     "bitbucket": "{root}/src/{commit}/{path}#lines-{line}",
     "bitbucket-server": "{root}/browse/{path}?at={commit}#{line}",
+    "azure": "{root}?path=/{path}&version=GC{commit}&line={line}&lineEnd={line}&lineStartColumn=1&lineEndColumn=9999",
+    "codecommit": "{root}/{commit}/--/{path}?lines={line}-{line}",
 }
 """Maps host types to their line link templates."""
+_LINES = re.compile(r"[?&]lines?=\{line\}.*")
+_GIST = "https://gist.github.com/{repository}/{commit}#file-{slug}-L{line}"
+_WIKIS: Mapping[str, str] = {
+    "github": "{root}/wiki/{page}/{commit}",
+    "gitlab": "{root}/-/wikis/{page}?version_id={commit}",
+}
+"""Links to a page of a repository's wiki, for the hosts that show one at a commit; a page shows no line numbers."""
+_OF_WIKI = ".wiki"
 _AS_SOURCE = {"github": "plain=1", "gitlab": "plain=1", "gitea": "display=source"}
 """The query string that makes a host show a file's source instead of rendering it."""
 _OF_COMMIT = re.compile(r"(?P<root>.*?)/(?:-/blob|blob|src/commit)/(?P<commit>[0-9a-f]{40,64})/(?P<path>[^?#]*)")
@@ -60,6 +70,12 @@ _SSH_HOSTS = {
     "altssh.bitbucket.org": "bitbucket.org",
 }
 """Maps SSH hosts to the web hosts they serve."""
+_CODECOMMIT = re.compile(r"git-codecommit\.(?P<region>[a-z0-9-]+)\.amazonaws\.com")
+_AZURE_SSH = re.compile(
+    r"(?P<host>ssh\.dev\.azure\.com|vs-ssh\.visualstudio\.com)/v3/(?P<organization>[^/]+)/(?P<project>[^/]+)/(?P<name>[^/]+)"
+)
+_BELOW_A_FOLDER = {"gitea": "gitea", "forgejo": "gitea", "gitlab": "gitlab"}
+"""Maps the folder of a web server to the type of the host that it serves there."""
 _WEB_PORTS = {"http": 80, "https": 443}
 _PLACEHOLDERS = frozenset({"host", "repository", "commit", "path", "line"})
 _FIELD = re.compile(r"\{(\w*)\}")
@@ -136,11 +152,23 @@ class Address:
             return "bitbucket"
         if "bitbucket" in self.host:
             return "bitbucket-server"
-        return next((kind for part, kind in _HOSTS.items() if part in self.host), None)
+        if _CODECOMMIT.fullmatch(self.host):
+            return "codecommit"
+        folders = self.path.split("/")
+        if self.host == "dev.azure.com" or folders[-2:-1] == ["_git"]:
+            return "azure"
+        if named := next((kind for part, kind in _HOSTS.items() if part in self.host), None):
+            return named
+        if folders[-3:-2] == ["scm"]:
+            return "bitbucket-server"
+        return _BELOW_A_FOLDER.get(folders[0]) if len(folders) >= 3 else None
 
     def root(self, kind: str) -> str:
         """Return the URL of the repository's pages on a host of this type."""
         site = f"{self.scheme}://{self.host}" + (f":{self.port}" if self.port is not None else "")
+        if kind == "codecommit" and (match := _CODECOMMIT.fullmatch(self.host)):
+            console = f"https://{match['region']}.console.aws.amazon.com/codesuite/codecommit/repositories"
+            return f"{console}/{quote(self.path.rpartition('/')[2])}/browse"
         if kind != "bitbucket-server":
             return f"{site}/{quote(self.path)}"
         before, _, inside = f"/{self.path}".rpartition("/scm/")
@@ -177,6 +205,11 @@ def address_of(remote: str) -> Address | None:
         host, path = _scp(text.partition("://")[2]) if text.startswith("ssh://") else ("", "")
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
     host, path = _SSH_HOSTS.get(host.lower(), host.lower()), path.strip("/").removesuffix(".git")
+    if (azure := _AZURE_SSH.fullmatch(f"{host}/{path}")) is not None:
+        organization, project, name = azure["organization"], azure["project"], azure["name"]
+        is_old = azure["host"] == "vs-ssh.visualstudio.com"
+        host = f"{organization.lower()}.visualstudio.com" if is_old else "dev.azure.com"
+        path = f"{'' if is_old else f'{organization}/'}{project}/_git/{name}"
     whole = not {"", ".", ".."}.intersection(path.split("/"))
     return Address(host, path, scheme, port) if _HOST.fullmatch(host) and whole and path.isprintable() else None
 
@@ -257,17 +290,33 @@ class LinkTemplate:
             needed = {"host", "repository"}.intersection(_FIELD.findall(setting))
             return cls(setting, known=known) if needed <= known.keys() else None
         kind = setting or (address.kind if address is not None else None)
-        return cls(TEMPLATES[kind], kind, {"root": address.root(kind)}) if address is not None and kind else None
+        if address is None or kind is None:
+            return None
+        if address.host == "gist.github.com":
+            return cls(_GIST, known={"repository": quote(address.path)})
+        if address.path.endswith(_OF_WIKI) and kind in ("github", "gitlab", "gitea"):
+            root = replace(address, path=address.path.removesuffix(_OF_WIKI)).root(kind)
+            return cls(_WIKIS[kind], known={"root": root}) if kind in _WIKIS else None
+        return cls(TEMPLATES[kind], kind, {"root": address.root(kind)})
 
-    def url(self, commit: str, path: str, line: int | None) -> str:
-        """Return the link to a line of ``path`` at a commit or, if ``line`` is None, to the whole file."""
+    def url(self, commit: str, path: str, line: int | None) -> str | None:
+        """Return the link to a line of ``path`` at a commit or, if ``line`` is None, to the whole file.
+
+        A wiki has links to its pages only.
+        """
         text = self.text
+        folder, _, name = path.rpartition("/")
+        stem, _, ending = name.rpartition(".")
+        if "{page}" in text and ending.lower() not in _RENDERED:
+            return None
+        page = stem if self.text == _WIKIS["github"] else f"{folder}/{stem}".lstrip("/")
         if line is None:
             before, _, after = text.partition("#")
-            text = before if "{line}" in after else text
+            text = before if "{line}" in after else _LINES.sub("", text)
         elif self.kind in _AS_SOURCE and path.rpartition(".")[2].lower() in _RENDERED:
             text = text.replace("#", f"?{_AS_SOURCE[self.kind]}#")
         values = {**self.known, "commit": commit, "line": str(line or 1), "path": quote(path, errors="surrogatepass")}
+        values |= {"page": quote(page, errors="surrogatepass"), "slug": quote(re.sub(r"\W", "-", path.lower()))}
         return _FIELD.sub(lambda match: values[match[1]], text)
 
 

@@ -319,6 +319,66 @@ def test_a_url_that_git_would_read_differently_is_refused(uri: str) -> None:
         parse_remote(uri)
 
 
+REPOSITORIES = {
+    "https://gist.github.com/ann/0123abcd.git": "0123abcd",
+    "https://github.com/acme/tree.wiki.git": "tree.wiki",
+    "https://gitlab.com/a/b/c/tree.git": "tree",
+    "https://bitbucket.example.com/scm/prj/tree.git": "tree",
+    "https://dev.azure.com/acme/web/_git/tree": "tree",
+    "https://acme@dev.azure.com/acme/a%20web/_git/a%20tree": "a tree",
+    "https://acme.visualstudio.com/DefaultCollection/web/_git/tree": "tree",
+    "git@ssh.dev.azure.com:v3/acme/web/tree": "tree",
+    "ssh://git@ssh.dev.azure.com/v3/acme/web/tree": "tree",
+    "https://git-codecommit.eu-west-1.amazonaws.com/v1/repos/tree": "tree",
+    "ssh://KEY@git-codecommit.eu-west-1.amazonaws.com/v1/repos/tree": "tree",
+}
+
+
+@pytest.mark.parametrize("url", REPOSITORIES)
+def test_a_repository_is_recognized_by_the_url_that_its_host_shows(url: str) -> None:
+    for given in (url, f"{url}@topic", url if url.startswith("git@") else f"git+{url}"):
+        remote = parse_remote(given)
+        assert remote is not None
+        assert (remote.name, remote.ref) == (REPOSITORIES[url], "topic" if "@topic" in given else "")
+        assert parse_remote(remote.uri) == remote
+
+
+@pytest.mark.parametrize("url", ["https://dev.azure.com/acme/web", "https://example.com/_git/", "ssh://host/v3/a/b"])
+def test_other_urls_are_no_repositories(url: str) -> None:
+    assert parse_remote(url) is None
+
+
+@pytest.mark.parametrize(
+    "url", ["codecommit::eu-west-1://tree", "codecommit://tree", "https://other@dev.azure.com/a/_git/b"]
+)
+def test_a_url_that_runs_a_program_or_may_hold_a_token_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match=r"git\+https"):
+        parse_remote(url)
+
+
+def test_the_users_git_configuration_rewrites_urls_to_safe_protocols_only(
+    git_server: GitServer, project: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, connect = tmp_path / "gitconfig", tmp_path / "connect"
+    connect.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    connect.chmod(0o755)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    monkeypatch.setenv("GIT_SSH_COMMAND", str(connect))
+    monkeypatch.setenv("GIT_TOKEN", "s3cret")
+    remote = parse_remote("git+http://${GIT_TOKEN}@old.example/team/app.git")
+    assert remote is not None
+    for base in (git_server.url("").removeprefix("git+"), f"ssh://git@host{git_server.root}/"):
+        git_server.requested.clear()
+        config.write_text(f'[url "{base}"]\n\tinsteadOf = http://old.example/\n')
+        assert resolve(remote) == git(project.folder, "rev-parse", "HEAD")
+        assert not any(each.authorization for each in git_server.requested)
+    for base in (f"file://{git_server.root}/", f"ext::sh -c 'touch {tmp_path}/ran' "):
+        config.write_text(f'[url "{base}"]\n\tinsteadOf = http://old.example/\n')
+        with pytest.raises(UsageError, match="insteadOf"):
+            resolve(remote)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_token_is_given_by_reference_and_never_shown(
     git_server: GitServer,
     project: Checkout,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from driftline.flows.output.plain_text import print_search
@@ -10,6 +12,7 @@ from driftline.tasks.search.links import LinkTemplate, address_of, invalid_link,
 
 COMMIT = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
+CONSOLE = "console.aws.amazon.com/codesuite/codecommit/repositories"
 REMOTES = {
     "https://github.com/acme/tree.git": "https://github.com/acme/tree",
     "https://github.com/acme/tree/": "https://github.com/acme/tree",
@@ -29,8 +32,26 @@ REMOTES = {
     "https://bitbucket.example.com/scm/prj/tree.git": "https://bitbucket.example.com/projects/prj/repos/tree",
     "https://bitbucket.example.com/git/scm/~ann/tree.git": "https://bitbucket.example.com/git/users/ann/repos/tree",
     "ssh://git@bitbucket.example.com:7999/prj/tree.git": "https://bitbucket.example.com/projects/prj/repos/tree",
+    "https://git.example.com/scm/prj/tree.git": "https://git.example.com/projects/prj/repos/tree",
+    "https://example.com/code/scm/prj/tree.git": "https://example.com/code/projects/prj/repos/tree",
+    "https://example.com/gitea/acme/tree.git": "https://example.com/gitea/acme/tree",
+    "https://example.com/gitlab/a/b/c/tree.git": "https://example.com/gitlab/a/b/c/tree",
+    "https://dev.azure.com/acme/web/_git/tree": "https://dev.azure.com/acme/web/_git/tree",
+    "git@ssh.dev.azure.com:v3/acme/a%20web/tree": "https://dev.azure.com/acme/a%2520web/_git/tree",
+    "ssh://git@ssh.dev.azure.com/v3/acme/web/tree": "https://dev.azure.com/acme/web/_git/tree",
+    "acme@vs-ssh.visualstudio.com:v3/acme/web/tree": "https://acme.visualstudio.com/web/_git/tree",
+    "https://tfs.example.com/tfs/all/web/_git/tree": "https://tfs.example.com/tfs/all/web/_git/tree",
+    "https://git-codecommit.eu-west-1.amazonaws.com/v1/repos/tree": f"https://eu-west-1.{CONSOLE}/tree/browse",
+    "ssh://KEY@git-codecommit.eu-west-1.amazonaws.com/v1/repos/tree": f"https://eu-west-1.{CONSOLE}/tree/browse",
+    "git@gist.github.com:0123abcd.git": "https://gist.github.com/0123abcd",
+    "https://gist.github.com/ann/0123abcd.git": "https://gist.github.com/ann/0123abcd",
 }
+AZURE = "?path=/src/a.py&version=GC{}&line=7&lineEnd=7&lineStartColumn=1&lineEndColumn=9999"
 LINES = {
+    "gist.": "/{}#file-src-a-py-L7",
+    "_git/": AZURE,
+    "codecommit": "/{}/--/src/a.py?lines=7-7",
+    "/projects/": "/browse/src/a.py?at={}#7",
     "github": "/blob/{}/src/a.py#L7",
     "gitlab": "/-/blob/{}/src/a.py#L7",
     "gitea": "/src/commit/{}/src/a.py#L7",
@@ -51,7 +72,19 @@ def test_every_spelling_of_a_remote_leads_to_the_line_at_the_commit(remote: str)
     lines = next(lines for part, lines in LINES.items() if part in site)
     assert found.url(COMMIT, "src/a.py", 7) == site + lines.format(COMMIT)
     whole = found.url(COMMIT, "src/a.py", None)
-    assert whole == (site + lines.format(COMMIT)).partition("#")[0]
+    assert whole == re.sub("#.*|[?&]lines?=.*", "", site + lines.format(COMMIT))
+
+
+def test_pages_of_a_wiki_have_links_where_the_host_shows_them_at_a_commit() -> None:
+    github, gitlab = template("git@github.com:acme/tree.wiki.git"), template("https://gitlab.com/a/b/tree.wiki.git")
+    assert github is not None
+    assert gitlab is not None
+    for line in (7, None):
+        assert github.url(COMMIT, "guides/How To.md", line) == f"https://github.com/acme/tree/wiki/How%20To/{COMMIT}"
+        page = f"https://gitlab.com/a/b/tree/-/wikis/guides/How%20To?version_id={COMMIT}"
+        assert gitlab.url(COMMIT, "guides/How To.md", line) == page
+        assert github.url(COMMIT, "uploads/plan.csv", line) is None
+    assert template("https://codeberg.org/acme/tree.wiki.git") is None
 
 
 @pytest.mark.parametrize(
@@ -92,15 +125,15 @@ def test_every_path_is_encoded(path: str, quoted: str) -> None:
     for origin, link in (("git@github.com:a/b", None), ("", "https://view.example/{path}@{commit}")):
         found = template(origin, link)
         assert found is not None
-        assert quoted in found.url(COMMIT, path, 3)
+        assert quoted in (found.url(COMMIT, path, 3) or "")
 
 
 def test_rendered_files_are_shown_as_source() -> None:
     for host, query in {"github.com": "plain=1", "gitlab.com": "plain=1", "gitea.com": "display=source"}.items():
         found = template(f"https://{host}/a/b")
         assert found is not None
-        assert found.url(COMMIT, "docs/README.md", 3).endswith(f"/docs/README.md?{query}#L3")
-        assert found.url(COMMIT, "docs/README.md", None).endswith("/docs/README.md")
+        assert (found.url(COMMIT, "docs/README.md", 3) or "").endswith(f"/docs/README.md?{query}#L3")
+        assert (found.url(COMMIT, "docs/README.md", None) or "").endswith("/docs/README.md")
 
 
 @pytest.mark.parametrize(
