@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
 from driftline.storage.errors import UsageError
-from driftline.storage.sources.git_isolation import COMMIT_ID
+from driftline.storage.sources.git_isolation import COMMIT_ID, find_repository
 from driftline.tasks.git.commits import default_branch, head, index_name, is_in_branch, is_on_remote_branch, remote_url
 
 USUAL_DEFAULTS = ("main", "master")
@@ -121,6 +121,44 @@ class Build:
         return build
 
     @classmethod
+    def of_sources(cls, environ: Variables, folders: Sequence[str], default: str | None = None) -> tuple[Build, ...]:
+        """Detect the build of each of ``folders``. All are unclear if they are not of one branch of the index.
+
+        A folder outside git, or a bucket, follows the others. ``default`` overrides the name of the default branch.
+        """
+        places = [_top_of(folder) for folder in folders]
+        known = {place: cls.detect(environ, place) for place in dict.fromkeys(places)}
+        in_git = [(place, build) for place, build in known.items() if build.checked_out]
+        leading = in_git[0][1] if in_git else known[places[0]]
+        builds = tuple(known[place] if known[place].checked_out else leading for place in places)
+        why, fix = cls._why_not_one(in_git, default)
+        return tuple(replace(build, branch=None, unclear=why, fix=fix) for build in builds) if why else builds
+
+    @staticmethod
+    def _why_not_one(builds: Sequence[tuple[str, Build]], default: str | None) -> tuple[str, str]:
+        """Return why the ``builds`` of folders are not of one branch, and how to correct it, or two empty texts."""
+        for folder, build in builds[1:]:
+            if build.unclear:
+                return f"{build.unclear}, in {folder}", build.fix
+            first_folder, first = builds[0]
+            fix = "Run the command once for each of them."
+            is_main = build._is_main(default)
+            if is_main != first._is_main(default) or (build.branch != first.branch and not is_main):
+                where = [f"{first_folder} is at {first.branch}", f"{folder} at {build.branch}"]
+                return f"The sources are on different branches: {', '.join(where)}", fix
+            # A CI system reports a push or a pull request of one repository.
+            if build.system and build.checked_out != first.checked_out:
+                origins = [remote_url(each) for each in (first_folder, folder)]
+                if None in origins or not _is_same_repository(*map(str, origins)):
+                    return f"A build is of one repository, but {first_folder} and {folder} are of two", fix
+        return "", ""
+
+    def _is_main(self, default: str | None) -> bool:
+        """Return whether the branch is the repository's default branch, which may be overridden by ``default``."""
+        main = default or self.default_branch
+        return self.branch is not None and (self.branch in USUAL_DEFAULTS if main is None else self.branch == main)
+
+    @classmethod
     def _of_variables(cls, environ: Variables) -> Build:
         system = next((each for each in _SYSTEMS if any(_is_set(environ, name) for name in each.markers)), None)
         if system is None:
@@ -160,7 +198,7 @@ class Build:
             return None  # not a working tree
         if self.unclear or (self.nothing_to_index and not self.is_request):
             raise _unknown(self.unclear or self.nothing_to_index, self.fix)
-        is_main = self.branch == main or (main is None and self.branch in USUAL_DEFAULTS)
+        is_main = self._is_main(default)
         if self.is_request:
             if self.is_own and self.branch is not None and self.branch != self.target and not is_main:
                 return index_name(self.branch)
@@ -234,6 +272,17 @@ class Build:
         """Return the default branch if it contains the commit that is checked out, or None."""
         main, commit = self.default_branch, self.checked_out
         return main if main and commit and is_on_remote_branch(folder, commit, main) else None
+
+
+def _top_of(folder: str) -> str:
+    """Return the top of the working tree around ``folder``, or ``folder`` outside git."""
+    if "://" in folder:
+        return folder
+    folder = os.path.realpath(folder)
+    while not os.path.isdir(folder):  # a source may have been deleted
+        folder = os.path.dirname(folder)
+    repository = find_repository(folder)
+    return folder if repository is None else repository.top
 
 
 def _unknown(what: str, fix: str = "") -> UsageError:

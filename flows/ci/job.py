@@ -104,7 +104,8 @@ def _record(uri: str) -> SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class CiRequest:
-    """The inputs of ``driftline ci``. ``run`` is the index run of the main index, without a branch.
+    """The inputs of ``driftline ci``. ``run`` is the index run of the main index, without a branch; ``builds`` has one
+    build for each of its sources.
 
     Without (Prefect) ``deployments``, this process indexes. If ``max_staleness_seconds`` is set, it only checks the
     index's age. With ``only_branch``, builds of that branch update the main index, and all other builds are skipped;
@@ -112,7 +113,7 @@ class CiRequest:
     sources. If ``duplicates_of`` is main, the branch's new functions are compared with existing code.
     """
 
-    build: Build
+    builds: tuple[Build, ...]
     run: IndexRequest
     deployments: tuple[str, ...] = ()
     timeout_seconds: float = DEFAULT_CI_TIMEOUT_SECONDS
@@ -120,6 +121,11 @@ class CiRequest:
     only_branch: str | None = None
     default_branch: str | None = None
     duplicates_of: str | None = None
+
+    @property
+    def build(self) -> Build:
+        """The build of the first source, which has the branch of all."""
+        return self.builds[0]
 
 
 @dataclass(slots=True)
@@ -217,19 +223,27 @@ def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> lis
 
 
 def _check(request: CiRequest, report: CiReport, limit: float) -> None:
-    build = request.build
-    commit = build.required_commit()
-    if build.committed is None:
-        raise UsageError("The commit's time is unknown", commit, "Check it out, or set CI_COMMIT_TIMESTAMP.")
     workspace = Workspace.open(request.run.workspace, request.run.storage_options)
-    uris = [source.uri if isinstance(source, SourceRequest) else source for source in request.run.given]
-    report.ages = ages(workspace, uris, commit, build.committed)
-    for age in report.ages:
-        if age.seconds is None:
-            raise StaleIndex("This source was never indexed", age.uri, "Run 'driftline ci' first.")
-        if age.seconds > limit:
-            what = f"The index is {age.seconds:,.0f} s older than commit {commit[:12]}, more than {limit:,.0f} s"
-            raise StaleIndex(what, age.entity or age.uri, "Run 'driftline ci', or find out why the index run is late.")
+    stale: StaleIndex | None = None
+    for source, build in zip(request.run.given, request.builds, strict=True):
+        commit = build.required_commit()
+        if build.committed is None:
+            raise UsageError("The commit's time is unknown", commit, "Check it out, or set CI_COMMIT_TIMESTAMP.")
+        uri = source.uri if isinstance(source, SourceRequest) else source
+        found = ages(workspace, [uri], commit, build.committed)
+        report.ages += found
+        stale = stale or next((error for age in found if (error := _staleness(age, commit, limit))), None)
+    if stale is not None:
+        raise stale
+
+
+def _staleness(age: SourceAge, commit: str, limit: float) -> StaleIndex | None:
+    if age.seconds is None:
+        return StaleIndex("This source was never indexed", age.uri, "Run 'driftline ci' first.")
+    if age.seconds <= limit:
+        return None
+    what = f"The index is {age.seconds:,.0f} s older than commit {commit[:12]}, more than {limit:,.0f} s"
+    return StaleIndex(what, age.entity or age.uri, "Run 'driftline ci', or find out why the index run is late.")
 
 
 def sources_here(configuration: Configuration, folder: str) -> tuple[SourceRequest, ...]:

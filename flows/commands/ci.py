@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,19 +14,18 @@ from driftline.flows.commands.app import (
     FAILED,
     ConfigOption,
     JsonOption,
-    MaxDeleteFractionOption,
-    ModelOption,
-    WaitOption,
     WorkspaceOption,
     app,
+    parameters,
     show,
 )
-from driftline.flows.config.index_request import IndexRequest
-from driftline.flows.config.which_workspace import workspace_for_indexing
+from driftline.flows.commands.index import DeepModelOption
+from driftline.flows.config.index_request import OPTIONS, IndexRequest
+from driftline.flows.config.which_workspace import references_for, workspace_for_indexing
 from driftline.flows.output.plain_text import say, warn
-from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS, DEFAULT_MAX_DELETE_FRACTION
+from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS
 from driftline.storage.errors import DriftlineError, UsageError
-from driftline.storage.option_table import given_values
+from driftline.storage.option_table import Options, given_values, spread
 
 if TYPE_CHECKING:
     from driftline.flows.ci.job import CiReport, CiRequest
@@ -77,11 +76,17 @@ SummaryOption = Annotated[
 ]
 
 
-_OF_RUNS_HERE = {"--default-branch", "--duplicates-of", "--model", "--max-delete-fraction", "--wait"}
+_OF_RUNS = Options(
+    {name: row for name, row in OPTIONS.offered_in("command").items() if name not in ("branch", "by_commit", "dry_run")}
+)
+"""The options of an index run. A build decides on its branch, and always indexes by commit."""
+_FLAGS = {name: row.flag.partition("/")[0] for name, row in _OF_RUNS.items()} | {"deep_model": "--deep-model"}
+_OF_RUNS_HERE = {"--default-branch", "--duplicates-of", *_FLAGS.values()}
+_OF_SOURCES = {"--entity", "--include", "--exclude"}
 _IGNORED_WITH = {
     "--deployment": {"SOURCE", "--workspace", "--config", "--max-staleness", *_OF_RUNS_HERE},
     "--max-staleness": _OF_RUNS_HERE,
-    "--config": {"SOURCE"},
+    "--config": {"SOURCE", *_OF_SOURCES},
     "--branch": {"--default-branch", "--duplicates-of"},
 }
 
@@ -94,6 +99,7 @@ def _refuse_ignored(given: Set[str]) -> None:
 
 
 @app.command("ci")
+@spread("given", parameters(_OF_RUNS))
 def ci(
     sources: SourcesArgument = None,
     workspace: WorkspaceOption = None,
@@ -104,9 +110,9 @@ def ci(
     branch: BranchOption = None,
     default_branch: DefaultBranchOption = None,
     duplicates_of: DuplicatesOption = None,
-    model: ModelOption = None,
-    max_delete_fraction: MaxDeleteFractionOption = DEFAULT_MAX_DELETE_FRACTION,
-    wait: WaitOption = 0.0,
+    *,
+    given: dict[str, Any],
+    deep_model: DeepModelOption = None,
     summary: SummaryOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -114,6 +120,7 @@ def ci(
 
     Exit code 3 if it fails, or if the index is older than --max-staleness allows.
     """
+    given = given_values(given | {"deep_model": deep_model})
     flags = {
         "SOURCE": sources,
         "--workspace": workspace,
@@ -123,25 +130,28 @@ def ci(
         "--branch": branch,
         "--default-branch": default_branch,
         "--duplicates-of": duplicates_of,
-        "--model": model,
-        "--max-delete-fraction": max_delete_fraction != DEFAULT_MAX_DELETE_FRACTION,
-        "--wait": wait,
     }
-    _refuse_ignored({option for option, value in flags.items() if value})
+    _refuse_ignored({option for option, value in flags.items() if value} | {_FLAGS[name] for name in given})
+    if deep_model := given.pop("deep_model", None):
+        given = {"deep": deep_model} | given if given.get("deep") is False else given | {"deep": deep_model}
     from driftline.flows.ci.build import Build
     from driftline.flows.ci.job import CiReport, CiRequest, sources_here
 
     configuration = None if sources or deployment else _configuration(config)
     names = tuple(sources or (".",))
-    report = CiReport(Build.detect(os.environ, names[0]))
-    given = given_values({"model": model, "max_delete_fraction": max_delete_fraction, "wait_seconds": wait})
     if configuration is not None:
+        if own := _OF_SOURCES & {_FLAGS[name] for name in given}:
+            fix = f"Specify SOURCE, or omit {', '.join(sorted(own))}."
+            raise UsageError("The sources and their filters are those of driftline.toml", str(configuration.path), fix)
         given = configuration.run_options() | given
     found = names if configuration is None else sources_here(configuration, ".")
     target = workspace_for_indexing(workspace, names, configuration)
+    folders = [source if isinstance(source, str) else source.uri for source in found]
+    builds = Build.of_sources(os.environ, folders, branch or default_branch)
+    report = CiReport(builds[0])
     request = CiRequest(
-        build=report.build,
-        run=IndexRequest(found, target, keep_going=len(found) > 1, **given),
+        builds=builds,
+        run=IndexRequest(found, target, keep_going=len(found) > 1, references=references_for(target), **given),
         deployments=tuple(deployment or ()),
         timeout_seconds=timeout,
         max_staleness_seconds=max_staleness,

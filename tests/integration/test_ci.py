@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -266,6 +267,39 @@ def test_the_settings_of_the_file_apply(ci: Driftline, repository: Path, tmp_pat
     assert (record.redact, record.archives, record.notebook_outputs) == ("strict", True, True)
 
 
+def test_the_options_of_an_index_run_apply(ci: Driftline, repository: Path, tmp_path: Path) -> None:
+    (repository / "keep.py").write_text("token = 1\n")
+    options = ("--entity", "org:acme/source:code", "--include", "*.py", "--exclude", "b.py", "--redact", "strict")
+    done = ci("--json", "--archives", "--indexes", "none", "--max-file-bytes", "1000", *options)
+    assert (source_of(done)["entity"], source_of(done)["new"]) == ("org:acme/project:default/source:code", 2)
+    ((_, record),) = Workspace.open(str(tmp_path / "index")).sources()
+    assert (record.include, record.exclude, record.redact) == (("*.py",), ("b.py",), "strict")
+    assert (record.archives, record.max_file_bytes) == (True, 1000)
+    (repository / "driftline.toml").write_text('[[sources]]\nuri = "src"\n')
+    refused = ci("--entity", "source:x")
+    assert (refused.code, "Specify SOURCE, or omit --entity." in refused.err) == (2, True)
+
+
+def test_ci_has_each_option_of_index_that_applies_to_a_build(driftline: Driftline) -> None:
+    flags = {name: set(re.findall(r"--[a-z][a-z-]+", driftline(name, "--help").out)) for name in ("index", "ci")}
+    assert flags["index"] - flags["ci"] == {"--all", "--ci", "--dry-run"}
+
+
+def test_all_sources_must_be_on_one_branch(ci: Driftline, repository: Path, tmp_path: Path) -> None:
+    other, plain = tmp_path / "other", tmp_path / "plain"
+    shutil.copytree(repository, other)
+    plain.mkdir()
+    (plain / "note.md").write_text("plain\n")
+    assert [source["new"] for source in ci(plain, other, repository, "--json").json["run"]["sources"]] == [1, 3, 3]
+    git(other, "checkout", "-q", "-b", "topic")
+    for sources in ((repository, other), (other, repository), (plain, repository, other)):
+        refused = ci(*sources)
+        assert (refused.code, "The sources are on different branches" in refused.err) == (2, True)
+        assert ci(*sources, "--branch", "main").code == 2
+    on_branch = ci(plain, other, "--default-branch", "main", "--json")
+    assert on_branch.json["index_branch"] == "topic"
+
+
 # Output.
 
 
@@ -419,6 +453,10 @@ def test_a_source_that_was_never_indexed_fails_the_gate(
         ("src", "--config", "x.toml"),
         ("--max-staleness", "1", "--default-branch", "main"),
         ("--max-staleness", "1", "--max-delete-fraction", "0"),
+        ("--max-staleness", "1", "--entity", "source:web"),
+        ("--max-staleness", "1", "--no-deep"),
+        ("--deployment", "web", "--redact", "strict"),
+        ("--config", "x.toml", "--entity", "source:web"),
         ("--branch", "main", "--duplicates-of", "main"),
     ],
 )

@@ -729,3 +729,84 @@ def test_jenkins_names_the_primary_branch(tmp_path: Path) -> None:
     environ = pushed("Jenkins", "trunk") | {"BRANCH_IS_PRIMARY": "true"}
     assert Build.detect(environ, str(tmp_path)).index_branch() is None
     assert Build.detect(JENKINS | {"GIT_BRANCH": "origin/main"}, str(tmp_path)).index_branch() is None
+
+
+# Several sources.
+
+
+def repository_at(folder: Path, branch: str, origin: str | None = None) -> Path:
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", branch)
+    git(folder, "commit", "-q", "--allow-empty", "-m", folder.name)
+    if origin:
+        git(folder, "remote", "add", "origin", origin)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "default", "expected"),
+    [
+        ("main", "main", None, None),
+        ("main", "topic", None, "different branches"),
+        ("topic", "main", None, "different branches"),
+        ("topic", "topic", None, "unknown whether topic"),
+        ("topic", "topic", "main", "topic"),
+        ("topic", "topic", "topic", None),
+        ("main", "topic", "topic", "different branches"),
+        ("", "topic", "main", "topic"),
+        ("", "main", None, None),
+        ("topic", "", "main", "topic"),
+        ("", "", None, None),
+    ],
+)
+def test_the_branch_of_a_run_is_the_branch_of_all_its_sources(
+    first: str, second: str, default: str | None, expected: str | None, tmp_path: Path
+) -> None:
+    """Without a branch, a folder is outside git."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder, branch in zip(folders, (first, second), strict=True):
+        repository_at(folder, branch) if branch else folder.mkdir()
+    for order in ([*folders], [*folders, "s3://bucket/prefix"], ["s3://bucket/prefix", *folders]):
+        builds = Build.of_sources({}, [str(folder) for folder in order], default)
+        assert len(builds) == len(order)
+        for build in builds:
+            if expected in (None, "topic"):
+                assert build.index_branch(default) == expected
+                continue
+            with pytest.raises(UsageError, match=str(expected)):
+                build.index_branch(default)
+
+
+@pytest.mark.parametrize("system", BASES)
+@pytest.mark.parametrize("situation", ["push", "tag", "own request", "fork request"])
+def test_a_build_of_one_repository_does_not_index_another(system: str, situation: str, tmp_path: Path) -> None:
+    web = repository_at(tmp_path / "web", "main", "https://github.com/team/web.git")
+    other = repository_at(tmp_path / "other", "main", "https://github.com/team/other.git")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    environ = {
+        name: git(web, "rev-parse", "HEAD") if value == COMMIT else value
+        for name, value in {
+            "push": lambda: pushed(system, "main"),
+            "tag": lambda: tagged(system, "v1"),
+            "own request": lambda: requested(system, "topic", fork=False, event=tmp_path / "event.json"),
+            "fork request": lambda: requested(system, "topic", fork=True, event=tmp_path / "event.json"),
+        }[situation]().items()
+    }
+
+    def outcome(*folders: Path) -> str | None:
+        try:
+            return Build.of_sources(environ, [str(folder) for folder in folders], "main")[0].index_branch("main")
+        except UsageError as error:
+            return str(error)
+
+    alone = outcome(web)
+    assert outcome(web, plain) == outcome(plain, web) == outcome(web, web) == alone
+    for folders in ((web, other), (other, web), (plain, web, other)):
+        assert outcome(*folders) not in (None, "topic", "pr/7")
+
+
+def test_the_commit_of_each_source_is_its_own(tmp_path: Path) -> None:
+    web, other = repository_at(tmp_path / "web", "main"), repository_at(tmp_path / "other", "main")
+    builds = Build.of_sources({}, [str(web), str(other), str(web)])
+    assert [build.commit for build in builds] == [git(each, "rev-parse", "HEAD") for each in (web, other, web)]
