@@ -39,6 +39,11 @@ _MAX_WESTERN_FRACTION = 0.5
 """Text is treated as Western if it has fewer non-ASCII bytes than ``_DETECTABLE_BYTES``, too few for statistics, and
 these are a smaller fraction of its letters than this.
 """
+_JAPANESE = ("cp932", "euc_jp")
+_HIRAGANA = re.compile("[\u3041-\u3096]")
+_MIN_HIRAGANA, _MIN_HIRAGANA_FRACTION = 4, 0.2
+_RARE = ["shift_jis_2004", "shift_jisx0213", "euc_jis_2004", "euc_jisx0213"]
+"""Encodings that hardly any text uses, but as which most bytes can be read."""
 _MAX_REPLACED_FRACTION = 0.01
 REPLACEMENT = "\ufffd"
 _HIGH_BYTES = bytes(range(128, 256))
@@ -264,11 +269,32 @@ def _detect(sample: bytes) -> str | None:
     high = len(sample) - len(sample.translate(None, _HIGH_BYTES))
     letters = len(sample) - len(sample.translate(None, _LETTERS))
     if high < _DETECTABLE_BYTES and high < _MAX_WESTERN_FRACTION * letters:
-        return "cp1252"  # too little evidence to distinguish it from similar encodings
+        # There is too little evidence to distinguish it from similar encodings, unless it makes no words at all.
+        matches = from_bytes(sample, cp_isolation=["cp1250", "cp1252"])
+        is_western = not matches or any("cp1252" in each.could_be_from_charset for each in matches)
+        return "cp1252" if is_western else "cp1250"
     # Truncation may split a multibyte character, which would exclude its encoding.
     start, end = sample.find(b"\n") + 1, sample.rfind(b"\n") + 1
-    best = from_bytes(sample[start:end] if len(sample) == _SAMPLE_BYTES and start < end else sample).best()
-    return best.encoding if best else None
+    sample = sample[start:end] if len(sample) == _SAMPLE_BYTES and start < end else sample
+    if japanese := next((encoding for encoding in _JAPANESE if _has_kana(sample, encoding)), None):
+        return japanese
+    best = from_bytes(sample, cp_exclusion=_RARE).best()
+    if best is None:
+        return None
+    return "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
+
+
+def _has_kana(sample: bytes, encoding: str) -> bool:
+    """Return whether ``encoding`` yields as much hiragana as all Japanese text has, and no other text.
+
+    A sentence is too short for statistics: the library reads it as Korean, too.
+    """
+    try:
+        text = sample.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    foreign = len(text) - len(text.encode("ascii", errors="ignore"))
+    return len(_HIRAGANA.findall(text)) >= max(_MIN_HIRAGANA, _MIN_HIRAGANA_FRACTION * foreign)
 
 
 def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:

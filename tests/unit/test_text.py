@@ -25,6 +25,7 @@ from driftline.tasks.text import (
     split_documents,
     split_lines,
 )
+from tests.support.legacy_sentences import SENTENCES, texts_of
 
 RUSSIAN = "Съешь же ещё этих мягких французских булок, да выпей чаю.\n" * 20
 
@@ -50,6 +51,28 @@ def test_an_empty_file_is_empty_text() -> None:
 @pytest.mark.parametrize("encoding", ["cp1251", "koi8-r"])
 def test_a_legacy_encoding_is_detected(encoding: str) -> None:
     assert decode(RUSSIAN.encode(encoding)) == (RUSSIAN, None)
+
+
+@pytest.mark.parametrize("encoding", SENTENCES)
+def test_texts_in_undeclared_legacy_encodings_are_read(encoding: str) -> None:
+    short, long = texts_of(encoding)
+    read = [[decode(text.encode(encoding)) == (text, None) for text in texts] for texts in (short, long)]
+    assert [sum(each) for each in read] == [MIN_SHORT.get(encoding, 10), 10]
+
+
+MIN_SHORT = {"gb18030": 9, "cp1250": 4}
+"""Of ten single sentences. In the others, too little tells Chinese from Korean, and Czech from French."""
+
+
+def test_little_western_text_is_not_taken_for_another_language() -> None:
+    texts = (
+        *("Volume: 5 m³, area 3 m² per ½ hour", "¿Qué hora es? El niño come piñas", "// año de creación del módulo"),
+        *("# Größe in µm² (x³)", "int x = 3; // coût élevé à l'été", "Temperatur 25 °C ± 2"),
+        *("© 2014 Müller & Söhne®", "Låt är naïve façade", "price: 10 £ or 12 €", "São Paulo, coração, ação"),
+        *("Ærø ligger i Østersøen", "Ça va ? «Oui», dit-il", "1º andar, 2ª porta", "Straße 12¾ Zoll"),
+    )
+    for text in texts:
+        assert decode(text.encode("cp1252")) == (text, None)
 
 
 JAPANESE, CHINESE = (
