@@ -9,6 +9,7 @@ import http.cookies
 import json
 import logging
 import re
+import select
 import socket
 import ssl
 import threading
@@ -17,10 +18,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from html import unescape
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import anyio
@@ -362,13 +364,27 @@ def test_clients_that_never_read_lose_their_connection(monkeypatch: pytest.Monke
             each.close()
 
 
+def is_idle(made: HttpServer, client: socket.socket) -> bool:
+    """Return whether the server has accepted the client's connection, and does not work on a request of it."""
+    open_ones = cast("set[TimeoutProtocol]", made.server.server_state.connections)
+    own = [each for each in [*open_ones] if each.client == client.getsockname()]
+    if own:
+        return all(each.waits_since is not None for each in own)
+    return bool(select.select([client], [], [], 0)[0])  # an answer, or the end
+
+
 def test_a_new_client_replaces_an_idle_one(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 4)
     for name in ("WRITE_SECONDS", "REQUEST_SECONDS"):
         monkeypatch.setattr(http_server, name, 3_600.0)
     for begin in (never_reading, connected):
-        with serving(server(workspace)) as address:
-            held = [begin(address) for _ in range(8)]
+        made = server(workspace)
+        with serving(made) as address:
+            held = []
+            for _ in range(8):
+                held.append(begin(address))
+                # If the server were busy with all its connections, it would refuse the next one.
+                until(partial(is_idle, made, held[-1]), "a server that has answered this client")
             assert ask(address, "/healthz").status == 200
             for each in held:
                 each.close()
