@@ -28,6 +28,7 @@ class SkipReason(enum.StrEnum):
     BINARY = "binary"
     TOO_LARGE = "too large"
     UNDECODABLE = "undecodable"
+    CONTENT_ENCODING = "Content-Encoding that cannot be decoded"
     UNREADABLE = "unreadable"
     EXCLUDED = "excluded"
     SECRET = "secret"

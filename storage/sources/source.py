@@ -14,6 +14,8 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,6 +36,7 @@ from driftline.storage.errors import (
 )
 from driftline.storage.objects.store_requests import count_requests_of
 from driftline.storage.sources.access import SafeFolder, check_names_are_utf8
+from driftline.storage.sources.content_encoding import StoredBytes, decoded, may_be_encoded, without_chunks
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote, resolve
 
 if TYPE_CHECKING:  # a search of local files reads no repository
@@ -176,6 +179,7 @@ def read_file(tree: SafeFolder, path: str) -> bytes:
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 _FLAT = frozenset({"s3", "gs", "az"})
+_CONCURRENT_HEADS = 16
 """Stores whose ``find`` is one flat listing that raises on failure. All other stores are listed folder by folder."""
 
 CHUNK_BYTES = 16 * 2**20
@@ -310,9 +314,12 @@ class Source:
             with self.open_tree() as tree:
                 return read_file(tree, path)
         try:
-            return bytes(self._fs.cat_file(self._key(path)))
+            data = bytes(self._fs.cat_file(self._key(path)))
         except Exception as error:
             raise_translated(error, f"{self.uri}/{path}")
+        (content,) = self._decoded([path], [data])
+        assert isinstance(content, bytes)
+        return content
 
     def chunks(self, path: str) -> Iterator[bytes]:
         """Yield a file's bytes in parts, to bound memory. Raises the same errors as ``read``."""
@@ -342,10 +349,47 @@ class Source:
             results = self._fs.cat_ranges([self._key(path) for path in paths], None, None, on_error="return")
         except Exception as error:
             raise_translated(error, self.uri)
-        return [
-            translate(result, f"{self.uri}/{path}") if isinstance(result, BaseException) else bytes(result)
-            for path, result in zip(paths, results, strict=True)
-        ]
+        found: list[bytes | DriftlineError] = []
+        for path, result in zip(paths, results, strict=True):
+            if not isinstance(result, BaseException):
+                found.append(bytes(result))
+            elif "content-encoding" in str(result).lower():  # of aiohttp, which decodes what an HTTP server sends
+                found.append(StoredBytes.of(b"", None))
+            else:
+                found.append(translate(result, f"{self.uri}/{path}"))
+        return self._decoded(paths, found)
+
+    def _decoded(
+        self, paths: Sequence[str], contents: Sequence[bytes | DriftlineError]
+    ) -> Sequence[bytes | DriftlineError]:
+        """Return objects without their ``Content-Encoding``, which costs a request for each that may have one."""
+        if self.uri.partition("://")[0] not in _FLAT or "::" in self.uri:
+            return contents
+        plain = {at: without_chunks(each) for at, each in enumerate(contents) if isinstance(each, bytes)}
+        asked = [at for at, each in plain.items() if may_be_encoded(paths[at], each)]
+        with ThreadPoolExecutor(_CONCURRENT_HEADS) as threads:  # requests are counted per context
+            heads = {at: threads.submit(copy_context().run, self._content_encoding, paths[at]) for at in asked}
+        found = [*contents]
+        for at, each in plain.items():
+            stored, encoding = contents[at], heads[at].result() if at in heads else ""
+            if isinstance(stored, bytes) and (encoding or each is not stored):
+                found[at] = StoredBytes.of(stored, decoded(each, encoding))
+        return found
+
+    def _content_encoding(self, path: str) -> str:
+        """Return an object's ``Content-Encoding``, "" if it has none or was deleted. Raises StorageError."""
+        key = self._key(path)
+        try:
+            if self.uri.startswith("s3://"):
+                bucket, _, name = key.partition("/")
+                return str(self._fs.call_s3("head_object", Bucket=bucket, Key=name).get("ContentEncoding") or "")
+            entry = self._fs.info(key)
+        except FileNotFoundError:
+            return ""
+        except Exception as error:
+            raise_translated(error, f"{self.uri}/{path}")
+        settings = entry.get("content_settings") or {}
+        return str(entry.get("contentEncoding") or settings.get("content_encoding") or "")
 
     def stat(self, path: str) -> FileInfo | None:
         """Return a file's current metadata, or None if it does not exist. Raises AccessDenied, StorageError."""

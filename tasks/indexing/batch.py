@@ -25,6 +25,7 @@ from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFoun
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition
 from driftline.storage.redaction import contains_private_key, with_mark
+from driftline.storage.sources.content_encoding import StoredBytes
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.outlines import definitions_in_worker
 from driftline.tasks.extraction.archives import OF_CONTENT, is_member_etag, read_members, reason_in, without_opened
@@ -147,6 +148,8 @@ def _read_remote(source: Source, changes: Sequence[dict[str, Any]]) -> Iterator[
             yield SkipReason.UNREADABLE
         elif isinstance(data, DriftlineError):
             raise data
+        elif isinstance(data, StoredBytes) and data.is_unreadable:
+            yield SkipReason.CONTENT_ENCODING
         else:
             yield _as_listed(change, data)
 
@@ -191,10 +194,11 @@ def _as_remote(after: FileInfo, change: dict[str, Any]) -> tuple[FileInfo, bool]
 def _as_listed(change: dict[str, Any], data: bytes) -> ReadFile:
     """Return a file in a store, with the listing's etag unless its size or MD5 shows another version."""
     digest = _MD5_ETAG.fullmatch(change["etag"])
-    same = len(data) == change["size_bytes"] and (
-        digest is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]
+    stored = data.stored if isinstance(data, StoredBytes) else data
+    same = len(stored) == change["size_bytes"] and (
+        digest is None or hashlib.md5(stored, usedforsecurity=False).hexdigest() == digest[1]
     )
-    info = FileInfo(change["path"], len(data), change["mtime_ns"], change["etag"] if same else "")
+    info = FileInfo(change["path"], len(stored), change["mtime_ns"], change["etag"] if same else "")
     return ReadFile(info, data, content_hash(data), racy=not info.etag)
 
 

@@ -8,12 +8,15 @@ import json
 import os
 import re
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import driftline as dl
@@ -369,6 +372,59 @@ def test_documents_in_a_bucket_are_read_like_those_of_a_folder(
         assert (hit.path, hit.anchor) == location
     (source,) = driftline("index", s3_bucket, *at, "--json").json["sources"]
     assert source["bytes_read"] == 0
+
+
+def test_objects_are_read_without_their_content_encoding(
+    s3_environment: S3Server, s3_bucket: str, tmp_path: Path, tiny_model: Path, driftline: Driftline
+) -> None:
+    client, folder = s3_environment.client(), s3_bucket.removeprefix(f"s3://{s3_environment.bucket}/")
+
+    def brotli(data: bytes) -> bytes:
+        return pa.compress(data, codec="brotli", asbytes=True)
+
+    def raw(data: bytes) -> bytes:
+        unframed = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        return unframed.compress(data) + unframed.flush()
+
+    def unchanged(data: bytes) -> bytes:
+        return data
+
+    def chunked(data: bytes) -> bytes:
+        return b"".join(b"%x;chunk-signature=%s\r\n%s\r\n" % (len(each), b"a" * 64, each) for each in (data, b""))
+
+    ways: dict[str, tuple[str, tuple[Callable[[bytes], bytes], ...]]] = {
+        "brotli.html": ("br", (brotli,)),
+        "deflate.js": ("deflate", (zlib.compress,)),
+        "raw.js": ("deflate", (raw,)),
+        "zstd.json": ("zstd", (partial(pa.compress, codec="zstd", asbytes=True),)),
+        "twice.txt": ("gzip, gzip", (gzip.compress, gzip.compress)),
+        "both.txt": ("gzip, br", (gzip.compress, brotli)),
+        "chunks.txt": ("aws-chunked", (chunked,)),
+        "plain.txt": ("aws-chunked", (unchanged,)),
+        "framed.css": ("aws-chunked,gzip", (gzip.compress, chunked)),
+        "liar.txt": ("gzip", (unchanged,)),
+    }
+    for name, (encoding, steps) in ways.items():
+        body = f"<p>the dotterel {name.partition('.')[0]}\n".encode()
+        for step in steps:
+            body = step(body)
+        client.put_object(Bucket=s3_environment.bucket, Key=f"{folder}/{name}", Body=body, ContentEncoding=encoding)
+    for name, encoding in {"unknown.txt": "compress", "wrong.txt": "br"}.items():
+        key = {"Key": f"{folder}/{name}", "ContentEncoding": encoding}
+        client.put_object(Bucket=s3_environment.bucket, Body=b"\x1f\x9d\x90\0\xff" * 9, **key)
+    at = ("--workspace", tmp_path / "ws")
+    (source,) = driftline("index", s3_bucket, *at, "--model", tiny_model, "--json").json["sources"]
+    reason = SkipReason.CONTENT_ENCODING.value
+    assert {(each["path"], each["reason"]) for each in source["skipped"]} == {
+        ("unknown.txt", reason),
+        ("wrong.txt", reason),
+    }
+    opened = Workspace.open(str(tmp_path / "ws"))
+    for name in ways:
+        (hit,) = search(opened, name.partition(".")[0], mode="text", top_k=1, n_lines=2).results
+        assert (hit.path, hit.freshness in (None, "fresh")) == (name, True)
+    (source,) = driftline("index", s3_bucket, *at, "--json").json["sources"]
+    assert (source["bytes_read"], source["unchanged"]) == (0, len(ways))
 
 
 @pytest.fixture(scope="module")
