@@ -35,6 +35,8 @@ DOCUMENTS = ROOT / "docs" / "guides" / "documents.md"
 SQL_SOURCES = {"tasks": ("search", "definitions"), "docs": ("docs", "guides")}
 """What the questions of the guide on SQL are asked about: folders, and the teams to which they
 belong; each has a folder that only its second run indexes."""
+SQL_OWNERS = "* @acme/core\nsearch/ @acme/search\nscanning/ @acme/ingest\nmaintenance/ @acme/operations\n"
+"""The CODEOWNERS of the first of them."""
 README_COMMANDS = (
     "driftline index storage",
     "cd storage",
@@ -97,6 +99,7 @@ def answered(page: str) -> str:
         top = Path(temporary).resolve()
         for source, (team, later) in SQL_SOURCES.items():
             copy_package(source, top)
+            (top / "tasks" / "CODEOWNERS").write_text(SQL_OWNERS)
             (top / source / later).rename(top / later)
             index = f"driftline index {source} --workspace .driftline --entity org:acme/project:{team}/source:{source}"
             run(index, top)

@@ -5,6 +5,7 @@ each view for the columns and rows that a query needs, and the view reads only t
 so DuckDB needs no bucket client. A query's memory and time are bounded.
 
     documents     the manifest: one row a document; its lines are counted in the indexed text, on request
+    owners        who owns a document, by the CODEOWNERS file of its source
     skipped       files that are not indexed, and why
     lines         the indexed lines, numbered from 1
     definitions   functions, classes and sections
@@ -33,11 +34,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
+from driftline.storage.code_owners import LOCATIONS, owners_of
 from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
 from driftline.storage.documents import INSIDE, NAMED_LIKE_ARCHIVE, SkipReason
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
 from driftline.storage.lance.failures import is_lance_failure, read_failed
+from driftline.storage.languages import LANGUAGE_OF
 from driftline.storage.layout import BASE, is_delta
 from driftline.storage.lines.commit_marker import MARKER_LINE
 from driftline.storage.lines.line_table import PACK_COLUMN, PACK_LINE_COLUMN, LineTable
@@ -311,6 +314,7 @@ _LINES = pa.schema(
         ("hash", pa.string()),
     ]
 )
+_OWNERS = pa.schema([(name, pa.string()) for name in ("entity", "path", "owner")])
 _DEFINITIONS = pa.schema(
     [
         ("entity", pa.string()),
@@ -370,6 +374,7 @@ _DOCUMENTS = _MANIFEST.append(pa.field("lines_of_text", pa.int64()))
 _SKIPPED = pa.schema([_MANIFEST.field(name) for name in ("entity", "path", "size_bytes", "mtime_ns", "reason")])
 _MODIFIED = "CASE WHEN mtime_ns > 0 THEN make_timestamp_ns(mtime_ns)::TIMESTAMP END AS modified"
 _EXTENSION = "lower(regexp_extract(path, '[^/]\\.([^./]+)$', 1)) AS ext"
+_LANGUAGE = f"MAP {LANGUAGE_OF}[ext] AS lang"
 _MEMORY = pa.schema(
     [pa.field(each.name, _TIME if pa.types.is_timestamp(each.type) else each.type) for each in MEMORY_FIELDS]
 )
@@ -385,7 +390,7 @@ def views(workspace: Workspace, within: Boundary | None = None, searches: pa.Tab
         "documents": View(
             _DOCUMENTS,
             there.documents,
-            f"entity, path, {_EXTENSION}, size_bytes, lines_of_text AS lines, lines AS indexed_lines, "
+            f"entity, path, {_EXTENSION}, {_LANGUAGE}, size_bytes, lines_of_text AS lines, lines AS indexed_lines, "
             f"{_MODIFIED}, hash, etag",
             "reason IS NULL",
         ),
@@ -393,8 +398,9 @@ def views(workspace: Workspace, within: Boundary | None = None, searches: pa.Tab
         "lines": View(
             _LINES,
             there.lines,
-            'entity, path, ext, line_number + 1 AS line, column_number + 1 AS "column", text, hash',
+            f'entity, path, ext, {_LANGUAGE}, line_number + 1 AS line, column_number + 1 AS "column", text, hash',
         ),
+        "owners": View(_OWNERS, there.owners),
         "definitions": View(_DEFINITIONS, there.definitions, distinct=True),
         "sources": View(sources, _small(sources, there.sources)),
         "branches": View(_BRANCHES, _small(_BRANCHES, there.branches)),
@@ -526,6 +532,28 @@ class _Contents:
             if entities is not None:
                 of_lines &= pc.field("entity").isin([str(each) for each in entities])
             yield from _scanned(table, names, of_lines if where is None else of_lines & where)
+
+    def owners(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
+        """Yield the owners of documents, for sources that are whole repositories, folders or buckets."""
+        files: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+        for table, entities in self._tables():
+            of_files = pc.field(PACK_LINE_COLUMN).is_valid() & pc.field("path").isin(LOCATIONS)
+            if entities is not None:
+                of_files &= pc.field("entity").isin([str(each) for each in entities])
+            for packs in _scanned(table, ["entity", "path", PACK_LINE_COLUMN, PACK_COLUMN], of_files):
+                for entity, path, first, text in zip(*packs.to_pydict().values(), strict=True):
+                    files[entity, path].append((first, text))
+        for each in (each for tenant in self._tenants() for each in self._entities(tenant)):
+            record, entity = self.workspace.readable_source(each), str(each)
+            found = next((files[entity, path] for path in LOCATIONS if (entity, path) in files), None)
+            if found is None or record is None or record.subpath:  # a part of a repository has no file of its own
+                continue
+            indexed = self.workspace.manifest(each).read(columns=["path", "reason"])
+            paths = indexed.filter(pc.is_null(indexed["reason"]))["path"].to_pylist()
+            rows = owners_of("".join(text for _, text in sorted(found)), paths)
+            while chunk := [*islice(rows, BATCH_ROWS)]:
+                columns = [[entity] * len(chunk), *map(list, zip(*chunk, strict=True))]
+                yield from _filtered(pa.table(columns, schema=_OWNERS), names, where)
 
     def definitions(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
         """Yield the definitions in each block of lines; a definition that spans several blocks is yielded once per

@@ -38,7 +38,7 @@ def sql(
     ] = 60.0,
     as_json: JsonOption = False,
 ) -> int:
-    """Query the workspace in SQL: documents, lines, definitions, sources, runs, branches, memory.
+    """Query the workspace in SQL: documents, lines, owners, definitions, sources, runs, branches, memory.
 
     The query is read-only, and can access only the workspace.
     """

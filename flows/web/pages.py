@@ -24,13 +24,14 @@ from driftline.flows.web.api import HomeView, IndexView, SqlView
 from driftline.storage.entities import short_names
 from driftline.storage.errors import NotIndexed
 from driftline.storage.globs import literal_glob
+from driftline.storage.languages import LANGUAGES
 from driftline.storage.lines.outline import OF_TEXT
 from driftline.storage.option_table import Option
 from driftline.storage.workspace.records import DONE, RunRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.documents import Folder, FoundDocuments
 from driftline.tasks.search.facets import Facets, chosen
-from driftline.tasks.search.file_kinds import LANGUAGES, is_prose
+from driftline.tasks.search.file_kinds import is_prose
 from driftline.tasks.search.hits import Hit, SearchReport
 from driftline.tasks.search.links import pages_of_host
 from driftline.tasks.search.query_language import CASES, FIELDS, ParsedQuery, field_term, parse_request
@@ -560,6 +561,11 @@ SQL_EXAMPLES = (
     (
         "SELECT reason, count(*) AS files FROM skipped GROUP BY reason ORDER BY files DESC",
         "What is not indexed, and why",
+    ),
+    (
+        "SELECT owner, count(*) AS todos FROM lines JOIN owners USING (entity, path) WHERE contains(text, 'TODO') "
+        "GROUP BY owner ORDER BY todos DESC LIMIT 20",
+        "TODOs by owner, as CODEOWNERS says",
     ),
     (
         "SELECT name || ' ' || path AS name, last_line - line + 1 AS length FROM definitions "

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from driftline.tasks.search.file_kinds import ALIASES, LANGUAGES, is_test
+from driftline.storage.languages import ALIASES, LANGUAGE_OF
+from driftline.tasks.search.file_kinds import is_test
 from driftline.tasks.search.request import FILTERS, SearchRequest, extensions_of
 
 FACETS = ("sources", "languages", "kinds", "dirs", "tests")
 """The options that are facets, in the order they are displayed."""
-_OF_SUFFIX = {ext: name for name, exts in reversed(LANGUAGES.items()) for ext in exts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _counts(matches: Iterable[Match], request: SearchRequest) -> dict[str, dict[
 
 def language_of_file(path: str) -> str | None:
     """Return the first language in LANGUAGES with the file's extension."""
-    return _OF_SUFFIX.get(posixpath.splitext(path)[1][1:].lower())
+    return LANGUAGE_OF.get(posixpath.splitext(path)[1][1:].lower())
 
 
 def _directories(path: str, chosen: Sequence[str]) -> Iterator[str]:

@@ -36,6 +36,8 @@ FILES = {
     WEB: {
         "c.go": "package web\n\nfunc Serve() {\n        return shared_value_of_both\n}\n",
         "d.md": "# Head\n\ntext\n",
+        ".github/CODEOWNERS": "* @web\n*.md @docs @web # both\n/.github/\n",
+        "CODEOWNERS": "* @nobody\n",
     },
     FOREIGN: {"secret.py": "password = 1\n"},
 }
@@ -52,6 +54,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
         folder = location / entity.rpartition(":")[2]
         folder.mkdir()
         for name, text in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text)
         (folder / "picture.bin").write_bytes(bytes(100))
         dl.index(str(folder), workspace=ws, entity=entity, model=str(tiny_model))
@@ -74,6 +77,20 @@ def rows(workspace: Workspace, text: str, **options: Any) -> list[tuple[Any, ...
         (
             "SELECT path, ext, lines, indexed_lines, size_bytes FROM documents WHERE entity LIKE '%core' ORDER BY path",
             [("a.py", "py", 5, 4, 83), ("b.txt", "txt", 1, 1, 4), ("e.py", "py", 2, 2, 12)],
+        ),
+        (
+            "SELECT path, lang FROM documents WHERE path LIKE '%.%' AND entity LIKE '%:acme/%' ORDER BY path",
+            [(".github/CODEOWNERS", None), ("a.py", "python"), ("b.txt", "text")]
+            + [("c.go", "go"), ("d.md", "markdown"), ("e.py", "python")],
+        ),
+        ("SELECT path, line FROM lines WHERE lang = 'go' AND line > 2", [("c.go", 3), ("c.go", 4)]),
+        (
+            "SELECT * FROM owners ORDER BY ALL",
+            [(WEB, "CODEOWNERS", "@web"), (WEB, "c.go", "@web"), (WEB, "d.md", "@docs"), (WEB, "d.md", "@web")],
+        ),
+        (
+            "SELECT owner, count(*) FROM lines JOIN owners USING (entity, path) WHERE owner = '@docs' GROUP BY ALL",
+            [("@docs", 2)],
         ),
         ("SELECT entity, path, reason FROM skipped WHERE entity LIKE '%web'", [(WEB, "picture.bin", "binary")]),
         (
@@ -328,7 +345,7 @@ def test_a_failure_of_the_workspace_is_reported_as_such(workspace: Workspace, mo
     monkeypatch.setattr(LineTable, "open", damaged)
     with pytest.raises(CorruptFile, match="The table is damaged"):
         dl.sql(workspace, "SELECT count(*) FROM lines")
-    assert rows(workspace, "SELECT count(*) FROM documents") == [(6,)]
+    assert rows(workspace, "SELECT count(*) FROM documents") == [(8,)]
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -349,7 +366,7 @@ def test_the_command_prints_rows_in_each_format(workspace: Workspace, driftline:
     def run(*options: str) -> Any:
         done = driftline(
             "sql",
-            "SELECT path, lines, [1, 2] AS l, NULL AS n FROM documents ORDER BY path LIMIT 2",
+            "SELECT path, lines, [1, 2] AS l, NULL AS n FROM documents WHERE ext <> '' ORDER BY path LIMIT 2",
             "--workspace",
             workspace.objects.uri,
             *options,
@@ -377,7 +394,7 @@ def test_parquet_goes_to_standard_output(workspace: Workspace, capfdbinary: pyte
     arguments = ["sql", "SELECT path FROM documents", "--workspace", workspace.objects.uri, "--format", "parquet"]
     assert main(arguments) == 0
     found = pq.read_table(pa.BufferReader(capfdbinary.readouterr().out))
-    assert len(found) == 6
+    assert len(found) == 8
 
 
 def test_no_rows_and_wrong_sql_say_so(workspace: Workspace, driftline: Driftline) -> None:
