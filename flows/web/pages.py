@@ -332,7 +332,9 @@ def document_page(view: DocumentView) -> bytes:
     later = document_link(source, path, last, branch) if last == view.line + MAX_PAGE_LINES else None
     folder, _, name = path.rpartition("/")
     is_prose_page = is_rendered(path) and not earlier and not later
-    body = _laid_out(source, path, excerpt["lines"], branch) if is_prose_page and view.is_whole else None
+    body = None
+    if is_prose_page and view.is_whole:
+        body = _laid_out(source, path, excerpt["lines"], branch, excerpt["anchors"])
     if body is not None:
         other_view = "Source", document_link(source, path, 1, branch)
     else:
@@ -371,7 +373,9 @@ def document_page(view: DocumentView) -> bytes:
     )
 
 
-def _laid_out(source: str, path: str, lines: Sequence[str], branch: str | None) -> str | None:
+def _laid_out(
+    source: str, path: str, lines: Sequence[str], branch: str | None, anchors: Sequence[tuple[int, str]] = ()
+) -> str | None:
     """Return a document of prose as HTML, or None if it is too long."""
     from driftline.flows.web.rendering import rendered
 
@@ -379,7 +383,7 @@ def _laid_out(source: str, path: str, lines: Sequence[str], branch: str | None) 
         found = document_link(source, target, None, branch) if target else folder_link(source, "", branch)
         return f"{found}#{fragment}" if fragment else found
 
-    return rendered(path, lines, link)
+    return rendered(path, lines, link, anchors)
 
 
 _SEPARATORS = (".", "::", " > ")
@@ -454,8 +458,8 @@ def readme_of(folder: Folder) -> str | None:
     """Return the path of the document to show below a folder's list, if there is one."""
     from driftline.flows.web.rendering import is_rendered
 
-    names = (name for name, _, reason in folder.documents if reason is None)
-    name = next((name for name in names if name.lower().startswith("readme.") and is_rendered(name)), None)
+    names = (name for name, _, reason in folder.documents if reason is None and name.lower().startswith("readme."))
+    name = next((name for name in names if is_rendered(name) and is_prose(name)), None)
     return name and f"{folder.path}/{name}".removeprefix("/")
 
 

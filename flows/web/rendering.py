@@ -28,6 +28,7 @@ from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_le
 from pygments.token import Name, Punctuation, Text, Whitespace
 from pygments.util import ClassNotFound
 
+from driftline.flows.web.restructuredtext import as_markdown
 from driftline.storage.lines.tokenizer import keywords, language_of, terms_of
 
 MAX_LINE_CHARACTERS = 1_000
@@ -154,6 +155,8 @@ def _formatter() -> Any:
 def _significant_name(path: str) -> str:
     """Reduce a path to what Pygments looks at, mostly the suffix, so that few distinct names are looked up."""
     name = PurePosixPath(path).name
+    if name.lower().endswith(_NOTEBOOK):  # its text is that of its cells
+        return "x.py"
     _, dot, suffix = name.rpartition(".")
     return name if _significant_names().match(name) else f"x{dot}{suffix if dot else ''}"
 
@@ -239,29 +242,52 @@ def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
 
 MAX_RENDERED_CHARACTERS = 100_000
 """Longer prose is shown as lines."""
-_MARKDOWN = (".md", ".markdown", ".mkd")
+_RESTRUCTUREDTEXT, _NOTEBOOK = ".rst", ".ipynb"
+_RENDERED = (".md", ".markdown", ".mkd", _RESTRUCTUREDTEXT, _NOTEBOOK)
+_CELL_LANGUAGE = re.compile(r"%%(\w+)")
 PathLink = Callable[[str, str], str]
 """Returns the link to a path in the document's source, with a fragment."""
 
 
 def is_rendered(path: str) -> bool:
     """Return whether ``rendered`` can lay out a document, judging by its name."""
-    return path.lower().endswith(_MARKDOWN)
+    return path.lower().endswith(_RENDERED)
 
 
-def rendered(path: str, lines: Sequence[str], link: PathLink) -> str | None:
+def rendered(path: str, lines: Sequence[str], link: PathLink, anchors: Sequence[tuple[int, str]] = ()) -> str | None:
     """Return a whole document laid out as HTML, or None if it is too long.
 
-    Blocks have the id of their first line, as in the view of its lines. ``link`` makes the links to other documents.
+    Blocks have the id of their first line, as in the view of its lines. ``link`` makes the links to other documents;
+    ``anchors`` are the first lines and names of a notebook's cells.
     """
     if sum(map(len, lines)) + len(lines) > MAX_RENDERED_CHARACTERS:
         return None
-    head = _front_matter(lines)
-    made = _code("x.yaml", lines[:head], 1) if head else ""
-    text = "\n" * head + "\n".join(lines[head:])
     end = time.thread_time() + COLOURING_SECONDS
     env = {"folder": posixpath.dirname(path), "link": link, "slugs": {}, "end": end}
-    return made + str(_markdown().render(text, env))
+
+    def laid_out(first: int, lines: Sequence[str]) -> str:
+        return str(_markdown().render("\n" * first + "\n".join(lines), env))
+
+    suffix = posixpath.splitext(path)[1].lower()
+    if suffix == _NOTEBOOK:
+        starts = [number - 1 for number, _ in anchors]
+        cells = zip((name for _, name in anchors), starts, [*starts[1:], len(lines)], strict=True)
+        return "".join(
+            laid_out(first, lines[first:last]) if name.startswith("markdown") else _cell(lines[first:last], first, end)
+            for name, first, last in cells
+        )
+    if suffix == _RESTRUCTUREDTEXT:
+        return laid_out(0, as_markdown(lines))
+    head = _front_matter(lines)
+    return (_code("x.yaml", lines[:head], 1) if head else "") + laid_out(head, lines[head:])
+
+
+def _cell(lines: Sequence[str], first: int, end: float) -> str:
+    """Return a notebook's cell of code, without the blank lines below it."""
+    text = "\n".join(lines).rstrip().split("\n")
+    language = _CELL_LANGUAGE.match(text[0])
+    suffix = language[1] if language is not None else "py"
+    return _code("x" if time.thread_time() > end else f"x.{suffix}", text, first + 1)
 
 
 def _front_matter(lines: Sequence[str]) -> int:

@@ -30,7 +30,7 @@ _PLAIN_SUFFIXES = frozenset(("bash", "c", "cpp", "go", "java", "kotlin", "php", 
 def notebook(data: bytes) -> Extracted:
     """Return a Jupyter notebook's code and prose cells in order, without outputs.
 
-    The anchor is the cell number.
+    The anchor is the cell number, and whether it is Markdown.
     """
     return _notebook(data, outputs=False)
 
@@ -53,7 +53,7 @@ def _notebook(data: bytes, *, outputs: bool) -> Extracted:
             continue
         if draft.lines:
             draft.add("")
-        draft.at(f"cell {number}")
+        draft.at(f"markdown cell {number}" if kind == "markdown" else f"cell {number}")
         magic = _CELL_MAGIC.match(source)
         of_cell = (_suffix(magic[1]) if magic else "") or language
         draft.begin("md" if kind == "markdown" else of_cell if kind == "code" else "")

@@ -154,7 +154,7 @@ def test_a_new_extractor_reads_files_that_were_skipped_before(
         assert report.sources[0].skipped == [("tern.1.gz", "binary")]
     assert again(tree, tmp_path / "ws").skipped == []
     assert [hit.anchor for hit in search(Workspace.open(str(tmp_path / "ws")), "egret", mode="text").results] == [
-        "cell 3"
+        "markdown cell 3"
     ]
 
 
@@ -164,13 +164,13 @@ def test_a_changed_document_does_not_show_its_old_lines(tree: Path, workspace: P
     assert (hit.freshness, hit.line_now) == (None, None)
     again(tree, workspace)
     (hit,) = search(Workspace.open(str(workspace)), "egret fishes", mode="text", top_k=1).results
-    assert (hit.anchor, hit.line, hit.freshness) == ("cell 2", 4, "fresh")
+    assert (hit.anchor, hit.line, hit.freshness) == ("markdown cell 2", 4, "fresh")
 
 
 def test_files_that_are_searched_without_an_index_have_anchors_too(tree: Path, driftline: Driftline) -> None:
     outcome = driftline("grep", "egret fishes", tree, "--top-k", "1", "--json")
     (hit,) = outcome.json["results"]
-    assert (Path(hit["path"]).name, hit["line"], hit["anchor"]) == ("nb.ipynb", 8, "cell 3")
+    assert (Path(hit["path"]).name, hit["line"], hit["anchor"]) == ("nb.ipynb", 8, "markdown cell 3")
 
 
 def test_documents_whose_donor_lost_its_lines_are_checked_like_others(

@@ -79,9 +79,8 @@ def rows(workspace: Workspace, text: str, **options: Any) -> list[tuple[Any, ...
             [("a.py", "py", 5, 4, 83), ("b.txt", "txt", 1, 1, 4), ("e.py", "py", 2, 2, 12)],
         ),
         (
-            "SELECT path, lang FROM documents WHERE path LIKE '%.%' AND entity LIKE '%:acme/%' ORDER BY path",
-            [(".github/CODEOWNERS", None), ("a.py", "python"), ("b.txt", "text")]
-            + [("c.go", "go"), ("d.md", "markdown"), ("e.py", "python")],
+            "SELECT path, lang FROM documents WHERE ext <> '' AND entity LIKE '%:acme%' ORDER BY path",
+            [("a.py", "python"), ("b.txt", "text"), ("c.go", "go"), ("d.md", "markdown"), ("e.py", "python")],
         ),
         ("SELECT path, line FROM lines WHERE lang = 'go' AND line > 2", [("c.go", 3), ("c.go", 4)]),
         (

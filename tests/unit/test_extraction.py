@@ -54,9 +54,9 @@ def anchors(reading: Reading) -> list[tuple[str, int, int]]:
 def test_a_notebook_is_its_cells_in_order_each_with_its_number_and_language() -> None:
     reading = read_document("a.ipynb", NOTEBOOK)
     assert reading.extracted.text == ("# Herons\n\nWhere they nest.\n\ndef count(pond):\n    return 1\n\nas it is\n")
-    assert anchors(reading) == [("cell 1", 0, 3), ("cell 3", 4, 6), ("cell 4", 7, 7)]
+    assert anchors(reading) == [("markdown cell 1", 0, 3), ("cell 3", 4, 6), ("cell 4", 7, 7)]
     assert reading.extracted.parts == (Part("md", 0, 3), Part("py", 4, 6))
-    assert reading.mark == "notebook/2"
+    assert reading.mark == "notebook/3"
 
 
 def test_a_notebook_has_the_definitions_of_its_cells() -> None:
@@ -111,8 +111,8 @@ def test_halves_of_surrogate_pairs_are_replaced() -> None:
 
 
 def test_content_decides_before_the_name() -> None:
-    assert read_document("kernel.json", NOTEBOOK).mark == "notebook/2"
-    assert read_document("a.ipynb", b"no JSON") == Reading("a.ipynb", "-notebook/2", extractor.Extracted("no JSON"))
+    assert read_document("kernel.json", NOTEBOOK).mark == "notebook/3"
+    assert read_document("a.ipynb", b"no JSON") == Reading("a.ipynb", "-notebook/3", extractor.Extracted("no JSON"))
     assert read_document("a.json", b'{"cells": []}').mark == ""
 
 
@@ -133,7 +133,7 @@ def test_a_compressed_file_is_indexed_as_its_content(suffix: str) -> None:
     assert read_document("data", compress(b"more")).extracted.text == "more"
     inner = read_document(f"a.ipynb.{suffix}", compress(NOTEBOOK))
     assert inner.extracted == read_document("a.ipynb", NOTEBOOK).extracted
-    assert inner.mark.endswith("+notebook/2")
+    assert inner.mark.endswith("+notebook/3")
 
 
 @pytest.mark.parametrize("suffix", ["zst", "lz4"])
@@ -221,10 +221,10 @@ def test_an_anchor_lasts_until_the_next_and_is_one_line_of_text() -> None:
         ("a.py", None, False),
         ("a.IPYNB", None, True),
         ("a.ipynb", "", True),
-        ("a.ipynb", "notebook/2", False),
-        ("a.ipynb", "-notebook/2", False),
+        ("a.ipynb", "notebook/3", False),
+        ("a.ipynb", "-notebook/3", False),
         ("a.ipynb", "notebook/0", True),
-        ("a.ipynb.gz", "gzip/2+notebook/2", False),
+        ("a.ipynb.gz", "gzip/2+notebook/3", False),
         ("a.ipynb.gz", "gzip/2+notebook/7", True),
         ("a.ipynb.gz", "gzip/2", False),
         ("a.gz", "", True),
