@@ -54,7 +54,7 @@ class Agent:
     project: str | None
     user: str | None
     key: str
-    shape: Literal["stdio", "plain", "custom", "local"]
+    shape: Literal["stdio", "plain", "local"]
     project_instructions: str | None = None
     user_instructions: str | None = None
     head: str = ""
@@ -63,7 +63,7 @@ class Agent:
         """Return the entry for a server that is started with ``command``."""
         if self.shape == "local":
             return {"type": "local", "command": list(command), "enabled": True}
-        kind = {"stdio": {"type": "stdio"}, "custom": {"source": "custom"}, "plain": {}}[self.shape]
+        kind = {"type": "stdio"} if self.shape == "stdio" else {}
         return {**kind, "command": command[0], "args": list(command[1:])}
 
     def files(self, scope: InstallLevel) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ AGENTS: Mapping[str, Agent] = {
         "plain",
         user_instructions=".codeium/windsurf/memories/global_rules.md",
     ),
-    "zed": Agent(".zed/settings.json", ".config/zed/settings.json", "context_servers", "custom", "AGENTS.md"),
+    "zed": Agent(".zed/settings.json", ".config/zed/settings.json", "context_servers", "plain", "AGENTS.md"),
     "opencode": Agent(
         "opencode.json",
         ".config/opencode/opencode.json",

@@ -27,6 +27,49 @@ const pageAt = (() => {
   };
 })();
 
+const MAX_RECENT = 8;
+
+/** The searches of this browser, newest first, as [query, link]; only the browser keeps them. */
+const recent = {
+  read() {
+    try {
+      return JSON.parse(localStorage.getItem("driftline.recent")) ?? [];
+    } catch {
+      return []; // storage is off, or not ours
+    }
+  },
+  write(searches) {
+    try {
+      localStorage.setItem("driftline.recent", JSON.stringify(searches.slice(0, MAX_RECENT)));
+    } catch {
+      // storage is off, or full: nothing is remembered
+    }
+    this.show();
+  },
+  /** Remembers the search that the page shows, unless nothing was found. */
+  add() {
+    const query = new URLSearchParams(location.search).get("q");
+    if (!query || !document.querySelector("main article")) return;
+    this.write([[query, `/${location.search}`], ...this.read().filter(([each]) => each !== query)]);
+  },
+  /** Lists them on the home page. */
+  show() {
+    const section = document.getElementById("recent");
+    if (!section) return;
+    const searches = this.read();
+    section.hidden = !searches.length;
+    const items = searches.map(([query, link]) => {
+      const [item, anchor] = ["li", "a"].map((name) => document.createElement(name));
+      Object.assign(anchor, { href: link, textContent: query });
+      item.append(anchor);
+      return item;
+    });
+    section.querySelector("ul").replaceChildren(...items);
+  },
+};
+document.addEventListener("click", (event) => event.target.closest("#recent button") && recent.write([]));
+document.addEventListener("submit", (event) => event.target.matches('[action="/sign-in/out"]') && recent.write([]));
+
 const QUIET_MILLISECONDS = 1000;
 
 /** Shows results while typing. What is typed without a pause, and each filter, has an entry of the history. */
@@ -56,7 +99,9 @@ function searchAsYouType(form, box) {
       const isOpen = main.querySelector("details.facets")?.open ?? !narrow.matches;
       page.querySelector("details.facets")?.toggleAttribute("open", isOpen);
       const focused = main.contains(document.activeElement) ? document.activeElement.id : "";
+      if (target === "/" && !isBack) recent.add();
       main.replaceWith(page.querySelector("main"));
+      recent.show();
       box.dispatchEvent(new Event("terms"));
       if (focused) (document.getElementById(focused) ?? box).focus();
       document.title = page.title;
@@ -510,6 +555,8 @@ if (box) {
   if (box.form.id === "search") {
     completeTerms(box);
     searchAsYouType(box.form, box);
+    addEventListener("pagehide", () => recent.add());
+    recent.show();
   }
   moveAmongResults(box);
 }

@@ -391,8 +391,8 @@ _MAX_DEPTH = 3
 
 
 def _nested(outline: Sequence[tuple[int, str, str]]) -> Iterator[tuple[int, str, str, str, int]]:
-    """Yield the definitions as (line, kind, qualified name, name in its parent, depth). The kind of a method or section
-    is "", because its depth implies it.
+    """Yield the definitions as (line, kind, qualified name, name in its parent, depth). The kind of a method, section
+    or anchor is "", because its depth or name implies it.
 
     Examples:
         >>> list(_nested([(1, "class", "Lease"), (4, "method", "Lease.check"), (9, "function", "run")]))
@@ -407,7 +407,7 @@ def _nested(outline: Sequence[tuple[int, str, str]]) -> Iterator[tuple[int, str,
             )
             if inside is None:
                 around.pop()
-        shown = "" if kind in ("method", "section") else kind
+        shown = "" if kind in ("method", "section", "anchor") else kind
         yield line, shown, name, inside or name, min(len(around), _MAX_DEPTH)
         around.append(name)
 

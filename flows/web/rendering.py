@@ -155,7 +155,7 @@ def _formatter() -> Any:
 def _significant_name(path: str) -> str:
     """Reduce a path to what Pygments looks at, mostly the suffix, so that few distinct names are looked up."""
     name = PurePosixPath(path).name
-    if name.lower().endswith(_NOTEBOOK):  # its text is that of its cells
+    if name.lower().endswith(_NOTEBOOK):  # indexed as the text of its cells
         return "x.py"
     _, dot, suffix = name.rpartition(".")
     return name if _significant_names().match(name) else f"x{dot}{suffix if dot else ''}"

@@ -190,6 +190,28 @@ def test_a_search_while_typing_has_keys_and_a_link(site: Site) -> None:
     page.wait_for_url("**/d/**#L*")
 
 
+def test_recent_searches_are_listed_in_this_browser_until_they_are_cleared(site: Site) -> None:
+    page, recent = site.page, site.page.locator("#recent")
+    site.browser.open(site.url, "Examples")
+    expect(recent).to_be_hidden()
+    site.browser.open(f"{site.url}?q=lease&mode=text", "notes.md")
+    site.browser.open(f"{site.url}?q=nothing-like-this&mode=text", "Nothing found")
+    site.browser.open(site.url, "Recent searches")
+    page.keyboard.type("<b>who renews")
+    page.wait_for_url("**/?q=*renews*")
+    expect(page.locator("article").first).to_be_visible()
+    page.locator("#q").fill("")
+    expect(recent.get_by_role("link")).to_have_text(["<b>who renews", "lease"])
+    assert violations(page) == [] if AXE.exists() else True
+    recent.get_by_role("link", name="lease").click()
+    page.wait_for_url("**/?q=lease&mode=text")
+    site.browser.open(site.url, "Recent searches")
+    recent.get_by_role("button", name="Clear").click()
+    expect(recent).to_be_hidden()
+    site.browser.open(site.url, "Examples")
+    expect(recent).to_be_hidden()
+
+
 def test_facets_narrow_and_filters_go(site: Site) -> None:
     page = site.page
     site.browser.open(f"{site.url}?q=lease&mode=text", "notes.md")
