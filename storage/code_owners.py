@@ -1,7 +1,7 @@
 """Read CODEOWNERS files, as GitHub and GitLab do: which documents belong to whom.
 
-Patterns are written as in .gitignore, without ``!``, relative to the top of the repository; the last one that matches a path
-names its owners. GitLab's sections, such as ``[Docs] @writers``, each name owners of their own.
+Patterns are written as in .gitignore, without ``!``, relative to the top of the repository; the last one that matches a
+path names its owners. GitLab's sections, such as ``[Docs] @writers``, each name owners of their own.
 """
 
 from __future__ import annotations
