@@ -768,6 +768,20 @@ def test_pictures_of_the_pages_for_the_documentation(site: Site, workspace: Path
         assert main(["index", str(site.tree), "--workspace", str(workspace)]) == 0
 
 
+def test_a_site_that_is_opened_from_the_disk_runs_its_search(browser: Browser, tmp_path: Path) -> None:
+    shim = Path(driftline.__file__).resolve().parents[1] / "docs/javascripts/iframe-worker.js"
+    (tmp_path / "more.js").write_text("const doubled = (number) => 2 * number;")
+    (tmp_path / "worker.js").write_text(
+        "addEventListener('message', async ({data}) => { await importScripts('more.js'); postMessage(doubled(data)); });"
+    )
+    (tmp_path / "index.html").write_text(
+        f"<body><script>{shim.read_text()}</script><script>const worker = new Worker('worker.js');"
+        "worker.addEventListener('message', (event) => document.body.append(`told ${event.data}`));"
+        "worker.postMessage(21);</script>"
+    )
+    browser.open((tmp_path / "index.html").as_uri(), "told 42")
+
+
 def test_sigterm_ends_the_process(workspace: Path) -> None:
     with running(workspace) as (process, _):
         process.send_signal(signal.SIGTERM)
