@@ -772,7 +772,8 @@ def test_a_site_that_is_opened_from_the_disk_runs_its_search(browser: Browser, t
     shim = Path(driftline.__file__).resolve().parents[1] / "docs/javascripts/iframe-worker.js"
     (tmp_path / "more.js").write_text("const doubled = (number) => 2 * number;")
     (tmp_path / "worker.js").write_text(
-        "addEventListener('message', async ({data}) => { await importScripts('more.js'); postMessage(doubled(data)); });"
+        "addEventListener('message', async (event) => {"
+        " await importScripts('more.js'); postMessage(doubled(event.data)); });"
     )
     (tmp_path / "index.html").write_text(
         f"<body><script>{shim.read_text()}</script><script>const worker = new Worker('worker.js');"
