@@ -17,12 +17,12 @@ import sys
 import threading
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import IO, NoReturn, TypeVar
+from contextlib import contextmanager, suppress
+from typing import IO, Generic, NoReturn, TypeVar
 
-from driftline.storage.errors import StorageError
+from driftline.storage.errors import DriftlineError, StorageError
 
 EXIT_SECONDS = 10.0
 """How long to wait for a killed process."""
@@ -31,6 +31,7 @@ OUT_OF_MEMORY = errno.ENOMEM
 _HEAD = struct.Struct("<QQQ")
 """A number that the answer repeats, and the lengths of two parts."""
 _Answer = TypeVar("_Answer")
+_Helper = TypeVar("_Helper", bound="HelperProcess")
 
 
 class HelperDied(Exception):
@@ -162,7 +163,7 @@ def _start(code: str, environment: Mapping[str, str], quiet: bool) -> subprocess
     )
 
 
-class HelperPool:
+class HelperPool(Generic[_Helper]):
     """Helpers that each answer one request at a time; a thread that finds none idle calls ``start``.
 
     It replaces a helper started in another ``environment``, which may contain credentials.
@@ -170,11 +171,11 @@ class HelperPool:
 
     def __init__(
         self,
-        start: Callable[[Mapping[str, str]], HelperProcess],
+        start: Callable[[Mapping[str, str]], _Helper],
         environment: Callable[[], Mapping[str, str]] = environment_of_helper,
     ) -> None:
         self._start, self._environment = start, environment
-        self._idle: defaultdict[int, list[HelperProcess]] = defaultdict(list)
+        self._idle: defaultdict[int, list[_Helper]] = defaultdict(list)
         """Keyed by process id: a fork cannot use its parent's helpers."""
 
     def ask(self, seconds: float, decode: Callable[[bytes], _Answer], data: bytes, name: bytes = b"") -> _Answer:
@@ -191,7 +192,7 @@ class HelperPool:
         return self._ask(self._start(self._environment()), seconds, decode, data, name)
 
     def _ask(
-        self, helper: HelperProcess, seconds: float, decode: Callable[[bytes], _Answer], data: bytes, name: bytes
+        self, helper: _Helper, seconds: float, decode: Callable[[bytes], _Answer], data: bytes, name: bytes
     ) -> _Answer:
         try:
             answer = decode(helper.ask(seconds, data, name))
@@ -201,7 +202,29 @@ class HelperPool:
         self._idle[os.getpid()].append(helper)
         return answer
 
-    def _take(self) -> HelperProcess:
+    def prepare(self) -> None:
+        """Start a helper before it is needed."""
+        self._idle[os.getpid()].append(self._start(self._environment()))
+
+    @contextmanager
+    def reserved(self) -> Iterator[_Helper]:
+        """Reserve a helper for several requests that belong together; an error outside the tree kills it."""
+        helper = self._take()
+        try:
+            yield helper
+        except DriftlineError:
+            self._give_back(helper)
+            raise
+        except BaseException:
+            helper.end()
+            raise
+        self._give_back(helper)
+
+    def _give_back(self, helper: _Helper) -> None:
+        if helper.is_alive:
+            self._idle[os.getpid()].append(helper)
+
+    def _take(self) -> _Helper:
         environment = self._environment()
         while True:
             try:
@@ -277,6 +300,22 @@ def serve(
             pool.submit(run, *_received(requests))
     finally:
         os._exit(0)  # nobody waits for requests that are still running
+
+
+def used_memory() -> int:
+    """Return this process's private writable memory in bytes, or 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[5]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def limit_memory(size_bytes: int | None) -> None:
+    """Limit this process's private writable memory, where the kernel supports it; None removes the limit."""
+    with suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard if size_bytes is None else size_bytes, hard))
 
 
 def limit_cpu_time(seconds: int) -> None:

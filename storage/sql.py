@@ -1,8 +1,8 @@
 """Query one workspace in SQL: its content as read-only DuckDB views (DESIGN, "SQL").
 
-DuckDB runs in this process and has access to nothing but the views: no files, network, extensions or settings. It asks
-each view for the columns and rows that a query needs, and the view reads only those through the workspace's own store,
-so DuckDB needs no bucket client. A query's memory and time are bounded.
+DuckDB has access to nothing but the views: no files, network, extensions or settings. It asks each view for the columns
+and rows that a query needs, and the view reads only those through the workspace's own store, so DuckDB needs no bucket
+client. Its own limits do not bound every query: ``sql_process.py`` runs one in a process that can be killed.
 
     documents     the manifest: one row a document; its lines are counted in the indexed text, on request
     owners        who owns a document, by the CODEOWNERS file of its source
@@ -39,6 +39,7 @@ from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
 from driftline.storage.documents import INSIDE, NAMED_LIKE_ARCHIVE, SkipReason
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
+from driftline.storage.globs import is_unicode
 from driftline.storage.lance.failures import is_lance_failure, read_failed
 from driftline.storage.languages import LANGUAGE_OF
 from driftline.storage.layout import BASE, is_delta
@@ -59,6 +60,7 @@ MAX_BYTES = 2**30
 BATCH_ROWS = 65_536
 RESULT_ROWS = 2_048
 """Maximum number of rows per batch of a result, so that callers can stop before a large one is in memory."""
+_OUT_OF_MEMORY = ("Out of Memory", "bad_alloc", "bad allocation", "Cannot allocate memory")
 MAX_SCANS = 200
 """Number of recorded runs that are searched for the last complete scan of each source."""
 
@@ -94,7 +96,9 @@ def query(
     max_seconds: float = MAX_SECONDS,
     max_bytes: int = MAX_BYTES,
 ) -> Iterator[Result]:
-    """Run one SELECT on the views of ``workspace``; its result can be read while the context is open.
+    """Run one SELECT in this process on the views of ``workspace``; its result can be read while the context is open.
+
+    DuckDB counts no memory of single strings, and interrupts no function: ``sql_process.query`` bounds both.
 
     Args:
         workspace: The workspace, on a branch or not.
@@ -110,7 +114,7 @@ def query(
         OutOfMemory: It needs more memory than ``max_bytes``.
         CorruptFile, StorageError: The workspace cannot be read.
     """
-    limits = _Limits(max_seconds, max_bytes)
+    limits = Limits(max_seconds, max_bytes)
     connection = _connect(max_bytes)
     timer = threading.Timer(max_seconds, connection.interrupt)
     timer.daemon = True
@@ -124,14 +128,15 @@ def query(
             _check(connection, text)
             timer.start()
             reader = connection.sql(text, params=list(parameters)).to_arrow_reader(RESULT_ROWS)
-        yield Result(reader, limits)
+        schema = _with_unique_names(reader.schema)
+        yield Result(schema, _batches(reader, schema, limits), limits)
     finally:
         timer.cancel()
         connection.close()
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
+class Limits:
     """A query's limits, and the errors raised while reading the workspace, which DuckDB would report as its own."""
 
     max_seconds: float
@@ -145,52 +150,46 @@ class _Limits:
 
         try:
             yield
-        except (duckdb.Error, pa.ArrowException, OSError) as error:
-            raise (self.failures[0] if self.failures else self._of(str(error))) from error
+        except (duckdb.Error, pa.ArrowException, OSError, MemoryError) as error:
+            raise (self.failures[0] if self.failures else self._of(error)) from error
 
-    def _of(self, text: str) -> DriftlineError:
+    def too_slow(self) -> UsageError:
+        fix = "Narrow it, or allow more time."
+        return UsageError(f"The query took longer than {self.max_seconds:g} s", fix=fix)
+
+    def too_large(self) -> OutOfMemory:
+        fix = "Select fewer columns, aggregate, or add a LIMIT."
+        return OutOfMemory(f"The query needs more memory than {self.max_bytes / 1e9:.1f} GB", fix=fix)
+
+    def _of(self, error: Exception) -> DriftlineError:
+        text = str(error)
         if "INTERRUPT" in text.upper():
-            fix = "Narrow it, or allow more time."
-            return UsageError(f"The query took longer than {self.max_seconds:g} s", fix=fix)
-        if "Out of Memory" in text:
-            fix = "Select fewer columns, aggregate, or add a LIMIT."
-            return OutOfMemory(f"The query needs more memory than {self.max_bytes / 1e9:.1f} GB", fix=fix)
+            return self.too_slow()
+        if isinstance(error, MemoryError) or any(each in text for each in _OUT_OF_MEMORY):
+            return self.too_large()
         what = text.partition("\n\nLINE")[0].rstrip(".! \n")
         return UsageError("Cannot run the query", what, "DESCRIBE a view to see its columns.")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A query's rows, in batches; they can only be read once."""
+    """A query's rows, in batches; they can only be read once.
 
-    _reader: pa.RecordBatchReader
-    _limits: _Limits
+    If several columns have the same name, all but the first get a numeric suffix.
+    """
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns; if several have the same name, all but the first get a numeric suffix."""
-        given = self._reader.schema
-        names: list[str] = []
-        for name in given.names:
-            numbered = (f"{name}_{number}" for number in range(2, len(given) + 2))
-            names.append(next(each for each in (name, *numbered) if each not in names))
-        return pa.schema([given.field(at).with_name(name) for at, name in enumerate(names)])
+    schema: pa.Schema
+    _batches: Iterator[pa.RecordBatch]
+    _limits: Limits
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches as DuckDB computes them. Raises the same errors as ``query``."""
-        names = self.schema.names
-        while True:
-            with self._limits.explained():
-                try:
-                    batch = self._reader.read_next_batch()
-                except StopIteration:
-                    return
-            yield batch.rename_columns(names)
+        return self._batches
 
     def rows(self) -> Iterator[tuple[object, ...]]:
         """Yield the rows as Python values."""
         for batch in self:
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            yield from rows_of(batch)
 
     @property
     def numbers(self) -> list[bool]:
@@ -201,8 +200,76 @@ class Result:
         ]
 
     def table(self) -> pa.Table:
-        """Return all rows. Raises the same errors as ``query``."""
-        return pa.Table.from_batches(list(self), self.schema)
+        """Return all rows. Raises the same errors as ``query``, and OutOfMemory beyond its ``max_bytes``."""
+        found: list[pa.RecordBatch] = []
+        size_bytes = 0
+        for batch in self:
+            size_bytes += batch.nbytes
+            if size_bytes > self._limits.max_bytes:
+                raise self._limits.too_large()
+            found.append(batch)
+        return pa.Table.from_batches(found, self.schema)
+
+
+def rows_of(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[object, ...]]:
+    """Yield rows as Python values; a moment that Python cannot represent, like infinity, is text."""
+    yield from zip(*map(_values, batch.columns), strict=True)
+
+
+def _values(column: Iterable[pa.Scalar]) -> list[object]:
+    try:
+        return column.to_pylist()  # type: ignore[attr-defined, no-any-return]
+    except (OverflowError, ValueError):  # one of its moments
+        return [_value(each) for each in column]
+
+
+def _value(scalar: pa.Scalar) -> object:
+    if isinstance(scalar, pa.StructScalar) and scalar.is_valid:
+        return {name: _value(each) for name, each in scalar.items()}
+    if isinstance(scalar, pa.ListScalar) and scalar.is_valid:
+        return [_value(each) for each in scalar.values]
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        return _moment(scalar)
+
+
+def _moment(scalar: pa.Scalar) -> str:
+    """Format a date or timestamp outside of Python's years, or with nanoseconds."""
+    if not (pa.types.is_date(scalar.type) or pa.types.is_timestamp(scalar.type)) or scalar.type == pa.timestamp("ns"):
+        return str(scalar.cast(pa.string()))
+    is_date = pa.types.is_date(scalar.type)
+    if abs(scalar.value) == 2 ** (31 if is_date else 63) - 1:
+        return "infinity" if scalar.value > 0 else "-infinity"
+    per_day = 1 if is_date else 86_400 * {"s": 1, "ms": 10**3, "us": 10**6}[scalar.type.unit]
+    days, rest = divmod(scalar.value, per_day)
+    cycles, days = divmod(days, _DAYS_OF_400_YEARS)
+    moment = datetime(1970, 1, 1) + timedelta(days, rest * 86_400 / per_day)
+    text = str(moment.date() if is_date else moment)
+    zone = "+00:00" if not is_date and scalar.type.tz else ""
+    return f"{moment.year + 400 * cycles:04}{text[4:]}{zone}"
+
+
+_DAYS_OF_400_YEARS = 146_097
+"""After these, the Gregorian calendar repeats."""
+
+
+def _with_unique_names(given: pa.Schema) -> pa.Schema:
+    names: list[str] = []
+    for name in given.names:
+        numbered = (f"{name}_{number}" for number in range(2, len(given) + 2))
+        names.append(next(each for each in (name, *numbered) if each not in names))
+    return pa.schema([given.field(at).with_name(name) for at, name in enumerate(names)])
+
+
+def _batches(reader: pa.RecordBatchReader, schema: pa.Schema, limits: Limits) -> Iterator[pa.RecordBatch]:
+    while True:
+        with limits.explained():
+            try:
+                batch = reader.read_next_batch()
+            except StopIteration:
+                return
+        yield batch.rename_columns(schema.names)
 
 
 def as_text(value: object) -> str:
@@ -253,6 +320,8 @@ def _check(connection: DuckDBPyConnection, text: str) -> None:
     """Raise UsageError unless ``text`` is a single statement that only reads."""
     import duckdb
 
+    if not is_unicode(text):
+        raise UsageError("The query is not UTF-8", repr(text)[:100], "Check the terminal's encoding.")
     found = connection.extract_statements(text)
     if len(found) != 1 or found[0].type != duckdb.StatementType.SELECT:
         what = "Only a SELECT can be run" if found else "The query is empty"

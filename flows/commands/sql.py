@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Format = Literal["table", "csv", "json", "parquet"]
 MAX_TABLE_ROWS = 1_000
 """Maximum number of rows in table format."""
-_PIECES = 10_000
 
 
 @app.command()
@@ -42,9 +41,12 @@ def sql(
 
     The query is read-only, and can access only the workspace.
     """
+    from driftline.storage.sql_process import prepare
+
+    prepare()
     opened = open_for_reading(workspace)
     from driftline.flows.search import searches_table
-    from driftline.storage.sql import query as run
+    from driftline.storage.sql_process import query as run
 
     boundary = None if within is None else boundary_in(opened, within)
     there = on_named_branch(opened, branch, boundary)
@@ -74,11 +76,11 @@ def _print_table(result: Result) -> int:
 
 
 def _print_csv(result: Result) -> int:
-    from driftline.storage.sql import as_text
+    from driftline.storage.sql import as_text, rows_of
 
     count, to_terminal = 0, sys.stdout.isatty()
-    rows: Iterator[Sequence[object]] = chain([result.schema.names], result.rows())
-    while piece := list(islice(rows, _PIECES)):
+    pieces: Iterator[Sequence[Sequence[object]]] = map(list, map(rows_of, result))
+    for piece in chain([[result.schema.names]], pieces):
         count += len(piece)
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([as_text(value) for value in row] for row in piece)
@@ -87,12 +89,14 @@ def _print_csv(result: Result) -> int:
 
 
 def _print_json(result: Result) -> int:
-    names, rows, count = result.schema.names, result.rows(), 0
+    from driftline.storage.sql import rows_of
+
+    names, count = result.schema.names, 0
     emit(f'{{"columns": {json.dumps(names)}, "rows": [')
-    while piece := list(islice(rows, _PIECES)):
-        objects = (_object(dict(zip(names, row, strict=True))) for row in piece)
+    for batch in result:
+        objects = (_object(dict(zip(names, row, strict=True))) for row in rows_of(batch))
         emit((", " if count else "") + ", ".join(objects))
-        count += len(piece)
+        count += batch.num_rows
     emit("]}\n")
     return count
 

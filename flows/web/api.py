@@ -139,7 +139,7 @@ class SqlView:
 
 def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) -> SqlView:
     """Run one SELECT inside the boundary ``within``. Raises the same errors as ``storage.sql.query``."""
-    from driftline.storage.sql import query  # loads DuckDB
+    from driftline.storage.sql_process import query
 
     with query(workspace, text, within=within, max_seconds=SQL_SECONDS, max_bytes=SQL_BYTES) as result:
         rows = tuple(islice(result.rows(), MAX_SQL_ROWS + 1))
@@ -164,7 +164,7 @@ def sql_table(
 
     Raises the same errors as ``storage.sql.query``, and UsageError for too many rows.
     """
-    from driftline.storage.sql import query  # loads DuckDB
+    from driftline.storage.sql_process import query
 
     boundary = within.narrowed(only) if within is not None and only is not None else within or only
     with query(workspace, text, parameters, within=boundary, max_seconds=seconds, max_bytes=SQL_BYTES) as result:
@@ -543,7 +543,7 @@ class Api:
         timeout_seconds: SqlSeconds = SQL_SECONDS,
     ) -> Response:
         """Run one SELECT, as in ``driftline sql --json``; if the request accepts it, return an Arrow stream."""
-        from driftline.storage.sql import as_json
+        from driftline.storage.sql import as_json, rows_of
 
         found = self.reader.table(q, _values(parameters), within, branch, timeout_seconds)
         if ARROW in request.headers.get("accept", ""):
@@ -551,10 +551,7 @@ class Api:
                 with pa.ipc.new_stream(buffer, found.schema) as writer:
                     writer.write_table(found)
                 return Response(buffer.getvalue().to_pybytes(), media_type=ARROW)
-        try:
-            rows = found.to_pylist()
-        except OverflowError as error:  # a time after the year 9999
-            raise UsageError(f"A row has a value without JSON: {error}", fix="Cast it to VARCHAR.") from error
+        rows = [dict(zip(found.schema.names, row, strict=True)) for row in rows_of(found)]
         text = json.dumps({"columns": found.schema.names, "rows": rows}, default=as_json)
         return JsonAnswer(json.loads(text, parse_constant=lambda _: None))  # JSON has no NaN and infinity
 

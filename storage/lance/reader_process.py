@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
@@ -37,8 +37,8 @@ class ProcessStopped(StorageError):
 class WorkerProcess(HelperProcess):
     """A process that calls ``begin``, given as ``module:name``, then runs up to ``threads`` functions in parallel."""
 
-    def __init__(self, threads: int = 1, begin: str = "") -> None:
-        super().__init__(_SERVE.format(threads=threads, begin=begin))
+    def __init__(self, threads: int = 1, begin: str = "", environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(_SERVE.format(threads=threads, begin=begin), environment)
 
     def run(
         self,
@@ -80,7 +80,7 @@ def run_in_worker(
 
 
 @cache
-def _pool() -> HelperPool:
+def _pool() -> HelperPool[HelperProcess]:
     return HelperPool(partial(HelperProcess, _SERVE.format(threads=1, begin="")))
 
 

@@ -471,7 +471,7 @@ def _waiting() -> ThreadPoolExecutor:
 
 
 @cache
-def _pool() -> HelperPool:
+def _pool() -> HelperPool[HelperProcess]:
     return HelperPool(partial(HelperProcess, _SERVE, quiet=True))
 
 

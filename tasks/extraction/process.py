@@ -82,7 +82,7 @@ def extract_apart(target: str, data: bytes) -> dict[str, Any]:
 
 
 @cache
-def _pool() -> HelperPool:
+def _pool() -> HelperPool[HelperProcess]:
     code = _SERVE.format(cpu_seconds=CPU_SECONDS, memory_bytes=MEMORY_BYTES)
     return HelperPool(partial(HelperProcess, code, quiet=True, most_bytes=MAX_ANSWER_BYTES), _environment)
 

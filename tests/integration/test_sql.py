@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import resource
 import shutil
 import time
 import zipfile
@@ -19,9 +20,10 @@ import pytest
 
 import driftline as dl
 from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.storage import sql
 from driftline.storage.errors import CorruptFile, OutOfMemory, UsageError
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.sql import query
+from driftline.storage.sql_process import query
 from driftline.storage.workspace.workspace import Workspace
 
 Driftline = Callable[..., Any]
@@ -62,6 +64,12 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
     (location / "core" / "e.py").write_text("x = 1\ny = 2\n")
     dl.index(str(location / "core"), workspace=ws, entity=CORE)
     return dl.open(ws).storage
+
+
+def rows_here(workspace: Workspace, text: str) -> list[tuple[Any, ...]]:
+    """Run a query in this process, where a test can replace parts."""
+    with sql.query(workspace, text) as result:
+        return [*result.rows()]
 
 
 def rows(workspace: Workspace, text: str, **options: Any) -> list[tuple[Any, ...]]:
@@ -253,12 +261,12 @@ def test_only_the_columns_and_rows_of_a_query_are_read(workspace: Workspace, mon
         return scanner(self, columns=columns, filter=filter, **options)
 
     monkeypatch.setattr(lance.LanceDataset, "scanner", noted)
-    rows(workspace, "SELECT count(*) FROM lines WHERE ext = 'go'")
+    rows_here(workspace, "SELECT count(*) FROM lines WHERE ext = 'go'")
     assert requested, requested
     assert {len(columns) for columns, _ in requested} == {1}
     assert all('(ext == "go")' in where for _, where in requested)
     requested.clear()
-    assert rows(workspace, "SELECT lines FROM documents WHERE path = 'a.py'") == [(5,)]
+    assert rows_here(workspace, "SELECT lines FROM documents WHERE path = 'a.py'") == [(5,)]
     assert requested, requested
     assert all("a.py" in where for _, where in requested)
 
@@ -337,14 +345,89 @@ def test_a_query_that_needs_much_memory_is_refused(workspace: Workspace) -> None
         result.table()
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "repeat('x', 2000000000)",
+        "repeat(repeat('x', 30000), 30000) || 'y'",
+        "repeat('x', 400000000) || repeat('y', 400000000)",
+    ],
+)
+def test_the_memory_of_strings_is_bounded(workspace: Workspace, value: str) -> None:
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+    text, before = "SELECT count(*) FROM documents", peak()
+    with pytest.raises(OutOfMemory, match="LIMIT"), query(workspace, f"SELECT {value}", max_bytes=2**26) as result:
+        result.table()
+    with query(workspace, text, max_bytes=2**26) as result:
+        assert [*result.rows()] == [(8,)]
+    assert peak() - before < 100
+
+
+def test_a_function_that_cannot_be_interrupted_is_killed(workspace: Workspace) -> None:
+    text = "SELECT levenshtein(repeat('x', 300000), repeat('y', 300000))"
+    with pytest.raises(UsageError, match=r"longer than 0\.1 s"):
+        dl.sql(workspace, text, timeout_seconds=0.1)
+    assert rows(workspace, "SELECT count(*) FROM documents") == [(8,)]
+
+
+def test_a_large_result_is_streamed_and_a_table_of_it_is_refused(workspace: Workspace) -> None:
+    text = "SELECT range AS n, 'x' || range FROM range(100000000000)"
+    with query(workspace, text) as result:
+        assert [next(result)[0] for result in [result.rows()]] == [0]
+    with query(workspace, text, max_bytes=2**26) as result, pytest.raises(OutOfMemory):
+        result.table()
+    wide = "SELECT repeat('x', 1000000) AS wide FROM range(20)"
+    with query(workspace, wide) as result:
+        assert [(each.num_rows, each.nbytes // 10**6) for each in result] == [(1, 1)] * 20
+
+
+@pytest.mark.parametrize("text", ["SELECT '\udc80'", "SELECT ?"])
+def test_text_that_is_no_unicode_is_a_usage_error(workspace: Workspace, text: str) -> None:
+    with pytest.raises(UsageError, match="not UTF-8"):
+        dl.sql(workspace, text, ["\udc80"] * text.count("?"))
+
+
+@pytest.mark.parametrize("parameter", [lambda: 1, object()], ids=["function", "object"])
+def test_a_parameter_without_a_value_in_sql_is_a_usage_error(workspace: Workspace, parameter: object) -> None:
+    with pytest.raises(UsageError):
+        dl.sql(workspace, "SELECT ?", [parameter])
+
+
+MOMENTS = {
+    "'infinity'::DATE": "infinity",
+    "'-infinity'::DATE": "-infinity",
+    "'infinity'::TIMESTAMP": "infinity",
+    "DATE '12000-02-29'": "12000-02-29",
+    "TIMESTAMP '20000-01-01 12:30:00.5'": "20000-01-01 12:30:00.500000",
+    "TIMESTAMPTZ '290000-01-01 00:00:00+00'": "290000-01-01 00:00:00+00:00",
+    "DATE '0044-03-15 (BC)'": "-043-03-15",
+    "make_timestamp_ns(1)": "1970-01-01 00:00:00.000000001",
+    "[DATE '12000-01-01', '2000-01-01'::DATE, NULL]": ["12000-01-01", "2000-01-01", None],
+    "{'a': 'infinity'::DATE, 'b': 1}": {"a": "infinity", "b": 1},
+}
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_a_moment_that_python_does_not_have_is_text(workspace: Workspace, driftline: Driftline, form: str) -> None:
+    chosen = MOMENTS if form == "json" else dict([*MOMENTS.items()][:1])
+    text = "SELECT " + ", ".join(f"{value} AS v{at}" for at, value in enumerate(chosen))
+    done = driftline("sql", text, "--workspace", workspace.objects.uri, "--format", form)
+    assert (done.code, done.err) == (0, "")
+    assert "infinity" in done.out
+    if form == "json":
+        assert [*done.json["rows"][0].values()] == [*chosen.values()]
+
+
 def test_a_failure_of_the_workspace_is_reported_as_such(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(self: LineTable) -> Iterator[None]:
         raise CorruptFile("The table is damaged", "here", "Repair it.")
 
     monkeypatch.setattr(LineTable, "open", damaged)
     with pytest.raises(CorruptFile, match="The table is damaged"):
-        dl.sql(workspace, "SELECT count(*) FROM lines")
-    assert rows(workspace, "SELECT count(*) FROM documents") == [(8,)]
+        rows_here(workspace, "SELECT count(*) FROM lines")
+    assert rows_here(workspace, "SELECT count(*) FROM documents") == [(8,)]
 
 
 # -- the command -------------------------------------------------------------------------------

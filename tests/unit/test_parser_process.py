@@ -37,7 +37,7 @@ outlines.serve()
 
 
 @pytest.fixture
-def pool() -> Iterator[helper_process.HelperPool]:
+def pool() -> Iterator[helper_process.HelperPool[helper_process.HelperProcess]]:
     """The pool of this process, without processes."""
     outlines._pool().end()
     yield outlines._pool()
@@ -45,7 +45,9 @@ def pool() -> Iterator[helper_process.HelperPool]:
 
 
 @pytest.fixture
-def started(pool: helper_process.HelperPool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def started(
+    pool: helper_process.HelperPool[helper_process.HelperProcess], monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     """The programs of the parser processes that a test starts, which some documents end."""
     found: list[str] = []
     start = helper_process._start
@@ -58,12 +60,12 @@ def started(pool: helper_process.HelperPool, monkeypatch: pytest.MonkeyPatch) ->
     return found
 
 
-def idle_process(pool: helper_process.HelperPool) -> helper_process.HelperProcess:
+def idle_process(pool: helper_process.HelperPool[helper_process.HelperProcess]) -> helper_process.HelperProcess:
     (process,) = pool._idle[os.getpid()]
     return process
 
 
-def test_the_answers_equal_those_of_this_process(pool: helper_process.HelperPool) -> None:
+def test_the_answers_equal_those_of_this_process(pool: helper_process.HelperPool[helper_process.HelperProcess]) -> None:
     package = Path(driftline.__file__).parent / "storage" / "lines"
     documents = [(path.name, path.read_text("utf-8")) for path in sorted(package.rglob("*.py"))]
     documents.append(("page.md", "# Größe\n\nText \U0001f680\n"))
@@ -75,7 +77,7 @@ def test_the_answers_equal_those_of_this_process(pool: helper_process.HelperPool
     assert definitions_in_worker([])() == []
 
 
-def test_a_killed_process_loses_no_answer(pool: helper_process.HelperPool) -> None:
+def test_a_killed_process_loses_no_answer(pool: helper_process.HelperPool[helper_process.HelperProcess]) -> None:
     expected = definitions_in_worker([("a.py", "def f(): pass\n")])()
     os.kill(idle_process(pool).pid, signal.SIGKILL)
     assert definitions_in_worker([("a.py", "def f(): pass\n")])() == expected
