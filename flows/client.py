@@ -546,7 +546,7 @@ def search_parameters(request: SearchRequest) -> dict[str, Any]:
     unserved = ("where", "also", "inside", "within", "on_this_machine")
     only_here += [name for name in unserved if getattr(request, name) not in (None, (), False)]
     if only_here:
-        raise UsageError("Servers do not support this option", only_here[0], "Omit it, or search a workspace.")
+        raise UsageError(f"Servers do not support `{only_here[0]}`", fix="Omit it, or search a workspace.")
     for name, value in given.items():
         low, high = served[name].served or (value, value)
         if not low <= value <= high:

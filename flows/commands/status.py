@@ -124,7 +124,8 @@ def report(
                 out.unlink(missing_ok=True)  # it may be a link created by another user
             out.write_bytes(page)
         except OSError as error:
-            raise UsageError("Cannot write the report", str(out), f"{error.strerror}.") from error
+            what = f"Cannot write the report ({error.strerror})"
+            raise UsageError(what, str(out), "Choose another file.") from error
     if as_json:
         print_json({"workspace": opened.objects.uri, "report": str(out.resolve()), "runs": len(recent_runs)})
     else:

@@ -150,7 +150,8 @@ class FileChange:
             if not self.is_first and _read(backup) == self.after:
                 backup.unlink()
         except (OSError, UnicodeEncodeError) as error:
-            raise UsageError("Cannot write the agent's configuration file", str(self.path), f"{error}.") from error
+            what = f"Cannot write the agent's configuration file ({error})"
+            raise UsageError(what, str(self.path), "Check its permissions.") from error
 
 
 def agents_in(scope: InstallLevel) -> list[str]:
@@ -242,7 +243,8 @@ def _read(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("Cannot read the agent's configuration file", str(path), f"{error}.") from error
+        what = f"Cannot read the agent's configuration file ({error})"
+        raise UsageError(what, str(path), "Check its permissions and encoding.") from error
 
 
 def _write(path: Path, text: str, *, like: Path) -> None:
@@ -362,7 +364,8 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
         found = tomllib.loads(text) if _is_toml(path) else _json_value(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"The agent's configuration is not {language}", str(path), f"{error}.") from error
+        what = f"The agent's configuration is not {language} ({error})"
+        raise UsageError(what, str(path), "Correct it, or rename it.") from error
     if not isinstance(found, dict):
         raise UsageError("The agent's configuration is not an object", str(path), "Correct it, or rename it.")
     return found

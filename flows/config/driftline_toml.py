@@ -79,7 +79,8 @@ def trust(file: Path, content: bytes) -> None:
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mark.write_bytes(os.fsencode(file) + b"\n")
     except OSError as error:
-        raise UsageError("Cannot write the trust record", str(mark), f"{error.strerror}.") from error
+        what = f"Cannot write the trust record ({error.strerror})"
+        raise UsageError(what, str(mark), "Check the folder's permissions.") from error
 
 
 def distrust(file: Path, content: bytes) -> None:
@@ -343,7 +344,9 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise UsageError("Cannot read the configuration", str(file), f"{error.strerror}.") from error
+        raise UsageError(
+            f"Cannot read the configuration ({error.strerror})", str(file), "Check its permissions."
+        ) from error
 
 
 def _parse(content: bytes, file: Path) -> File:
@@ -356,7 +359,7 @@ def _parse(content: bytes, file: Path) -> File:
     except UnicodeDecodeError as error:
         raise UsageError("The configuration is not UTF-8", str(file), "Save it as UTF-8.") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError("The configuration is not valid TOML", str(file), f"{error}.") from error
+        raise UsageError(f"The configuration is not valid TOML ({error})", str(file), "Correct it.") from error
     return parse(raw, file)
 
 

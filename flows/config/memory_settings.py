@@ -203,7 +203,8 @@ def load_memory_configuration(
     try:
         return MemoryConfiguration.model_validate(_with_whole_root(found))
     except ValidationError as error:
-        raise UsageError("Invalid configuration of the memory store", where, _first_mistake(error)) from None
+        what = f"Invalid configuration of the memory store ({_mistakes(error)})"
+        raise UsageError(what, where, "Correct it.") from None
 
 
 def open_memory(
@@ -390,13 +391,13 @@ def _with_whole_root(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "hierarchy": {**hierarchy, "root_entity": {**root, "type": type, "id": id}}}
 
 
-def _first_mistake(error: ValidationError) -> str:
+def _mistakes(error: ValidationError) -> str:
     """Return each invalid key and the reason, but not its value, which may be a secret."""
     parts = []
     for part in error.errors():
         name = ".".join(map(str, part["loc"]))
         parts.append(f"{name}: no such key" if part["type"] == "extra_forbidden" else f"{name}: {part['msg']}")
-    return "; ".join(parts) + "."
+    return "; ".join(parts)
 
 
 WHERE_CATALOGS_ARE_NAMED = f"{DATABASE_VARIABLE}, LTM_CONFIG, or [memory.catalog] in driftline.toml"

@@ -284,7 +284,9 @@ class AccessTable(Table):
     users: dict[Text, list[Text]] = Field(
         default={}, description="A table of users and the entities that each may see."
     )
-    groups: dict[Text, list[Text]] = Field(default={}, description="The same for groups.")
+    groups: dict[Text, list[Text]] = Field(
+        default={}, description="A table of groups and the entities that each may see."
+    )
 
 
 @_with_settings(OPTIONS)

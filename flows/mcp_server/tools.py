@@ -507,6 +507,7 @@ class LineTools:
     def _found(self, request: SearchRequest) -> SearchReport:
         """Search. Exact matches beyond ``top_k`` are counted, too, unless the index is in a bucket."""
         from driftline.flows.search import resolved, search
+        from driftline.tasks.search.exact import note_on_limit
         from driftline.tasks.search.search import search as search_lines
 
         workspace, within = self.newest(), self.boundary()
@@ -517,7 +518,7 @@ class LineTools:
         counted = self.run(search_lines, opened, replace(complete, facets=True)).exact
         shown = len(report.results)
         how = "a larger `top_k` shows more" if shown < MAX_TOP_K else "narrow the search by `globs` or `languages`"
-        others = (note for note in report.notes if not note.startswith("More lines match"))
+        others = (note for note in report.notes if note != note_on_limit(shown))
         return replace(report, exact=counted, notes=(*others, f"{shown:,} shown: {how}."))
 
     def _text(self, report: SearchReport, request: SearchRequest, max_tokens: int) -> str:

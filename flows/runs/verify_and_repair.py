@@ -258,7 +258,7 @@ class _Repair:
 
     def _repair_memory(self, findings: Sequence[Finding]) -> None:
         for finding in findings:
-            if finding.kind is FindingKind.CATALOG and not self._has_recorded_catalog():
+            if finding.kind is FindingKind.CATALOG and not self._restore_catalog_record():
                 self.skip(f"Not repaired, because {finding.detail}. {WAYS_BACK}")
             if finding.kind is FindingKind.BLOB:
                 self.skip(f"Not repaired, because the value is lost: {finding.path!r} of {finding.entity}")
@@ -272,8 +272,8 @@ class _Repair:
         except LeaseHeld as error:
             self.skip(str(error))
 
-    def _has_recorded_catalog(self) -> bool:
-        """Rewrite a damaged catalog record; return False if the catalog itself is the problem."""
+    def _restore_catalog_record(self) -> bool:
+        """Rewrite a damaged catalog record. Return whether that was the problem, and not the catalog itself."""
         if self.catalog is None or not record_may_be_damaged(self.workspace, self.catalog):
             return False
         adopt(self.workspace, self.catalog)

@@ -531,7 +531,7 @@ def _accepted(name: str) -> Iterator[None]:
     try:
         yield
     except HTTPError as error:
-        raise StorageError("The Prefect server did not accept the run", name, str(error)) from error
+        raise StorageError(f"The Prefect server did not accept the run ({error})", name, "Check its log.") from error
 
 
 def _start(

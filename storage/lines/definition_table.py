@@ -116,7 +116,7 @@ class DeepTable(LanceTable):
         """Add fragments and remove the rows of ``stale`` documents, ``(path, hash)``, in one version. Raises
         StorageError.
 
-        A commit with an unknown outcome is repeated, so rows may be duplicated.
+        After an unknown outcome, the next run may commit the same rows again, so rows may be duplicated.
         """
         import lance
 

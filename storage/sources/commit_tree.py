@@ -27,7 +27,7 @@ from driftline.storage.sources.git_isolation import COMMIT_ID, ask, parse_commit
 from driftline.storage.sources.mirror import Mirror, Remote, parse_remote
 
 MAX_TREE_BYTES = 512 * 1024 * 1024
-"""Maximum size of a commit's listing, some four million files: a few small objects can expand to more than a disk."""
+"""Maximum size of a commit's listing, about four million files: a few small objects can expand to fill a disk."""
 MAX_DIFF_BYTES = 16 * 1024 * 1024
 _ENTRY_BYTES = 100
 """Approximate memory per tree entry, without its path."""
@@ -388,7 +388,8 @@ class _CatFile:
             except (OSError, ValueError, IndexError) as error:
                 self._end()
                 where = self._tree.uri
-                raise StorageError("Git cannot read the objects of the repository", where, str(error)) from error
+                what = f"Git cannot read the objects of the repository ({error})"
+                raise StorageError(what, where, "Run 'git fsck' in it.") from error
             except BaseException:  # an interrupted read leaves a response in the pipe that the next read would consume
                 self._end()
                 raise

@@ -286,7 +286,9 @@ def _lines_of(file: str) -> Iterator[str]:
         with open(file, encoding="utf-8") as lines:
             text = lines.read(MAX_LIST_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceNotFound("Cannot read the fleet's list", file, str(error)) from error
+        raise SourceNotFound(
+            f"Cannot read the fleet's list ({error})", file, "Save it as readable UTF-8 text."
+        ) from error
     if len(text) > MAX_LIST_BYTES:
         raise SourceNotFound(f"The fleet's list is larger than {MAX_LIST_BYTES:,} bytes", file, "Split it.")
     yield from (line for raw in text.splitlines() if (line := raw.partition("#")[0].strip()))
@@ -340,7 +342,11 @@ class _HostReader:
         seen, received = set[str](), 0
         while url:
             if url in seen or len(seen) >= MAX_PAGES:
-                raise StorageError("The host returns endless pages", self._host.name, "No repository is removed.")
+                raise StorageError(
+                    "The host's listing does not end, so no repository is removed",
+                    self._host.name,
+                    "Report it to the host.",
+                )
             seen.add(url)
             page = read(url)
             yield page
@@ -383,9 +389,8 @@ class _HostReader:
             answer = self._api.read(url, json.loads(body), headers)
             following = self._on_this_host(url, answer.next) if answer.next else ""
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise StorageError(
-                "The host did not return a page", self._host.name, f"({type(error).__name__})"
-            ) from error
+            what = f"The host did not return a page ({type(error).__name__})"
+            raise StorageError(what, self._host.name, "Check its address.") from error
         if not isinstance(answer.items, list):
             raise StorageError("The host did not return a page", self._host.name)
         return replace(answer, next=following)
@@ -487,7 +492,7 @@ class _HostReader:
             name = self._api.reader(item)
             return name.lower() if READER.fullmatch(name) else "-"
         except (KeyError, TypeError, AttributeError) as error:
-            raise StorageError("The host lists a reader that cannot be understood", self._host.name) from error
+            raise StorageError("The host lists a reader that cannot be parsed", self._host.name) from error
 
     def _is_closed(self, url: str) -> bool:
         """Return whether the host reports a pull request as closed or merged; for deleted ones it reports nothing."""
@@ -527,7 +532,8 @@ class _HostReader:
                 attempts += 1
                 if attempts == ATTEMPTS:
                     why = f"status {status}" if status else body.decode("utf-8", "replace")
-                    raise StorageError("The host failed to list its repositories", self._host.name, f"It says: {why}.")
+                    what = f"The host failed to list its repositories ({why})"
+                    raise StorageError(what, self._host.name, "Try again later.")
                 self._sleep(2.0 ** (attempts - 1))
             elif status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
                 fix = f"Check the token in {self._host.variable}." if self._host.variable else "Set a token."
@@ -538,7 +544,8 @@ class _HostReader:
             elif status in (HTTPStatus.OK, HTTPStatus.NOT_MODIFIED):
                 return status, headers, body
             else:
-                raise StorageError("The host failed to list its repositories", self._host.name, f"Status {status}.")
+                what = f"The host failed to list its repositories (status {status})"
+                raise StorageError(what, self._host.name, "Try again later.")
 
     def _answer(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
         """Send one request. If the response is incomplete, the status is 0 and the body is the reason."""

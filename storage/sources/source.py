@@ -87,7 +87,7 @@ def translate(error: BaseException, where: str, what: str = "Reading failed") ->
         return AccessDenied("Access denied", where, f"Check credentials and permissions ({_one_line(error)}).")
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
         return ObjectNotFound("Symbolic links are not followed", where)
-    return StorageError(what, where, _one_line(error))
+    return StorageError(f"{what} ({_one_line(error)})", where, "Try again.")
 
 
 def raise_translated(error: BaseException, where: str, what: str = "Reading failed") -> NoReturn:
@@ -590,7 +590,7 @@ def open_source(
         return _open_local(rest)
     if has_query(text) or ("::" in text and may_hold_secret(text)):
         raise UsageError(
-            "The source URI has a query string or, in a chain, a user, which may be secrets",
+            "The source URI contains a query string or a user name, which may be secret",
             text,
             "Pass credentials in the environment or as storage options.",
         )
@@ -606,7 +606,8 @@ def open_source(
     except ObjectNotFound as error:
         raise SourceNotFound("No such bucket or folder", source.uri, "Check the spelling.") from error
     except StorageError as error:
-        raise SourceNotFound("Cannot list the source", source.uri, str(error.__cause__ or error)) from error
+        what = f"Cannot list the source ({error.__cause__ or error})"
+        raise SourceNotFound(what, source.uri, "Check its address.") from error
     if not folders and not files and not allow_empty:
         if source.is_file():
             raise SourceNotFound("A source must be a folder, not a file", source.uri, "Index its folder.")
@@ -640,7 +641,7 @@ def _open_local(text: str) -> Source:
     except PermissionError as error:
         raise AccessDenied("Cannot read the folder", path, "Check its permissions.") from error
     except (OSError, ValueError) as error:
-        raise SourceNotFound("Cannot read the folder", repr(path), str(error)) from error
+        raise SourceNotFound(f"Cannot read the folder ({error})", repr(path), "Check its name.") from error
     remote = bare_repository(path)
     return RepositorySource.at(remote, resolve(remote)) if remote is not None else Source(path, {}, is_local=True)
 

@@ -1,6 +1,6 @@
 """Select the files to index: ignore files, ``--include``, ``--exclude`` and secrets.
 
-Patterns have gitignore syntax and match bytes, like in git: ``?`` is one byte. Where git differs from its manual, git
+Patterns have gitignore syntax and match bytes, as in git: ``?`` is one byte. Where git differs from its manual, git
 is the reference (``tests/hostile``): ``ab**/c`` means ``ab`` and then ``**/c``, and an open bracket matches nothing.
 Consecutive patterns of one sign are combined into one RE2 expression over an Arrow array of paths: 100,000 paths and a
 hundred patterns take about 20 ms.
@@ -311,7 +311,7 @@ class PatternList:
     """Ordered gitignore patterns: the last match wins.
 
     Patterns are relative to ``base`` (a folder: "" or with a trailing slash). By default, a pattern matches a single
-    entry, like in git's walk. If ``descendants`` is set, matching a folder also matches everything under it. ``mark``
+    entry, as in git's walk. If ``descendants`` is set, matching a folder also matches everything under it. ``mark``
     is the verdict for a match.
     """
 

@@ -316,7 +316,7 @@ class Walk:
 
     def _unlisted(self, folder: str, error: OSError) -> None:
         if not folder or not os.path.isdir(self._root):
-            raise StorageError("Cannot list the source", self._root, str(error)) from error
+            raise StorageError(f"Cannot list the source ({error})", self._root, "Check its permissions.") from error
         if error.errno not in VANISHED:  # deleted or replaced concurrently
             log.debug("cannot list %s: %s", folder, error)
             self.listing.skip(SkipReason.UNREADABLE, folder)

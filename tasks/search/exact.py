@@ -280,7 +280,7 @@ def search_exactly(
 
     They are ordered by importance, path and line. Every line of every indexed document that passes the request's
     filters is searched, whether or not it contains a word. With ``files``, only the first line of each document is a
-    result; with ``count``, lines are only counted. If the request has a query, its words rank the lines like in
+    result; with ``count``, lines are only counted. If the request has a query, its words rank the lines as in
     ``search_ranked``; lines with none of them come last, in order. The search stops after ``max_seconds`` of ``clock``.
 
     Raises UsageError, NotIndexed, StorageError, CorruptFile and, with a query, the errors of ``search_ranked``.
@@ -369,13 +369,17 @@ def _more(
     return replace(counts, lines=lines, documents=documents, reason=reason)
 
 
+def note_on_limit(shown: int) -> str:
+    return f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them."
+
+
 def notes_on_counts(counts: ExactCounts, shown: int) -> tuple[str, ...]:
     """Return notes on the matching lines that are not shown or not indexed, with option names in backticks."""
     notes = []
     if counts.reason == "time":
         notes.append("The search timed out, so there may be more lines: narrow it to some files.")
     elif counts.reason == "limit":
-        notes.append(f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them.")
+        notes.append(note_on_limit(shown))
     elif not counts.lines:
         notes.append("No line matches the exact terms.")
     if counts.partial:

@@ -281,7 +281,7 @@ def _read(path: str) -> bytes:
     except PermissionError as error:
         raise AccessDenied("Cannot read the file", path, "Check its permissions.") from error
     except OSError as error:
-        raise StorageError("Cannot read the file", path, str(error)) from error
+        raise StorageError(f"Cannot read the file ({error.strerror or error})", path, "Try again.") from error
 
 
 _COLUMNS = ("path", "size_bytes", "mtime_ns", "hash", "fingerprint", "reason", "racy", "ctime_ns", "inode")

@@ -129,10 +129,10 @@ def test_pages_that_lead_in_a_circle_or_grow_without_end_are_errors(
 ) -> None:
     here = f"http://{api.server.host}/api/v3/orgs/acme/repos"
     api.faults = [answering([], Link=f'<{here}?page=7>; rel="next"')] * 3
-    assert "endless pages" in str(look(api).failure)
+    assert "does not end" in str(look(api).failure)
     monkeypatch.setattr(discovery, "MAX_PAGES", 5)
     api.faults = [answering([], Link=f'<{here}?page={number}>; rel="next"') for number in range(50)]
-    assert "endless pages" in str(look(api).failure)
+    assert "does not end" in str(look(api).failure)
     assert len(api.faults) > 40
     api.faults = [answering(b" " * 100_000)]
     monkeypatch.setattr(discovery, "MAX_PAGE_BYTES", 10_000)

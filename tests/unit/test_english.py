@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from driftline.storage import errors
+from driftline.storage.errors import DriftlineError
+
 ROOT = Path(__file__).parents[2]
 CODE = sorted(path for package in ("flows", "storage", "tasks") for path in (ROOT / package).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -21,6 +24,7 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 DATA = {ROOT / "storage/lines/tokenizer.py", ROOT / "tasks/search/query_language.py"}
 """Modules that contain words and lines of text as data."""
 
+KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DriftlineError)}
 BANNED = {
     r"(?:^|[.:] |\n\n)What (?!to\b|happened\b)[^.;:?,]*? (?:is|are|has|stays?|goes|counts|takes) \w": (
         "name the subject instead of a what-clause"
@@ -34,6 +38,8 @@ BANNED = {
     r"\bstands? (?:beside|in|there|on)\b": "write 'is in' or 'is next to'",
     r"\bbeside (?:it|them|this|that|the|others?|each other)\b": "write 'next to', 'during' or 'concurrently'",
     r"\banew\b": "write 'again'",
+    r"\blike in\b": "write 'as in'",
+    r"\btell the (?:server's )?(?:owner|administrator)\b": "write 'contact'",
     r"\bis no (?:\w+ ){0,2}(?:of|for|that|which)\b": "write 'is not a'",
     r"\bshall\b": "write 'must' or 'may'",
     r"\bby and by\b": "write 'gradually'",
@@ -187,3 +193,24 @@ def test_subjects_of_commits_name_their_area(subject: str, accepted: bool) -> No
         ["awk", "-f", ROOT / ".ci/subjects.awk"], input=subject, capture_output=True, text=True, check=False
     )
     assert (checked.returncode == 0) == accepted
+
+
+def _is_reason(fix: ast.expr) -> bool:
+    """Return whether a fix quotes the error without saying what to do: it has no sentence of its own."""
+    if isinstance(fix, ast.Attribute):  # the fix of another error
+        return False
+    names = {node.id for node in ast.walk(fix) if isinstance(node, ast.Name)}
+    text = " ".join(node.value for node in ast.walk(fix) if isinstance(node, ast.Constant) and type(node.value) is str)
+    return bool({"error", "why", "status"} & names) and re.search(r"\b[A-Z][a-z]+ [\w']+", text) is None
+
+
+def test_every_fix_is_a_step_and_not_a_reason() -> None:
+    reasons = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(fix)}"
+        for path in CODE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS
+        for fix in [*node.args[2:3], *(each.value for each in node.keywords if each.arg == "fix")]
+        if _is_reason(fix)
+    ]
+    assert reasons == []
