@@ -127,7 +127,7 @@ def fleet(
     """Index the changed repositories of fleets, and retire missing repositories.
 
     A run with nothing to do logs one line and creates no artifact. The flow run fails if a repository failed or a
-    listing was incomplete; the remaining repositories are indexed even so.
+    listing was incomplete; the remaining repositories are still indexed.
 
     Args:
         workspace: Location of the index: a folder, or an s3://, gs:// or az:// URI.

@@ -186,7 +186,7 @@ def _record(entries: list[_Entry]) -> RunRecord:
 
 
 def _journal(workspace: Workspace) -> Path | None:
-    """Return this user's journal, or None if the user has no home folder, like in some containers."""
+    """Return this user's journal, or None if the user has no home folder, as in some containers."""
     try:
         state = user_folder("XDG_STATE_HOME")
     except UsageError:

@@ -122,7 +122,7 @@ def _top_of(within: Boundary, scope: str | None) -> Entity:
     """
     tops = [top for top in within.tops if top.type != INDEX_LEVELS[-1]]
     if not tops:
-        raise NotIndexed("The sources that may be seen have no memory", scope or "", "Ask for access to an entity.")
+        raise NotIndexed("None of the entities that you can access has memory", scope or "", "Request access to one.")
     if len(tops) == 1:
         return tops[0]
     for top in tops:

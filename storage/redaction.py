@@ -199,9 +199,9 @@ def _first(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 
 def _is_followed_by_key(text: str, start: int) -> bool:
-    """Return whether a key follows the line ``BEGIN`` that ends at ``start``, perhaps with something in between.
+    """Return whether a key follows the line ``BEGIN`` that ends at ``start``.
 
-    That may be quotes, comment signs, line numbers, markup, but not a new block.
+    Quotes, comment signs, line numbers and markup may be in between, but no other block.
     """
     key = _KEY.match(text, start, start + _KEY_CHARS)
     if key is not None and not _looks_like_words(key["line"]):
@@ -485,7 +485,7 @@ STRICT = (
 
 @dataclass(frozen=True, slots=True)
 class Redactor:
-    """A mode's rules by group, and their ``hints``, which select lines, and the rules that apply to a line."""
+    """The rules of a mode, keyed by group. ``hints`` select the lines to test, and the rules to test them with."""
 
     rules: dict[str, Rule]
     hints: tuple[re.Pattern[str], ...]

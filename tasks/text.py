@@ -67,7 +67,7 @@ _MAX_ASCII_PAIRS = 0.85
 In misread single-byte text, nearly all do.
 """
 _MIN_SURELY_PLAIN_FRACTION = 0.3
-"""Misread single-byte text has a smaller share of plain characters."""
+"""Text in a single-byte encoding that was misread has a smaller share of plain characters."""
 _JUDGED_CHARACTERS = 2_048
 _PLAIN = re.compile("[\\t\\n\\r -~\u3000-\u3002\uff01-\uff1f]")
 """ASCII, and Chinese and Japanese punctuation: all text contains some of it, but misread single-byte text does not."""
@@ -190,7 +190,7 @@ def _declared(data: bytes) -> str | None:
 def declarable(name: str) -> str | None:
     """Return the Python codec for text that declares the encoding ``name``, as browsers read it.
 
-    None means an unknown encoding, or one that bytes which were read as ASCII contradict, such as UTF-16.
+    Returns None for an unknown encoding, and for one in which ASCII text is not ASCII bytes, such as UTF-16.
     """
     named = name.strip().lower().replace("_", "-")
     for spelling in (named, named.removeprefix("x-"), named.replace("windows-31j", "cp932").replace("windows-", "cp")):
@@ -383,7 +383,7 @@ class SplitLines:
 
 
 def split_documents(texts: Sequence[str], *, every_document: bool = False) -> SplitLines:
-    r"""Return the lines of ``texts`` that contain a letter or digit (Unicode L and N), numbered like in editors.
+    r"""Return the lines of ``texts`` that contain a letter or digit (Unicode L and N), numbered as in editors.
 
     ``\n``, ``\r\n`` and ``\r`` end a line; other separators of ``str.splitlines`` do not. A line becomes one row, or
     several according to ``rows_of_line``. If ``every_document`` is set, a text with no such lines is represented by its
@@ -469,7 +469,7 @@ def _with_long_lines(
 
 
 def split_lines(text: str) -> list[str]:
-    """Return all lines of a text unsplit, numbered like in ``split_documents``."""
+    """Return all lines of a text unsplit, numbered as in ``split_documents``."""
     lines = _unix_line_ends(text).split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 

@@ -164,7 +164,7 @@ def _requested(
 def _limited(rules: Rules, endings: Sequence[str], *, recursive: bool) -> Rules:
     """Limit a glob's rules to the globs ``endings``, and to one folder unless ``recursive`` is set.
 
-    A glob that ends in other text than a wildcard, such as ``*.py``, keeps its own ending.
+    A glob that does not end in a wildcard, such as ``*.py``, keeps its own ending.
     """
     include = tuple(dict.fromkeys(each for pattern in rules.include for each in _with_endings(pattern, endings)))
     steps = [pattern[1:].split("/") for pattern in rules.include]

@@ -207,7 +207,7 @@ class Build:
             return f"pr/{self.pull_request}"
         if self.branch is None:
             if not self.system:
-                raise _unknown("The commit that is checked out is on no branch, nor in the default branch of origin")
+                raise _unknown("The checked-out commit is on no local branch, and not in the default branch of origin")
             fix = "If it is a push to a branch, set CI_COMMIT_BRANCH to the branch"
             raise _unknown("The CI system reports no branch", fix if self.system == _ANY.name else "")
         if main is None and not is_main:

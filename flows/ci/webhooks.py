@@ -2,7 +2,7 @@
 
 A delivery needs a valid signature, and is accepted only once. Its payload only selects a repository, a branch or a pull
 request; the run fetches the content from the host. ``Build.index_branch`` maps branches and pull requests to index
-branches, like in ``driftline ci``. Deliveries for the same index within DEBOUNCE_SECONDS start a single run.
+branches, as in ``driftline ci``. Deliveries for the same index within DEBOUNCE_SECONDS start a single run.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A run's cost thus grows with the lines of its sources, not with their number.
 
-Each source has its own lease, staged delta and commit marker, just like in a separate run. They share the batch, its
+Each source has its own lease, staged delta and commit marker, as in a separate run. They share the batch, its
 fragments, and the transaction, which commits all or none of them.
 """
 

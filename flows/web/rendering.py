@@ -33,9 +33,9 @@ from driftline.storage.lines.tokenizer import keywords, language_of, terms_of
 
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
-"""Longer text is not coloured."""
+"""Longer text is not highlighted."""
 COLOURING_SECONDS = 2.0
-"""Maximum CPU time for colouring a text, which is otherwise shown without colours. The lexers of Java and Thrift
+"""Maximum CPU time for highlighting a text; beyond it, the text is shown plain. The lexers of Java and Thrift
 take quadratic time for some texts, and all threads of the server wait for them.
 """
 MAX_KEPT_CHARACTERS = 8_000
@@ -149,7 +149,7 @@ _kept_tokens = cached(LRUCache(KEPT_CHARACTERS, getsizeof=_characters), lock=thr
 
 @cache
 def _formatter() -> Any:
-    return HtmlFormatter(nowrap=True)  # creating a formatter takes as long as colouring several lines
+    return HtmlFormatter(nowrap=True)  # creating a formatter takes as long as highlighting several lines
 
 
 def _significant_name(path: str) -> str:

@@ -80,7 +80,7 @@ class Problem(JsonAnswer):
 
 
 def status_of(error: DriftlineError) -> int:
-    """Return 404 for missing data, 400 for other client errors, 503 for errors that only the server's owner can fix."""
+    """Return 404 for missing data, 400 for other client errors, 503 for errors that only the administrator can fix."""
     if isinstance(error, NotIndexed):
         return HTTPStatus.NOT_FOUND
     return (
@@ -93,11 +93,11 @@ def status_of(error: DriftlineError) -> int:
 def problem_of(error: DriftlineError, *, to_owner: bool = True) -> Problem:
     """Return the response to a request that failed with ``error``.
 
-    The location of the failure is shown only to the server's owner.
+    The location of the failure is shown only to the administrator.
     """
     status = status_of(error)
     if status == HTTPStatus.SERVICE_UNAVAILABLE and not to_owner:
-        return problem(status, error.kind, "Cannot read the workspace now", fix="Tell the server's owner.")
+        return problem(status, error.kind, "Cannot read the workspace now", fix="Contact the administrator.")
     return problem(status, error.kind, str(error), error.where, error.fix)
 
 

@@ -400,7 +400,7 @@ async def _incomplete(_: Request, __: Exception) -> Response:
 
 async def _unexpected(request: Request, _: Exception) -> Response:
     """Respond to a request that failed because of a bug; the traceback is in the server's log."""
-    failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server failed", fix="Tell the server's owner.")
+    failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server failed", fix="Contact the administrator.")
     return HTMLResponse(pages.error_page(failed.detail), INTERNAL_ERROR) if is_page(request.url.path) else failed
 
 

@@ -49,7 +49,7 @@ def web_server(
     mcp: Tools | None = None,
     hooks: WebhookReceiver | None = None,
 ) -> HttpServer:
-    """Listen; port 0 selects a free port.
+    """Return the web server of ``reader``, already listening. Port 0 selects a free port.
 
     Raises UsageError if the address is in use, or if other machines can reach it but no authentication or no host name
     is configured.

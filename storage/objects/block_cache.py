@@ -80,7 +80,7 @@ ATTEMPTS = 3
 """How often a read tries to get its blocks, which other processes may evict concurrently."""
 
 _IMMUTABLE = re.compile(r"\.lance/(?:tree/.+/)?(data|_indices|_deletions)/")
-"""Table files whose names are never reused; version file names may be."""
+"""Table files whose names are never reused, unlike the names of version files."""
 _VERSION = re.compile(r"\.lance/(?:tree/.+/)?_versions/[^/]+\.manifest$")
 _BLOCK_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{8})-[0-9a-f]{8}")
 _TEMPORARY = ".tmp-"

@@ -187,7 +187,7 @@ def markdown_sections(text: str) -> list[Definition]:
 def rst_sections(text: str) -> list[Definition]:
     """Return the sections of underlined titles.
 
-    Underline characters get levels in order of first use, like in docutils.
+    Underline characters get levels in order of first use, as in docutils.
     """
     lines = text.split("\n")
     levels: dict[str, int] = {}

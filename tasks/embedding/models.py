@@ -363,7 +363,7 @@ def _as_float32(table: NDArray[Any], name: str, *, is_checked: bool = True) -> N
 
 
 def _unknown_token(tokenizer: Tokenizer) -> int | None:
-    """Return the unknown token's id, determined like in model2vec."""
+    """Return the unknown token's id, determined as in model2vec."""
     model = tokenizer.model
     if hasattr(model, "unk_token"):
         return None if model.unk_token is None else tokenizer.token_to_id(model.unk_token)

@@ -46,7 +46,7 @@ class SearchQuality:
 
 
 def measure(table: LineTable, queries: int | None = None) -> SearchQuality | None:
-    """Compare normal with exact searches for a sample of vectors, or None if there are no lines.
+    """Compare normal with exact searches for a sample of vectors; return None if there are no lines.
 
     ``queries`` is the sample size (default: QUERIES). All exact searches share one pass over the vectors.
 

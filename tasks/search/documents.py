@@ -136,7 +136,7 @@ def read_folder(workspace: Workspace, source: str, path: str, *, within: Boundar
         rows = workspace.manifest(entity).read([prefix] if prefix else None, columns=["path", "size_bytes", "reason"])
         if len(rows) or not path:
             return _folder(source, path, rows, limit)
-    raise NotIndexed("No such folder is indexed", path or source, "Start at the sources.")
+    raise NotIndexed("No such folder is indexed", path or source, "List the sources, and open a folder from there.")
 
 
 def _folder(source: str, path: str, rows: pa.Table, limit: int) -> Folder:

@@ -94,7 +94,7 @@ def _directories(path: str, chosen: Sequence[str]) -> Iterator[str]:
 
 
 def chosen(request: SearchRequest) -> dict[str, tuple[str, ...]]:
-    """Return the facets that a request selects values of, with the values spelled like in ``counted``."""
+    """Return the facets in which a request selects values, with the values spelled as in ``counted``."""
     values = {name: getattr(request, name) for name in FACETS}
     found = {name: tuple(map(str, each)) for name, each in values.items() if name != "tests" and each}
     if "languages" in found:

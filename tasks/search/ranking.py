@@ -450,7 +450,7 @@ class Window:
         return self.file == file and self.first <= last and first <= self.last
 
     def add_copy(self, other: Window) -> None:
-        """List another window's document, and its copies, as copies of this window's."""
+        """Record another window's document, and its copies, as copies of this window."""
         path = other.path if other.entity == self.entity else f"{other.entity}/{other.path}"
         added = (path, *other.copies) if other.file != self.file else other.copies
         self.copies = tuple(dict.fromkeys((*self.copies, *added)))
