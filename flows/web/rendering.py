@@ -28,7 +28,6 @@ from pygments.lexers import TextLexer, find_lexer_class_for_filename, get_all_le
 from pygments.token import Name, Punctuation, Text, Whitespace
 from pygments.util import ClassNotFound
 
-from driftline.flows.web.restructuredtext import as_markdown
 from driftline.storage.lines.tokenizer import keywords, language_of, terms_of
 
 MAX_LINE_CHARACTERS = 1_000
@@ -242,8 +241,8 @@ def _marked(tokens: Iterable[_Token], query: str) -> Iterator[_Token]:
 
 MAX_RENDERED_CHARACTERS = 100_000
 """Longer prose is shown as lines."""
-_RESTRUCTUREDTEXT, _NOTEBOOK = ".rst", ".ipynb"
-_RENDERED = (".md", ".markdown", ".mkd", _RESTRUCTUREDTEXT, _NOTEBOOK)
+_NOTEBOOK = ".ipynb"
+_RENDERED = (".md", ".markdown", ".mkd", _NOTEBOOK)
 _CELL_LANGUAGE = re.compile(r"%%(\w+)")
 PathLink = Callable[[str, str], str]
 """Returns the link to a path in the document's source, with a fragment."""
@@ -268,16 +267,13 @@ def rendered(path: str, lines: Sequence[str], link: PathLink, anchors: Sequence[
     def laid_out(first: int, lines: Sequence[str]) -> str:
         return str(_markdown().render("\n" * first + "\n".join(lines), env))
 
-    suffix = posixpath.splitext(path)[1].lower()
-    if suffix == _NOTEBOOK:
+    if path.lower().endswith(_NOTEBOOK):
         starts = [number - 1 for number, _ in anchors]
         cells = zip((name for _, name in anchors), starts, [*starts[1:], len(lines)], strict=True)
         return "".join(
             laid_out(first, lines[first:last]) if name.startswith("markdown") else _cell(lines[first:last], first, end)
             for name, first, last in cells
         )
-    if suffix == _RESTRUCTUREDTEXT:
-        return laid_out(0, as_markdown(lines))
     head = _front_matter(lines)
     return (_code("x.yaml", lines[:head], 1) if head else "") + laid_out(head, lines[head:])
 

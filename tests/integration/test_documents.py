@@ -380,7 +380,7 @@ def test_objects_are_read_without_their_content_encoding(
     client, folder = s3_environment.client(), s3_bucket.removeprefix(f"s3://{s3_environment.bucket}/")
 
     def brotli(data: bytes) -> bytes:
-        return pa.compress(data, codec="brotli", asbytes=True)
+        return bytes(pa.compress(data, codec="brotli", asbytes=True))
 
     def raw(data: bytes) -> bytes:
         unframed = zlib.compressobj(wbits=-zlib.MAX_WBITS)

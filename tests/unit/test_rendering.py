@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import time
 
 import pytest
 from pygments.lexers import find_lexer_class_for_filename, get_all_lexers
@@ -102,47 +101,6 @@ def test_prose_is_laid_out_without_html_and_pictures(text: str, made: str) -> No
 
 def test_long_prose_is_shown_as_lines() -> None:
     assert rendered("a.md", ["x" * 1_000] * 101, lambda target, _: target) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "made"),
-    [
-        ("=====\nTitle\n=====\n\nPart\n----", '<h2 id="L2"><span id="at-title"></span>Title</h2>\n<h3 id="L5">'),
-        ("a ``b_`` c_d *e* <b>", '<p id="L1">a <code>b_</code> c_d <em>e</em> &lt;b&gt;</p>'),
-        ("`Wr*k <../a.rst#x>`_", '<p id="L1"><a href="/d/a.rst#at-x" rel="noreferrer">Wr*k</a></p>'),
-        ("Read :doc:`b`", 'Read <a href="/d/docs/b.rst#" rel="noreferrer">b</a>'),
-        ("see there_\n\n.. _there: https://x.example/", '<a href="https://x.example/" rel="noreferrer">there</a>'),
-        ("`x <javascript:alert(1)>`_ :func:`~a.b`", '<p id="L1">x <code>a.b</code>'),
-        ("Do::\n\n  run *x*\n\nend", '"0"><code>run *x*</code></pre>\n<p id="L5">end</p>'),
-        (".. code-block:: python\n   :linenos:\n\n   def f(): 1\n", '<code><span class="k">def</span>'),
-        ("* a\n\n  b\n* c::\n\n    d\n", '<li id="L4">\n<p>c:</p>\n<pre id="L5"'),
-        ("#. a\n#. b", '<ol id="L1">\n<li>a</li>\n<li id="L2">b</li>\n</ol>'),
-        (".. note:: Mind\n   this.\n\nend", '<strong>Note</strong> Mind\nthis.</p>\n</blockquote>\n<p id="L4">end'),
-        ("==  ==\na   b\n==  ==\n1   2\n\n3   4\n==  ==\n\nend", '3   4\n==  ==</code></pre>\n<p id="L9">end'),
-        ("term\n   What it is.", '<p id="L1"><strong>term</strong><br />\nWhat it is.</p>'),
-        (".. toctree::\n\n   Guide <g/index>", '<a href="/d/docs/g/index.rst#" rel="noreferrer">Guide</a>'),
-        (".. image:: https://x/y.png\n   :alt: A heron", '<span class="picture">A heron</span>'),
-        (".. raw:: html\n\n   <b>alert(1)</b>\n\n.. include:: /etc/passwd\n\n.. gone\n\nend", '<p id="L9">end</p>'),
-        (".. py:function:: f(x)\n\n   Does it.", 'function</strong> <code>f(x)</code></p>\n<blockquote id="L2">'),
-        (">>> 1 < 2\nTrue", "<code>&gt;&gt;&gt; 1 &lt; 2\nTrue</code>"),
-    ],
-)  # fmt: skip
-def test_restructuredtext_is_laid_out_like_markdown(text: str, made: str) -> None:
-    found = laid_out(text, "docs/a.rst")
-    assert made in found.replace('<span class="gp">', "").replace("</span></code>", "</code>")
-    assert "alert" not in found
-
-
-def test_deep_and_wide_restructuredtext_is_laid_out_without_much_effort() -> None:
-    for text in (
-        "* " * 9_000,
-        "=== ===\na\n\n" * 3_000,
-        "\n".join(" " * at + "* x" for at in range(300)),
-        ":a" * 9_000,
-    ):
-        start = time.thread_time()
-        assert laid_out(text, "a.rst")
-        assert time.thread_time() - start < 10
 
 
 def test_a_notebook_is_laid_out_by_cell() -> None:
