@@ -23,15 +23,14 @@ from driftline.flows.web.access import is_signed_in
 from driftline.flows.web.api import HomeView, IndexView, SqlView
 from driftline.storage.entities import short_names
 from driftline.storage.errors import NotIndexed
+from driftline.storage.file_kinds import LANGUAGES, is_prose
 from driftline.storage.globs import literal_glob
-from driftline.storage.languages import LANGUAGES
 from driftline.storage.lines.outline import OF_TEXT
 from driftline.storage.option_table import Option
 from driftline.storage.workspace.records import DONE, RunRecord
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.search.documents import Folder, FoundDocuments
 from driftline.tasks.search.facets import Facets, chosen
-from driftline.tasks.search.file_kinds import is_prose
 from driftline.tasks.search.hits import Hit, SearchReport
 from driftline.tasks.search.links import pages_of_host
 from driftline.tasks.search.query_language import CASES, FIELDS, ParsedQuery, field_term, parse_request

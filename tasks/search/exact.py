@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from driftline.storage.documents import DocumentKey
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
+from driftline.storage.file_kinds import is_auxiliary, is_prose, is_test
 from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.definition_lookup import definitions_of
 from driftline.storage.lines.line_filter import LineFilter
@@ -43,7 +44,6 @@ from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
-from driftline.tasks.search.file_kinds import is_auxiliary, is_prose, is_test
 from driftline.tasks.search.filters import LineKinds, line_filter
 from driftline.tasks.search.hits import (
     ExactCounts,

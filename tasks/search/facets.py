@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from driftline.storage.languages import ALIASES, LANGUAGE_OF
-from driftline.tasks.search.file_kinds import is_test
+from driftline.storage.file_kinds import ALIASES, LANGUAGE_OF, is_test
 from driftline.tasks.search.request import FILTERS, SearchRequest, extensions_of
 
 FACETS = ("sources", "languages", "kinds", "dirs", "tests")

@@ -27,6 +27,7 @@ from driftline.storage.defaults import (
 )
 from driftline.storage.documents import INSIDE, container_of, content_hash, holds_records
 from driftline.storage.errors import DriftlineError, ObjectNotFound
+from driftline.storage.file_kinds import is_prose
 from driftline.storage.lines.definition_lookup import outlines_of
 from driftline.storage.lines.outline import Definition, anchor_at, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
@@ -39,7 +40,6 @@ from driftline.storage.workspace.records import html_table
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.facets import Facets
-from driftline.tasks.search.file_kinds import is_prose
 from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.ranking import MAX_HEAD_LINES, MAX_WINDOW_LINES, Window
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood

@@ -26,11 +26,10 @@ from driftline.storage.defaults import (
     Strategy,
 )
 from driftline.storage.errors import UsageError
+from driftline.storage.file_kinds import ALIASES, LANGUAGES, is_prose, is_test
 from driftline.storage.globs import alternatives, check_glob, is_unicode
-from driftline.storage.languages import ALIASES, LANGUAGES
 from driftline.storage.lines.outline import KINDS
 from driftline.storage.option_table import INTERFACES, Option, Options, listed, option
-from driftline.tasks.search.file_kinds import is_prose, is_test
 
 if TYPE_CHECKING:
     from driftline.storage.entities import Boundary, Entity

@@ -23,8 +23,8 @@ from quality_sets import (
     write_set,
 )
 
+from driftline.storage.file_kinds import is_test
 from driftline.tasks.definitions.outlines import definitions
-from driftline.tasks.search.file_kinds import is_test
 
 _GO = "usr/share/go-1.19/src"
 _JAVA = "usr/lib/jvm/openjdk-17/lib"

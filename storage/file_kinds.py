@@ -1,4 +1,4 @@
-"""Tell prose, tests and auxiliary files apart by file names."""
+"""Tell the kind of a file from its name: its language, and whether it is prose, a test or auxiliary."""
 
 import re
 from functools import lru_cache
@@ -62,3 +62,52 @@ def is_auxiliary(path: str) -> bool:
     [True, True, True, False, False]
     """
     return _AUXILIARY.search(path) is not None
+
+
+LANGUAGES: dict[str, tuple[str, ...]] = {
+    "bash": ("sh", "bash", "zsh", "ksh", "bats"),
+    "c": ("c", "h"),
+    "c++": ("cc", "cpp", "cxx", "c++", "h", "hh", "hpp", "hxx", "inl", "ipp", "tpp"),
+    "c#": ("cs", "csx"),
+    "clojure": ("clj", "cljs", "cljc"),
+    "css": ("css", "scss", "less"),
+    "dart": ("dart",),
+    "elixir": ("ex", "exs"),
+    "erlang": ("erl", "hrl"),
+    "go": ("go",),
+    "haskell": ("hs", "lhs"),
+    "html": ("html", "htm"),
+    "java": ("java",),
+    "javascript": ("js", "jsx", "mjs", "cjs", "es6"),
+    "json": ("json", "jsonc", "jsonl"),
+    "julia": ("jl",),
+    "kotlin": ("kt", "kts"),
+    "lua": ("lua",),
+    "markdown": ("md", "markdown"),
+    "ocaml": ("ml", "mli"),
+    "perl": ("pl", "pm"),
+    "php": ("php", "phtml"),
+    "powershell": ("ps1", "psm1", "psd1"),
+    "protobuf": ("proto",),
+    "python": ("py", "pyi", "pyw"),
+    "r": ("r",),
+    "restructuredtext": ("rst",),
+    "ruby": ("rb", "rake", "gemspec"),
+    "rust": ("rs",),
+    "scala": ("scala", "sc", "sbt"),
+    "sql": ("sql",),
+    "swift": ("swift",),
+    "terraform": ("tf", "tfvars", "hcl"),
+    "text": ("txt",),
+    "toml": ("toml",),
+    "typescript": ("ts", "tsx", "mts", "cts"),
+    "xml": ("xml", "xsd", "xsl"),
+    "yaml": ("yaml", "yml"),
+    "zig": ("zig",),
+}
+ALIASES = {
+    "shell": "bash", "sh": "bash", "cpp": "c++", "csharp": "c#", "cs": "c#", "js": "javascript", "ts": "typescript",
+    "py": "python", "rb": "ruby", "rs": "rust", "md": "markdown", "rst": "restructuredtext", "golang": "go",
+}  # fmt: skip
+LANGUAGE_OF = {extension: name for name, extensions in reversed(LANGUAGES.items()) for extension in extensions}
+"""The language of each extension; of several, the first in LANGUAGES."""
