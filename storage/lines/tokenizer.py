@@ -69,6 +69,14 @@ voor waar wat wordt ze zijn
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _FILLERS.items()}
 STOP_WORDS = _STOP_WORDS[ENGLISH]
 """Words in a question that do not help to answer it."""
+_CONVERSATION = """
+am anybody anyone anything could everybody everyone everything happen happens he her him his just me my nobody our
+really she somebody someone something them very want wants were why would
+"""
+"""English words that code rarely contains, so they would outweigh the others. They do not identify a language."""
+_NOT_SEARCHED = STOP_WORDS | frozenset(_CONVERSATION.split())
+_CONTRACTION = re.compile(r"\b\w+n['\u2019]t\b|(?<=\w)['\u2019](?:s|re|ve|ll|d|m)\b|(?<![\w./])I(?![\w./])")
+"""don't, the ending of it's and I've, and I on its own, but not I/O."""
 _STEMMERS = {
     "en": "English",
     "de": "German",
@@ -142,11 +150,14 @@ def keywords(query: str) -> list[str]:
 
     Text in bigram scripts yields bigrams; a single character with no neighbours is a word.
     """
+    language = language_of(query)
+    if language == ENGLISH and name_parts(shortened := _CONTRACTION.sub("", query)):
+        query = shortened
     if query.isascii():
         words = list(dict.fromkeys(tokens(" ".join(NAME_PART.findall(query)), whole=True)))
     else:
         words = list(dict.fromkeys(word for part in name_parts(query) for word in _query_words(part)))
-    fillers = _STOP_WORDS[language_of(query)]
+    fillers = _NOT_SEARCHED if language == ENGLISH else _STOP_WORDS[language]
     significant = [word for word in words if word not in fillers] or words
     # Hiragana in Japanese text is mostly endings and particles.
     return [word for word in significant if not _HIRAGANA.fullmatch(word)] or significant

@@ -194,6 +194,13 @@ def test_the_index_finds_every_text_by_each_of_its_words(tmp_path_factory: pytes
 def test_stop_words_are_dropped_from_a_query() -> None:
     assert keywords("How do you parse a getHTTPResponse, and parse it?") == ["parse", "get", "http", "response"]
     assert keywords("to be or not") == ["not"]
+    assert keywords("why doesn't it notice that I'm offline, and somebody\u2019s cache isn\u2019t?") == [
+        "notice",
+        "offline",
+        "cache",
+    ]
+    assert keywords("async file I/O") == ["async", "file", "i", "o"]
+    assert keywords("I don't") == ["i", "don", "t"]
     assert keywords("is it") == ["is", "it"]
     assert keywords("-> %") == []
     assert keywords(TATWEEL) == []
