@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 agents = Commands(help="Add the MCP server and its instructions to coding agents.", rich_markup_mode=None)
 app.add_typer(agents, name="agents")
 
+
+def _completed(incomplete: str) -> list[str]:
+    from driftline.flows.config.coding_agents import AGENTS
+
+    return [name for name in AGENTS if name.startswith(incomplete)]
+
+
 NamesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="AGENT...", help="Agents, as listed by 'agents list'.")
+    list[str] | None,
+    typer.Argument(metavar="AGENT...", help="Agents, as listed by 'agents list'.", autocompletion=_completed),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All agents.")]
 UserOption = Annotated[

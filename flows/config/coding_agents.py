@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import tomllib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +120,7 @@ AGENTS: Mapping[str, Agent] = {
 class FileChange:
     """A file change: its text before and after, None if there is no file.
 
-    ``is_first`` means that the file has nothing from Driftline yet, so ``apply`` backs it up.
+    ``is_first`` means that the file has nothing from ``install`` yet, so ``apply`` backs it up.
     """
 
     agent: str
@@ -147,11 +148,33 @@ class FileChange:
                 target.unlink(missing_ok=True)
                 return
             _write(target, self.after, like=target)
-            if not self.is_first and _read(backup) == self.after:
+            if _read(backup) == self.after:
                 backup.unlink()
         except (OSError, UnicodeEncodeError) as error:
             what = f"Cannot write the agent's configuration file ({error})"
             raise UsageError(what, str(self.path), "Check its permissions.") from error
+
+
+_FOLDERS = {
+    ".claude.json": ("CLAUDE_CONFIG_DIR", ".claude.json"),
+    ".claude/": ("CLAUDE_CONFIG_DIR", ""),
+    ".codex/": ("CODEX_HOME", ""),
+    ".config/": ("XDG_CONFIG_HOME", ""),
+}
+"""Variables that move what is in a home folder, by the start of a path."""
+
+
+def _located(file: str, scope: InstallLevel, folder: Path) -> Path:
+    """Return where an agent reads ``file`` on this system."""
+    if scope == "project":
+        return folder / file
+    if sys.platform == "darwin" and file.startswith((".config/Code/", ".config/zed/")):
+        return folder / file.replace(".config/Code/", "Library/Application Support/Code/")
+    for start, (variable, name) in _FOLDERS.items():
+        value = os.environ.get(variable, "")
+        if file.startswith(start) and os.path.isabs(value):
+            return Path(value, name + file.removeprefix(start))
+    return folder / file
 
 
 def agents_in(scope: InstallLevel) -> list[str]:
@@ -184,10 +207,11 @@ def changes(
             raise UsageError(f"{name} has no project configuration", fix="Use --user.")
         parts: tuple[_Part, ...] = (_Entry(agent.key, agent.entry(command)), _Section(agent.head))
         for file, part in zip(files, parts, strict=False):
-            path = folder / file
+            path = _located(file, scope, folder)
             if path not in found:
                 before = texts[path] = _read(path)
-                is_first = not remove and part.present_in(before or "", path) is None
+                present = part.present_in(before or "", path)
+                is_first = (present is not None or not remove) and not part.is_own_in(before or "", path)
                 found[path] = FileChange(name, path, before, None, is_first)
             text = texts[path]
             if not remove:
@@ -204,7 +228,7 @@ def is_installed(name: str, scope: InstallLevel, folder: Path) -> bool:
     files = agent.files(scope)
     if not files:
         return False
-    path = folder / files[0]
+    path = _located(files[0], scope, folder)
     return NAME in _servers(_parsed(_read(path) or "", path), agent.key, path)
 
 
@@ -220,8 +244,11 @@ def _restored(part: _Part, text: str, path: Path) -> str | None:
     if present is None:
         return text
     copy = _read(_backup_of(path))
+    written: _Part = present
+    if isinstance(present, _Entry) and isinstance(part, _Entry) and isinstance(present.entry, Mapping):
+        written = replace(present, entry={name: present.entry[name] for name in part.entry if name in present.entry})
     with contextlib.suppress(UsageError):  # never restore a backup with an invalid configuration
-        if copy is not None and copy != text and present.added_to(copy, path) == text:
+        if copy is not None and copy != text and written.added_to(copy, path) == text:
             return copy
     after = present.removed_from(text, path)
     if after.strip():
@@ -276,6 +303,10 @@ def _like(text: str, given: str) -> str:
     return given.replace("\n", "\r\n") if "\r\n" in text else given
 
 
+def _ends_with_blank_line(text: str) -> bool:
+    return not text.strip("\r\n") or re.search(r"\n\r?\n\Z", text) is not None
+
+
 # -- the parts of a file that are Driftline's --------------------------------------------------
 
 
@@ -290,6 +321,9 @@ class _Section:
             raise UsageError("A marker around the instructions is missing", str(path), f"Add {END}, or delete {BEGIN}.")
         return self if _MARKS.search(text) else None
 
+    def is_own_in(self, text: str, path: Path) -> bool:
+        return self.present_in(text, path) is not None
+
     def added_to(self, text: str, path: Path) -> str:
         block = _like(text, INSTRUCTIONS)
         if self.present_in(text, path):
@@ -302,7 +336,8 @@ class _Section:
         before, after = text[: found.start()], text[found.end() :]
         if before == self.head:
             return after
-        return before.removesuffix("\n").removesuffix("\r") + after
+        is_apart = not after or _ends_with_blank_line(before) or after.startswith(("\n", "\r\n"))
+        return (before.removesuffix("\n").removesuffix("\r") if is_apart else before) + after
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +350,11 @@ class _Entry:
     def present_in(self, text: str, path: Path) -> _Entry | None:
         servers = _servers(_parsed(text, path), self.key, path)
         return _Entry(self.key, servers[NAME]) if NAME in servers else None
+
+    def is_own_in(self, text: str, path: Path) -> bool:
+        """Return whether the entry is what ``install`` writes: one that a person wrote or changed is backed up."""
+        present = self.present_in(text, path)
+        return present is not None and _form(present.entry) == _form(self.entry)
 
     def added_to(self, text: str, path: Path) -> str:
         """Add the entry. If it exists, its other keys, such as variables, are kept."""
@@ -331,6 +371,8 @@ class _Entry:
     def removed_from(self, text: str, path: Path) -> str:
         before = _parsed(text, path)
         after = _toml_without(text) if _is_toml(path) else _json_without(text, self.key)
+        while not _is_toml(path) and self.present_in(after, path):  # a key that was written twice
+            after = _json_without(after, self.key)
         after = self._checked(before, after, None, path)
         is_empty = not _is_toml(path) and not _others(before, self.key) and not _json_comments(text)
         return "" if is_empty else after
@@ -350,6 +392,17 @@ class _Entry:
                 f"{'' if entry is None else f': {json.dumps(entry)}'}.",
             )
         return after
+
+
+def _form(entry: Any) -> tuple[Any, ...]:
+    """Return an entry's keys, its program's name and its arguments, without the workspace."""
+    if not isinstance(entry, Mapping):
+        return ()
+    words = [entry.get("command"), entry.get("args")]
+    command = [word for each in words for word in (each if isinstance(each, list) else [each]) if word is not None]
+    program = str(command[0]).rpartition("/")[2] if command else ""
+    rest = command[1:]
+    return sorted(entry), program, rest[:-2] if rest[-2:-1] == ["--workspace"] else rest
 
 
 _Part = _Entry | _Section

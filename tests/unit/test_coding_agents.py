@@ -35,6 +35,12 @@ FORMATS: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_other_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+
+
 def apply(names: list[str], location: Path, scope: Any = "user", *, remove: bool = False) -> int:
     found = changes(names, scope, location, COMMAND, remove=remove)
     for change in found:
@@ -228,6 +234,75 @@ def test_an_update_keeps_user_additions_to_the_entry(name: str, text: str, tmp_p
     assert servers == {"driftline": {**PLAIN, "env": {"A": "1"}}}
     assert ("# kept" in found) == ("# kept" in text)
     assert apply([name], tmp_path, "project") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cursor", '{"mcpServers": {"driftline": {"command": "uvx", "args": ["driftline", "mcp"]}}}'),
+        ("cursor", '{"mcpServers": {"driftline": {"command": "driftline", "args": [], "env": {"A": "1"}}}}'),
+        ("cursor", '{"mcpServers": {"driftline": {"url": "https://x"}, "b": {}}}'),
+        ("cursor", '{"mcpServers": {"driftline": {"command": "a"}, "driftline": {"command": "b"}}}'),
+        ("zed", '{"context_servers": {"driftline": {"command": "uvx"}}}'),
+        ("opencode", '{"mcp": {"driftline": {"type": "local", "command": ["uvx", "driftline"]}}}'),
+        ("codex", '[mcp_servers.driftline]\ncommand = "uvx" # mine\n[mcp_servers.driftline.env]\nA = "1"\n'),
+    ],
+)
+def test_an_entry_that_a_person_wrote_is_backed_up_and_restored(name: str, text: str, tmp_path: Path) -> None:
+    path = put(tmp_path / FORMATS[name][0], text)
+    backup = path.with_name(path.name + BACKUP_SUFFIX)
+    apply([name], tmp_path)
+    assert backup.read_text() == text
+    apply([name], tmp_path)
+    apply([name], tmp_path, remove=True)
+    assert path.read_text() == text
+    apply([name], tmp_path, remove=True)
+    assert not is_installed(name, "user", tmp_path)
+    assert backup.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("before", "added", "after"),
+    [
+        ("Use tabs", "Never push.\n", "Use tabs\nNever push.\n"),
+        ("Use tabs\n", "Never push.\n", "Use tabs\nNever push.\n"),
+        ("Use tabs\r\n", "Never push.\r\n", "Use tabs\r\nNever push.\r\n"),
+        ("Use tabs", "\nNever push.", "Use tabs\nNever push."),
+        ("", "Never push.\n", "Never push.\n"),
+    ],
+)
+def test_a_removal_joins_no_lines(before: str, added: str, after: str, tmp_path: Path) -> None:
+    path = put(tmp_path / "CLAUDE.md", before)
+    apply(["claude-code"], tmp_path, "project")
+    path.write_bytes(path.read_bytes() + added.encode())
+    apply(["claude-code"], tmp_path, "project", remove=True)
+    assert path.read_bytes().decode() == after
+
+
+@pytest.mark.parametrize(
+    ("name", "system", "variable", "expected"),
+    [
+        ("vscode", "darwin", "", "home/Library/Application Support/Code/User/mcp.json"),
+        ("vscode", "darwin", "XDG_CONFIG_HOME", "home/Library/Application Support/Code/User/mcp.json"),
+        ("vscode", "linux", "XDG_CONFIG_HOME", "moved/Code/User/mcp.json"),
+        ("zed", "darwin", "XDG_CONFIG_HOME", "home/.config/zed/settings.json"),
+        ("zed", "linux", "XDG_CONFIG_HOME", "moved/zed/settings.json"),
+        ("opencode", "darwin", "XDG_CONFIG_HOME", "moved/opencode/opencode.json"),
+        ("codex", "linux", "CODEX_HOME", "moved/config.toml"),
+        ("claude-code", "linux", "CLAUDE_CONFIG_DIR", "moved/.claude.json"),
+        ("claude-code", "linux", "CODEX_HOME", "home/.claude.json"),
+    ],
+)
+def test_files_are_where_the_agent_reads_them(
+    name: str, system: str, variable: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", system)
+    if variable:
+        monkeypatch.setenv(variable, str(tmp_path / "moved"))
+    found = changes([name], "user", tmp_path / "home", COMMAND, remove=False)
+    assert found[0].path == tmp_path / expected
+    monkeypatch.setenv(variable or "CODEX_HOME", "relative")
+    assert changes([name], "user", tmp_path / "home", COMMAND, remove=False)[0].path.is_relative_to(tmp_path / "home")
 
 
 def test_a_private_file_stays_private_and_so_is_its_copy(tmp_path: Path) -> None:
