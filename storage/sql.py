@@ -96,9 +96,7 @@ def query(
     max_seconds: float = MAX_SECONDS,
     max_bytes: int = MAX_BYTES,
 ) -> Iterator[Result]:
-    """Run one SELECT in this process on the views of ``workspace``; its result can be read while the context is open.
-
-    DuckDB counts no memory of single strings, and interrupts no function: ``sql_process.query`` bounds both.
+    """Run one SELECT on the views of ``workspace``; its result can be read while the context is open.
 
     Args:
         workspace: The workspace, on a branch or not.
@@ -106,14 +104,33 @@ def query(
         parameters: The values for each ``?`` in ``text``.
         within: Show only data within this boundary.
         searches: The search journal, with the columns of SEARCHES.
-        max_seconds: Interrupt the query after this time, which includes reading the result.
-        max_bytes: The memory that DuckDB may use.
+        max_seconds: Stop the query after this time, which includes reading the result.
+        max_bytes: The memory that the query may use; reading the workspace may use as much again.
 
     Raises:
         UsageError: The statement is invalid, is not a single SELECT, or takes too long.
         OutOfMemory: It needs more memory than ``max_bytes``.
         CorruptFile, StorageError: The workspace cannot be read.
     """
+    from driftline.storage.sql_process import query_apart
+
+    options: dict[str, Any] = {"within": within, "searches": searches}
+    with query_apart(workspace, text, parameters, Limits(max_seconds, max_bytes), **options) as result:
+        yield result
+
+
+@contextmanager
+def query_here(
+    workspace: Workspace,
+    text: str,
+    parameters: Sequence[Any] = (),
+    *,
+    within: Boundary | None = None,
+    searches: pa.Table | None = None,
+    max_seconds: float = MAX_SECONDS,
+    max_bytes: int = MAX_BYTES,
+) -> Iterator[Result]:
+    """Like ``query``, but in this process, where its limits do not bound every query."""
     limits = Limits(max_seconds, max_bytes)
     connection = _connect(max_bytes)
     timer = threading.Timer(max_seconds, connection.interrupt)

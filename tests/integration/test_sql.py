@@ -20,10 +20,9 @@ import pytest
 
 import driftline as dl
 from driftline.flows.runs.index import IndexRequest, index_sources
-from driftline.storage import sql
 from driftline.storage.errors import CorruptFile, OutOfMemory, UsageError
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.sql_process import query
+from driftline.storage.sql import query, query_here
 from driftline.storage.workspace.workspace import Workspace
 
 Driftline = Callable[..., Any]
@@ -68,7 +67,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
 
 def rows_here(workspace: Workspace, text: str) -> list[tuple[Any, ...]]:
     """Run a query in this process, where a test can replace parts."""
-    with sql.query(workspace, text) as result:
+    with query_here(workspace, text) as result:
         return [*result.rows()]
 
 
