@@ -123,19 +123,30 @@ class Pattern:
     def lines_in(self, text: str) -> list[int]:
         """Return the lines of a multi-line text that matches touch, counted from 0, in order."""
         ends = list(accumulate(len(line) + 1 for line in text.split("\n")))
-        (spans,) = self._spans(pa.array([text], pa.string()), most=len(text))
-        touched = (range(bisect_right(ends, start), bisect_right(ends, end - 1) + 1) for start, end in spans)
-        return sorted({line for lines in touched for line in lines})
+        (spans,) = self._spans(pa.array([text], pa.string()), most=len(text) + 1, empty=True)
+        touched = (
+            range(bisect_right(ends, start), bisect_right(ends, max(start, end - 1)) + 1) for start, end in spans
+        )
+        return sorted({line for lines in touched for line in lines} | self._lines_after(text, ends, spans))
+
+    def _lines_after(self, text: str, ends: Sequence[int], spans: Sequence[tuple[int, int]]) -> set[int]:
+        """Return the lines that begin with an empty match directly behind another match, which RE2 leaves out."""
+        lines = [bisect_right(ends, end) for start, end in spans if start < end < len(text) and text[end - 1] == "\n"]
+        starts = pa.array([text[ends[line - 1] : ends[line] + 1] for line in lines], pa.string())
+        is_match = pc.match_substring_regex(starts, rf"(?{'i' if self.ignore_case else ''}m)\A(?:{self.expression})")
+        return {line for line, found in zip(lines, is_match.to_pylist(), strict=True) if found}
 
     def spans(self, lines: pa.StringArray) -> list[list[tuple[int, int]]]:
         """Return the non-empty matches in each of ``lines`` from left to right, as ``(start, end)`` in characters."""
         return self._spans_of_words(lines) if self.words else self._spans(lines)
 
-    def _spans(self, lines: pa.StringArray, most: int = MAX_SPANS) -> list[list[tuple[int, int]]]:
+    def _spans(
+        self, lines: pa.StringArray, most: int = MAX_SPANS, *, empty: bool = False
+    ) -> list[list[tuple[int, int]]]:
         texts = lines.to_pylist()
         marks = next((pair for pair in _MARKS if not any(pair[0] in each or pair[1] in each for each in texts)), None)
         if marks is None:  # every marker pair occurs somewhere, but rarely all of them in the same line
-            return [self._spans(pa.array([text.translate(_UNMARKED)]), most)[0] for text in texts]
+            return [self._spans(pa.array([text.translate(_UNMARKED)]), most, empty=empty)[0] for text in texts]
         begin, end = marks[0], marks[1]
         found: list[list[tuple[int, int]]] = []
         for marked in pc.replace_substring_regex(lines, self._of_line, f"{begin}\\0{end}").to_pylist():
@@ -144,7 +155,7 @@ class Pattern:
             at = len(before)
             for each in others:
                 match, _, rest = each.partition(end)
-                if match and len(of_line) < most:
+                if (match or empty) and len(of_line) < most:
                     of_line.append((at, at + len(match)))
                 at += len(match) + len(rest)
             found.append(of_line)

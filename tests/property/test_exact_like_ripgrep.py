@@ -220,3 +220,11 @@ def test_each_multiline_pattern_finds_the_lines_that_ripgrep_finds(corpus: Corpu
         assert pattern.found(corpus.workspace) == expected, pattern
         matching += bool(expected)
     assert matching > examples(PATTERNS) / 2
+
+
+@pytest.mark.parametrize("text", ["^$", "^", "$", "x*", "(?:)", r"^\s*$", "e*$", r"\b", r"^\n?", "^$|return"])
+def test_a_multiline_pattern_without_text_finds_the_lines_that_ripgrep_finds(text: str, corpus: Corpus) -> None:
+    pattern = SearchCase(text, multiline=True)
+    expected = pattern.found_by_ripgrep(corpus.plain)
+    assert expected
+    assert pattern.found(corpus.workspace) == expected
