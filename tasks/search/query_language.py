@@ -72,6 +72,14 @@ _FIELD = re.compile(rf"(?P<not>{_NOT}?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[
 _PHRASE = re.compile(rf'(?P<not>{_NOT}?)"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
 _REGEX = re.compile(rf"(?P<not>{_NOT}?)/(?!\s)(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)(?<!\s)/(?=\s|\Z)")
 """A regular expression neither begins nor ends with a blank: ``read / write / execute`` is three words."""
+_REGEX_WITH_FLAGS = re.compile(
+    rf"(?P<not>{_NOT}?)/(?!\s)(?P<text>(?:[^/\\]|\\.)+)(?<!\s)/(?P<flags>[gimsuxy]{{1,3}})(?=\s|\Z)"
+)
+"""With flags, it contains no slash, or paths like /usr/lib/x would be expressions."""
+_SUPPORTED_FLAGS = frozenset("gimuy")
+"""Only i changes anything: every match counts, text is Unicode, and ^ and $ are the ends of lines."""
+_TYPOGRAPHIC = re.compile(rf"(?P<not>{_NOT}?)[“„”](?P<text>[^“„”]+)[“”](?=\s|\Z)")
+"""A phrase in the quotation marks of word processors."""
 _WORD = re.compile(r"\S+")
 _QUOTED = re.compile(r"[\"\\]")
 _ESCAPED = re.compile(r"\\([\"\\])")
@@ -307,6 +315,15 @@ class _Parser:
         elif expression := self._take(_REGEX):
             kept = self.excluded if expression["not"] else self.patterns
             kept.append((expression["text"].replace("\\/", "/"), False))
+        elif flagged := self._take(_REGEX_WITH_FLAGS):
+            if unsupported := set(flagged["flags"]) - _SUPPORTED_FLAGS:
+                fix = f'Use only the flag i. For the text itself, write "{flagged[0]}".'
+                self._fail(start, f"There is no flag {min(unsupported)} of regular expressions", fix)
+            kept = self.excluded if flagged["not"] else self.patterns
+            flags = "(?i)" if "i" in flagged["flags"] else ""
+            kept.append((flags + flagged["text"].replace("\\/", "/"), False))
+        elif phrase := self._take(_TYPOGRAPHIC):
+            (self.excluded if phrase["not"] else self.patterns).append((phrase["text"], True))
         elif self.text[start] == '"' and '"' not in self.text[start + 1 :]:
             self._fail(start, "The quotation mark is not closed", 'Close it with ", or omit it.')
         elif (found := _FIELD.match(self.text, start)) and self._is_field(start, found):
@@ -347,10 +364,12 @@ class _Parser:
 
     def _field(self, start: int, found: re.Match[str]) -> None:
         name, value = _ALIASES.get(found["name"], found["name"]), found["value"]
+        if value[:1] in ("“", "„", "”"):
+            self._fail(start, "A value has typographic quotation marks", f'Write {name}:"{value.strip("“„”")}".')
         if value.startswith('"'):
             value = _ESCAPED.sub(r"\1", value[1:-1])
         if name in _EXTENSIONS:
-            name, value = "file", value and f"*.{value.lstrip('*').lstrip('.')}"
+            name, value = "file", value and _glob_of([each.lstrip("*").lstrip(".") for each in value.split(",")])
         if not value.strip():
             fix = f"{FIELDS[name]} Write it right after the colon."
             self._fail(start, f"The field {name}: is empty", fix)
@@ -371,11 +390,16 @@ class _Parser:
         raise UsageError(f"{what} (character {at + 1} of the query)", self.text[:200], fix)
 
 
+def _glob_of(extensions: Sequence[str]) -> str:
+    return f"*.{extensions[0]}" if len(extensions) == 1 else f"*.{{{','.join(extensions)}}}"
+
+
 _WILDCARD = re.compile(r"[*?\[{]")
 
 
 def _files(name: str) -> LineFilter:
     """Return a filter for files whose paths match a glob or contain a string."""
+    name = name.removeprefix("./") or name
     return LineFilter(globs=(name,)) if _WILDCARD.search(name) else LineFilter(parts=(name,))
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driftline.storage.errors import UsageError
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.tasks.search.query_language import is_constant, names_in, places_in
+from driftline.tasks.search.query_language import is_constant, names_in, parse, places_in
 
 
 @pytest.mark.parametrize(
@@ -79,3 +80,43 @@ def test_a_qualified_name_matches_by_its_last_parts(own: str, requested: str, *,
 def test_every_separator_of_every_language_gives_the_same_names(parts: list[str], separator: str) -> None:
     assert parts_of_name(separator.join(parts)) == tuple(parts)
     assert names_in(separator.join(parts)) == [separator.join(parts)]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("/CONNECT/i", "(?i)CONNECT"),
+        ("-/a b/gi", "(?i)a b"),
+        (r"/a\/b/im", "(?i)a/b"),
+        ("/Connect/g", "Connect"),
+        ("/(?:x)+/u", "(?:x)+"),
+        ("“exact phrase”", "exact phrase"),
+        ("„exact phrase“", "exact phrase"),
+        ("NOT “a”", "a"),
+    ],
+)
+def test_flags_and_typographic_quotation_marks_are_read(query: str, expected: str) -> None:
+    parsed = parse(query)
+    (pattern,) = (*parsed.terms.patterns, *parsed.excluded)
+    assert (pattern.text, parsed.words) == (expected, "")
+    assert pattern.ignore_case or pattern.text == "Connect" or "(?i)" in pattern.text or pattern.text.islower()
+
+
+@pytest.mark.parametrize("query", ["/usr/lib/x", "/usr/bin", "and/or/i", "/a/ii-x", "it’s “open", "/ a/i"])
+def test_paths_and_prose_stay_words(query: str) -> None:
+    assert parse(query).words == query
+
+
+@pytest.mark.parametrize(("query", "fix"), [("/a.b/s", "flag i"), ("/a b/x", "flag i"), ("def:“a”", 'def:"a"')])
+def test_what_cannot_be_read_is_refused_with_the_right_spelling(query: str, fix: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse(query)
+    assert fix in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [("ext:py,go", "*.{py,go}"), ("ext:.py,*.go", "*.{py,go}"), ("ext:py", "*.py")],
+)
+def test_several_extensions_are_one_filter(query: str, expected: str) -> None:
+    assert parse(query).files == (expected,)
