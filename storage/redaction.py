@@ -1,10 +1,10 @@
 """Find credentials: files with credential names, private keys, and tokens inside text, which are redacted.
 
 ``redact`` replaces a token with ``[redacted:RULE]``, so its line can still be found by its other words. The ``known``
-rules detect credentials with a verifiable format: a prefix, an alphabet, a length. ``strict`` also redacts a random
-value after a word such as ``password``. One RE2 expression over all texts in a batch selects the lines that a rule may
-apply to, so the rules themselves run on very few lines. No rule looks beyond a line, so any part of a text is redacted
-exactly like the whole.
+rules detect credentials with a verifiable format, also behind escapes: a prefix, an alphabet, a length. ``strict`` also
+redacts a random value after a word such as ``password``. One RE2 expression over all texts in a batch selects the lines
+that a rule may apply to, so the rules themselves run on very few lines. No rule looks beyond a line, so any part of a
+text is redacted exactly like the whole.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import binascii
 import json
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -164,14 +165,15 @@ _MAX_IN_WORDS = 0.4
 """In a path or an identifier, more of the characters are in a row of lower-case letters; in random base64, 15%."""
 _BEGINS_KEY = re.compile(rf"\s*(?:{_BEGIN}|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----|PuTTY-User-Key-File-\d)")
 _BASE64_MARK = "LS0tLS1CRUdJTi"
+_WORD_STARTS = r"(?:\b|(?<=\\[nrt]))"
 _OTHER_KEYS = {
-    "AGE-SECRET-KEY-1": re.compile(r"\bAGE-SECRET-KEY-1[0-9A-Z]{40,}"),
+    "AGE-SECRET-KEY-1": re.compile(rf"{_WORD_STARTS}AGE-SECRET-KEY-1[0-9A-Z]{{40,}}"),
     _BASE64_MARK: re.compile(rf"{_BASE64_MARK}(?=([A-Za-z0-9+/]{{20}}[A-Za-z0-9+/=\s\\]{{120}}))"),
-    "PrivateKey": re.compile(r"\bPrivateKey[ \t]*=[ \t]*[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]="),
-    "PuTTY-User-Key-File-": re.compile(r"\bPrivate-Lines: \d"),
+    "PrivateKey": re.compile(rf"{_WORD_STARTS}PrivateKey[ \t]*=[ \t]*[A-Za-z0-9+/]{{42}}[AEIMQUYcgkosw048]="),
+    "PuTTY-User-Key-File-": re.compile(rf"{_WORD_STARTS}Private-Lines: \d"),
     "untrusted comment:": re.compile(r"untrusted comment: [^\n]{0,60}secret key[^\n]{0,80}\n\W{0,12}[A-Za-z0-9+/]{40}"),
     "kty": re.compile(r"[\"']d\\{0,3}[\"']\s*:\s*\\{0,3}[\"'][A-Za-z0-9_+/-]{40}"),
-    "NKEY SEED": re.compile(r"\bS[ACNOUX][A-Z2-7]{50}"),
+    "NKEY SEED": re.compile(rf"{_WORD_STARTS}S[ACNOUX][A-Z2-7]{{50}}"),
     "<RSAKeyValue>": re.compile(r"<D>\s*[A-Za-z0-9+/]{40}"),
 }
 """Private keys in other formats, by a text that occurs with each: base64 of PEM, WireGuard, JWK, and so on."""
@@ -236,7 +238,7 @@ def _is_key(match: re.Match[str]) -> bool:
 
 # -- tokens inside text --------------------------------------------------------------------------
 
-RULES_VERSION = 3
+RULES_VERSION = 4
 """Part of each document's mark in the manifest. Increment it when a rule changes: documents are then read again."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
@@ -249,6 +251,14 @@ _FEW_CHARACTERS = 6_000
 """Shorter texts are preselected with ``re``: RE2 takes half a millisecond per call to compile the hints."""
 _STARTS = r"(?<![A-Za-z0-9_])"
 _ENDS = r"(?![A-Za-z0-9_])"
+_ESCAPE_CHARACTER = r"(?:\x1b|\\{1,8}(?:0?33|x1[bB]|u001[bB]|e))"
+_ESCAPED = re.compile(
+    rf"(?P<colour>{_ESCAPE_CHARACTER}\[[\d;:?]{{0,20}}[A-Za-z]|\[\d[\d;:]{{0,20}}m)"
+    r"|%(?:25){0,3}(?P<percent>[0-9A-Fa-f]{2})|=(?P<quoted>[0-9A-F]{2})|&(?P<entity>quot|apos|amp|#\d{2,3}|#x[0-9A-Fa-f]{2});"
+    r"|\\{1,8}(?:x(?P<byte>[0-9A-Fa-f]{2})|u(?P<unit>[0-9A-Fa-f]{4})|(?P<octal>[0-7]{1,3})|(?P<sign>[abefnrtv\"'/]))"
+)
+"""An escape in JSON, source code, URLs, quoted-printable or HTML, also nested, or a terminal's colour."""
+_SIGNS = {"quot": '"', "apos": "'", "amp": "&", '"': '"', "'": "'", "/": "/"}
 
 
 def _varied(least: int) -> Callable[[str], bool]:
@@ -329,13 +339,17 @@ def _token(name: str, prefix: str, body: str, hint: str = "") -> Rule:
 
 
 _ASSIGNED = r"[\"']?[ \t]*(?:=>|:=|[:=])[ \t]*[\"']?"
+_COLON, _EQUALS = "(?::|%(?:25)*3[aA])", r"(?:=|%(?:25)*3[dD]|\\u003[dD])"
+_SLASH = r"(?:\\{0,8}/|%(?:25)*2[fF])"
+_ENCODED_URL = r":\\+/\\+/[^\s\\:@]*:[^\s\\@]+@|%(?:25)*3[aA]%(?:25)*2[fF]%(?:25)*2[fF][^\s%]*%(?:25)*3[aA]"
+"""Signs in hints, which apply to lines as they are: as such, or escaped."""
 _HEX, _WORD = "[a-f0-9]", "[A-Za-z0-9]"
 _BY_PREFIX = (
     ("onepassword", "ops_eyJ", r"[A-Za-z0-9+/]{100,}={0,3}"),
     ("onepassword-secret-key", "A3-[A-Z0-9]{6}-", r"(?:[A-Z0-9]{11}|[A-Z0-9]{6}-[A-Z0-9]{5})(?:-[A-Z0-9]{5}){3}"),
     ("adobe", "p8e-", r"[a-z0-9]{32}"),
     ("airtable", rf"pat{_WORD}{{14}}\.", rf"{_HEX}{{64}}"),
-    ("asana", r"1/\d{10,17}:", rf"{_HEX}{{32}}"),
+    ("asana", rf"1{_SLASH}\d{{10,17}}{_COLON}", rf"{_HEX}{{32}}"),
     ("bitbucket-app-password", "ATBB", rf"{_WORD}{{24,}}"),
     ("clojars", "CLOJARS_", r"[a-z0-9]{60}"),
     ("contentful", "CFPAT-", r"[\w-]{43}"),
@@ -397,8 +411,8 @@ KNOWN: tuple[Rule, ...] = (
          before=rf"(?i:secret_?(?:access_?)?key){_ASSIGNED}"),
     Rule("aws-session-token", "(?i:session_?token)", r"[A-Za-z0-9/+]{100,}={0,2}", _varied(16),
          before=rf"(?i:session_?token){_ASSIGNED}"),
-    Rule("azure-storage-key", "AccountKey=", r"(?<=AccountKey=)[A-Za-z0-9+/]{86}=="),
-    Rule("azure-sas", "sig=", r"(?:[A-Za-z0-9+/]|%[0-9A-Fa-f]{2}){43,}={0,2}", before="[?&]sig="),
+    Rule("azure-storage-key", f"AccountKey{_EQUALS}", r"(?<=AccountKey=)[A-Za-z0-9+/]{86}=="),
+    Rule("azure-sas", f"sig{_EQUALS}", r"(?:[A-Za-z0-9+/]|%[0-9A-Fa-f]{2}){43,}={0,2}", before="[?&]sig="),
     Rule("azure-client-secret", "Q~", rf"{_STARTS}[\w.~-]{{3}}\dQ~[\w.~-]{{31,34}}(?![\w.~-])"),
     Rule("google-api-key", "AIza", rf"{_STARTS}AIza[\w-]{{35}}(?![\w-])"),
     _token("google-oauth", "GOCSPX-", r"[\w-]{28}(?![\w-])"),
@@ -436,11 +450,11 @@ KNOWN: tuple[Rule, ...] = (
     _token("shopify", "shp(?:at|ca|pa|ss)_", rf"[a-fA-F0-9]{{32}}{_ENDS}"),
     _token("slack", "xox[abeoprs]-", r"[A-Za-z0-9-]{10,}"),
     _token("slack-app", r"xapp-\d-", r"[A-Z0-9]{8,}-\d+-[a-f0-9]{32,}"),
-    Rule("slack-webhook", r"hooks\.slack\.com/", r"[A-Za-z0-9+/_-]{40,}",
+    Rule("slack-webhook", rf"hooks\.slack\.com{_SLASH}", r"[A-Za-z0-9+/_-]{40,}",
          before=r"hooks\.slack\.com/(?:services|workflows|triggers)/"),
-    Rule("discord-webhook", "/api/webhooks/", r"[\w-]{60,}",
+    Rule("discord-webhook", f"{_SLASH}api{_SLASH}webhooks{_SLASH}", r"[\w-]{60,}",
          before=r"discord(?:app)?\.com/api/webhooks/\d{15,21}/"),
-    Rule("telegram-bot", ":AA[A-Za-z0-9_-]{8}", rf"{_STARTS}\d{{8,10}}:AA[\w-]{{33}}(?![\w-])"),
+    Rule("telegram-bot", f"{_COLON}AA[A-Za-z0-9_-]{{8}}", rf"{_STARTS}\d{{8,10}}:AA[\w-]{{33}}(?![\w-])"),
     Rule("sendgrid", r"SG\.[A-Za-z0-9_-]{8}", rf"{_STARTS}SG\.[\w-]{{22}}\.[\w-]{{43}}(?![\w-])"),
     _token("twilio", "SK", rf"[0-9a-f]{{32}}{_ENDS}", "SK[0-9a-f]{8}"),
     _token("mailgun", "key-", rf"[0-9a-f]{{32}}{_ENDS}", "key-[0-9a-f]{8}"),
@@ -460,15 +474,15 @@ KNOWN: tuple[Rule, ...] = (
     _token("driftline", "driftline_", r"[\w-]{43}(?![\w-])", "driftline_[A-Za-z0-9_-]{43}"),
     # other forms
     Rule("jwt", "eyJ[A-Za-z0-9_-]{8}", r"(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{8,}\.[\w-]{20,}", _is_jwt),
-    Rule("authorization-header", "(?i:authorization)", r"[\w+/=.~-]{16,}",
+    Rule("authorization-header", "(?i:authorization)[^G-Zg-z]*(?i:bearer|basic|token|ssws)", r"[\w+/=.~-]{16,}",
          lambda value: _varied(8)(value) and _is_random(value),
          before=r"(?i:authorization)[\"']?[ \t]*[:=,][ \t]*[\"']?(?i:bearer|basic|token|ssws)[ \t]+"),
     Rule("npmrc-token", "_authToken", r"[\w+/=-]{16,}", _is_random, before=rf"_authToken{_ASSIGNED}"),
     Rule("curl-password", r"(?:-u|--user)[ =]{1,8}[^\s:]{1,65}:", r"[^\s\"'@]{6,128}", _is_password,
          before=r"\bcurl\b[^\n]{0,300}?[ \t](?:-u|--user)[ =]{1,8}[\"']?[^\s:\"'@/]{1,64}:"),
     Rule("maxmind", "_mmk", rf"{_STARTS}{_WORD}{{6}}_{_WORD}{{29}}_mmk{_ENDS}"),
-    Rule("teams-webhook", r"webhook\.office\.com/", r"[\w@/-]{60,}", before=r"webhook\.office\.com/webhookb2/"),
-    Rule("url-password", r"://[^\s/:@]*:[^\s/@]+@", r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password,
+    Rule("teams-webhook", rf"webhook\.office\.com{_SLASH}", r"[\w@/-]{60,}", before=r"webhook\.office\.com/webhookb2/"),
+    Rule("url-password", rf"://[^\s/:@]*:[^\s/@]+@|{_ENCODED_URL}", r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password,
          before=r"://[^\s/:@\"'<>]{0,64}:"),
 )  # fmt: skip
 """Credentials with a verifiable format, from their issuers' documentation."""
@@ -478,7 +492,8 @@ _KEY_WORDS = (
 )
 STRICT = (
     *KNOWN,
-    Rule("random-value", rf"{_KEY_WORDS}[A-Za-z0-9_.\"'\] -]{{0,24}}[:=]", r"[^\s\"'`,;<>(){}\[\]]{8,200}", _is_random,
+    Rule("random-value", rf"{_KEY_WORDS}[A-Za-z0-9_.\"'\] \\%-]{{0,24}}(?:[:=]|%(?:25)*3[ADad])",
+         r"[^\s\"'`,;<>(){}\[\]]{8,200}", _is_random,
          before=rf"{_KEY_WORDS}[\w.-]{{0,20}}[\"'\]]{{0,2}}[ \t]*(?:=>|:=|={{1,3}}|:)[ \t]*[\"'`]?"),
 )  # fmt: skip
 
@@ -491,19 +506,32 @@ class Redactor:
     hints: tuple[re.Pattern[str], ...]
 
     def line(self, line: str, counts: Counter[str]) -> str:
-        """Return a line with credentials redacted and counted; an allow comment in the line keeps them."""
+        """Return a line with credentials redacted and counted; an allow comment in the line keeps them.
 
-        def replaced(match: re.Match[str]) -> str:
-            rule = self.rules[match.lastgroup or ""]
-            kept = match[f"kept_{rule.group}"] if rule.before else ""
-            if not rule.check(match[0][len(kept) :]):
-                return match[0]
-            counts[rule.name] += 1
-            return f"{kept}{_REDACTED}{rule.name}]"
-
+        Credentials are searched for in the line as it is, and then in its unescaped form.
+        """
         rules = (rule for rule, hint in zip(self.rules.values(), self.hints, strict=True) if hint.search(line))
         expression = "|".join(rule.expression for rule in rules)
-        return _compiled(expression).sub(replaced, line) if expression and not _is_allowed(line) else line
+        if not expression or _is_allowed(line):
+            return line
+        pattern = _compiled(expression)
+        line = self._replaced(pattern, line, line, lambda at: at, counts)
+        plain, origin = _unescaped(line)
+        return self._replaced(pattern, line, plain, origin, counts) if plain != line else line
+
+    def _replaced(
+        self, pattern: re.Pattern[str], line: str, plain: str, origin: Callable[[int], int], counts: Counter[str]
+    ) -> str:
+        """Replace in ``line`` what ``pattern`` matches in ``plain``; ``origin`` maps offsets of plain to the line's."""
+        parts, end = [], 0
+        for match in pattern.finditer(plain):
+            rule = self.rules[match.lastgroup or ""]
+            start = match.end(f"kept_{rule.group}") if rule.before else match.start()
+            if rule.check(plain[start : match.end()]):
+                counts[rule.name] += 1
+                parts += [line[end : origin(start)], f"{_REDACTED}{rule.name}]"]
+                end = origin(match.end())
+        return "".join([*parts, line[end:]])
 
     def suspected(self, texts: Sequence[str]) -> list[int]:
         """Return the indices of ``texts`` that may contain a credential."""
@@ -514,6 +542,35 @@ class Redactor:
             pc.match_substring_regex(pa.array(texts, pa.large_string()), either)
         ).to_pylist()
         return found
+
+
+def _unescaped(line: str) -> tuple[str, Callable[[int], int]]:
+    """Return ``line`` with its escapes replaced by their characters, and a function from its offsets to the line's."""
+    parts: list[str] = []
+    ends, shifts = [0], [0]
+    end = size = 0
+    for escape in _ESCAPED.finditer(line):
+        parts += [line[end : escape.start()], _character(escape)]
+        size += escape.start() - end + 1
+        end = escape.end()
+        ends.append(size)
+        shifts.append(end - size)
+    return "".join([*parts, line[end:]]), lambda at: at + shifts[bisect_right(ends, at) - 1]
+
+
+def _character(escape: re.Match[str]) -> str:
+    """Return the character that an escape stands for, or a blank if it is not printable."""
+    value = escape[escape.lastgroup or ""]
+    match escape.lastgroup:
+        case "percent" | "quoted" | "byte" | "unit":
+            found = chr(int(value, 16))
+        case "octal":
+            found = chr(int(value, 8))
+        case "entity" if value[0] == "#":
+            found = chr(int(value[2:], 16) if value[1] == "x" else int(value[1:]))
+        case _:
+            found = _SIGNS.get(value, " ")
+    return found if found.isprintable() else " "
 
 
 @cache

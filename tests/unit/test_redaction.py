@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import html
+import json
+import quopri
 import random
 import re
 import string
 import time
 from collections import Counter
+from collections.abc import Callable
+from urllib.parse import quote
 
 import pytest
 
 from driftline.storage.defaults import Redaction
-from driftline.storage.redaction import KNOWN, STRICT, redact, redact_lines, split_mark, with_mark
+from driftline.storage.redaction import KNOWN, STRICT, contains_private_key, redact, redact_lines, split_mark, with_mark
 from tests.support.planted import line_of, planted
 
 SAFE = """
@@ -75,6 +80,68 @@ def test_other_spellings_of_credentials_are_redacted(line: str) -> None:
     assert secret not in found
 
 
+ESCAPES = (
+    r'{"msg":"out\n',
+    r"a\t",
+    r"a\r\n",
+    r'"{\"log\": \"a\\n',
+    r"a\x22",
+    r"a\u003d",
+    r"a\033[1;32m",
+    r"a\u001b[38;5;10m",
+    "a\x1b[32m",
+    "a[32m",
+    "a\x1b[K",
+    "GET /?q=a%3D",
+    "GET /?q=a%22",
+    "GET /?q=a%253D",
+    "a=3D",
+    "a&#61;",
+)
+"""Texts that end in an escape whose last character could be the start of a word."""
+
+
+@pytest.mark.parametrize("before", ESCAPES)
+def test_a_credential_after_an_escape_is_redacted(before: str) -> None:
+    examples = planted()
+    found, counts = redact([f"{before}{kept}{secret}@egret" for kept, secret in examples.values()], "strict")
+    for rule, text in zip(examples, found, strict=True):
+        assert (examples[rule][1] in text, counts[rule] >= 1) == (False, True), rule
+        assert text.startswith(before), rule
+
+
+ENCODINGS: dict[str, Callable[[str], str]] = {
+    "JSON": json.dumps,
+    "JSON in JSON": lambda text: json.dumps(json.dumps(text)),
+    "PHP": lambda text: json.dumps(text).replace("/", "\\/"),
+    "HTML": html.escape,
+    "URL": lambda text: quote(text, safe=""),
+    "URL in URL": lambda text: quote(quote(text, safe=""), safe=""),
+    "e-mail": lambda text: quopri.encodestring(text.encode(), quotetabs=True).decode().replace("=\n", ""),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_an_encoded_credential_is_redacted(encoding: str) -> None:
+    encode = ENCODINGS[encoding]
+    examples = planted()
+    if encoding.startswith("URL"):
+        del examples["curl-password"]
+    found, _ = redact([encode(line_of(rule)) for rule in examples], "strict")
+    for (rule, (_, secret)), text in zip(examples.items(), found, strict=True):
+        assert (secret in text, encode(secret) in text, "[redacted:" in text) == (False, False, True), rule
+
+
+@pytest.mark.parametrize("key", ["AGE-SECRET-KEY-1" + "Q" * 58, "PrivateKey = " + "a" * 42 + "E=", "SU" + "A" * 50])
+def test_a_private_key_after_an_escaped_end_of_a_line_is_found(key: str) -> None:
+    assert contains_private_key("a.json", json.dumps({"NKEY SEED": f"egret\n{key}"}))
+
+
+def test_an_escape_alone_is_no_credential() -> None:
+    lines = [rf"C:\npm_config\tfp_files and {before}heron key={before}value" for before in ESCAPES]
+    assert redact(lines, "strict") == (lines, Counter())
+
+
 def test_only_strict_replaces_random_values_after_a_keyword() -> None:
     line = line_of("random-value")
     assert redact([line], "known") == ([line], Counter())
@@ -111,7 +178,7 @@ def test_every_group_of_the_expression_is_a_rule() -> None:
     assert not any(re.compile(rule.pattern).groups or re.compile(rule.hint).groups for rule in STRICT)
 
 
-@pytest.mark.parametrize("part", ["eyJ", "-u=", "--user ", "://a:", "tfp_", "-us0"])
+@pytest.mark.parametrize("part", ["eyJ", "-u=", "--user ", "://a:", "tfp_", "-us0", "\\", "%25", r":\/\/", "[1;"])
 def test_redaction_takes_linear_time(part: str) -> None:
     """A quadratic expression would take 100 times as long for 10 times the text."""
 
