@@ -14,19 +14,23 @@ from driftline.tasks.extraction.process import Refused
 from driftline.tasks.text import decode
 
 _SKIPPED = frozenset((
-    "button", "canvas", "datalist", "footer", "iframe", "map", "nav", "noscript", "object", "rp", "rt",
+    "button", "canvas", "datalist", "iframe", "map", "nav", "noscript", "object", "rp", "rt",
     "script", "select", "style", "svg", "template", "textarea", "video", "audio",
 ))  # fmt: skip
 """Elements with no text, with the same text on each page of a site, or with the pronunciation of a word."""
 _SKIPPED_ROLES = frozenset(("navigation", "search", "menu", "menubar", "toolbar", "tablist"))
 _SKIPPED_CLASSES = re.compile(
-    r"(?:^|\s)(?:headerlink|anchorjs-link|sphinxsidebar|breadcrumbs?|navbar|navheader|navfooter|related"
-    r"|skip-link|toc-sidebar|linenos|footer)(?:\s|$)"
+    r"(?:^|\s)(?:headerlink|anchorjs-link|sphinxsidebar|breadcrumbs?|navbar|navheader|navfooter"
+    r"|skip-link|toc-sidebar|linenos)(?:\s|$)"
 )
 """Navigation classes. DocBook uses ``sidebar`` for text boxes."""
+_SKIPPED_BOXES = re.compile(r"(?:^|\s)(?:related|footer)(?:\s|$)")
+"""Classes of ``div``, which are navigation outside ``_CITED``; elsewhere they are of text."""
+_CITED = frozenset(("article", "blockquote", "figure"))
+"""Elements whose ``footer`` is their author or source."""
 _BLOCKS = frozenset((
     "address", "article", "aside", "blockquote", "body", "br", "caption", "center", "dd", "details", "dialog",
-    "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "head",
+    "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "h1", "h2", "h3", "h4", "h5", "h6", "head",
     "header", "hr", "html", "legend", "li", "main", "menu", "ol", "p", "pre", "section", "summary", "table",
     "tbody", "tfoot", "thead", "title", "tr", "ul",
 ))  # fmt: skip
@@ -45,14 +49,16 @@ class _HtmlLines:
         self._draft, self._file = draft, file
         self._parts: list[str] = []
         self._skipped = 0
+        self._cited = 0
         self._pre = 0
         self._prefix = ""
         self._in_cell = self._cell_is_empty = self._paragraph_ended = False
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        if self._skipped or _is_skipped(tag, attributes):
+        if self._skipped or _is_skipped(tag, attributes) or (not self._cited and _is_page_footer(tag, attributes)):
             self._skipped += 1
             return
+        self._cited += tag in _CITED
         anchor = attributes.get("id") or (attributes.get("name") if tag == "a" else None)
         if tag in _BLOCKS and not (tag in _ALONE_IN_CELLS and self._cell_is_empty):
             self._end_line()
@@ -77,6 +83,7 @@ class _HtmlLines:
             self._end_line()
             self._prefix = ""
             self._pre -= tag == "pre"
+            self._cited -= tag in _CITED
             if tag == "table":
                 self._in_cell = self._cell_is_empty = False
 
@@ -129,6 +136,10 @@ def _is_skipped(tag: str, attributes: Mapping[str, str]) -> bool:
     )
 
 
+def _is_page_footer(tag: str, attributes: Mapping[str, str]) -> bool:
+    return tag == "footer" or (tag == "div" and _SKIPPED_BOXES.search(attributes.get("class") or "") is not None)
+
+
 def html(data: bytes) -> Extracted:
     """Return a page's text by block, with Markdown headings, and without scripts, styles and navigation.
 
@@ -175,7 +186,7 @@ _PAGE_AND_TITLE = re.compile(r"#(?:\s+|\s*[|\u2022\u00b7\u2013\u2014-]\s*)[^\W\d
 _UNWANTED = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 0xAD, 0xFFFE))
 _BROKEN = re.compile(r"[\x02\ufffe\xad]\n?")
 """A hyphen at the end of a line, as reported by the library, with the line ending."""
-_HYPHENATED = re.compile(r"(?<=\w)-\n[ \t]*([^\W\dA-Z]\S*)[ \t]*")
+_HYPHENATED = re.compile(r"(?<=\w)[-\u2010]\n[ \t]*([^\W\dA-Z]\S*)[ \t]*")
 """A word broken at the end of a line; its second part is moved to this line."""
 _WORDS = re.compile(r"\w+")
 _SECTION = re.compile(r"\d+|[a-z]|[ivxlc]+|appendix|chapter|part|section")

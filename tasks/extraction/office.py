@@ -152,6 +152,7 @@ class _Paragraphs(_Handler):
         super().__init__()
         self._draft = draft
         self._text: list[str] = []
+        self._outer: list[tuple[list[str], str]] = []
         self._cells: list[str] = []
         self._in_cells = self._ignored = 0
         self._reads = self._in_chart = False
@@ -177,6 +178,9 @@ class _Paragraphs(_Handler):
                 self._text.append("-")
             case "den" | "sub" | "sup":
                 self._text.append(_MATHEMATICAL[tag])
+            case "p":  # perhaps of a text box inside a paragraph, whose own line comes after it
+                self._outer.append((self._text, self._prefix))
+                self._text, self._prefix = [], ""
             case "pStyle":
                 self._prefix = _heading(attributes.get("val", ""))
             case "tc":
@@ -199,6 +203,8 @@ class _Paragraphs(_Handler):
                 self._text.pop()
             case "p":
                 self._end_paragraph()
+                if self._outer:
+                    self._text, self._prefix = self._outer.pop()
             case "strCache":  # each series repeats the category names
                 self._in_chart = False
                 if (names := "".join(self._text)) in self._in_charts:
@@ -384,6 +390,9 @@ def _unescaped(text: str) -> str:
 
 _DATE_FORMATS = frozenset((*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)))
 """The numbers of the built-in date and time formats."""
+_DURATION = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
+_BUILT_IN_DURATION = "46"
+_QUOTED_IN_FORMAT = re.compile(r'"[^"]*"|\\.|[_*].')
 _LITERAL_IN_FORMAT = re.compile(r'"[^"]*"|\\.|[_*].|\[[^\]]*\]')
 # Spreadsheets count 1900 as a leap year, so the offset is valid for March 1900 or later.
 _FIRST_DAY = datetime(1899, 12, 30)
@@ -398,15 +407,20 @@ class _Styles(_Handler):
     def __init__(self) -> None:
         super().__init__()
         self.are_dates: list[bool] = []
+        self.are_durations: list[bool] = []
         self.from_1904 = self._in_cells = False
         self._formats: set[str] = set()
+        self._durations = {_BUILT_IN_DURATION}
 
     def start(self, tag: str, attributes: Attributes) -> None:
         match tag:
             case "workbookPr":
                 self.from_1904 = attributes.get("date1904", "0") in ("1", "true")
             case "numFmt":
-                code = _LITERAL_IN_FORMAT.sub("", attributes.get("formatCode", "")).lower()
+                code = attributes.get("formatCode", "")
+                if _DURATION.search(_QUOTED_IN_FORMAT.sub("", code)):
+                    self._durations.add(attributes.get("numFmtId", ""))
+                code = _LITERAL_IN_FORMAT.sub("", code).lower()
                 if not code.startswith("general") and not set("dmyhs").isdisjoint(code):
                     self._formats.add(attributes.get("numFmtId", ""))
             case "cellXfs":
@@ -415,17 +429,23 @@ class _Styles(_Handler):
                 number = attributes.get("numFmtId", "")
                 known = number.isdecimal() and int(number) in _DATE_FORMATS
                 self.are_dates.append(known or number in self._formats)
+                self.are_durations.append(number in self._durations)
 
     def end(self, tag: str) -> None:
         self._in_cells &= tag != "cellXfs"
 
     def shown(self, value: str, style: str) -> str:
-        """Format a number for display: ``2024-03-01``, ``2024-03-01 13:30:00``, ``13:30:00`` or ``0.3``."""
+        """Format a number for display: ``2024-03-01``, ``2024-03-01 13:30:00``, ``13:30:00``, ``0.3``, or the
+        duration ``30:00:00``.
+        """
         try:
             number = float(value)
         except ValueError:
             return value
         at = int(style) if style.isdecimal() else -1
+        if 0 <= at < len(self.are_durations) and self.are_durations[at] and abs(number) < _MAX_DAYS:
+            minutes, seconds = divmod(round(abs(number) * 86_400), 60)
+            return f"{'-' * (number < 0)}{minutes // 60}:{minutes % 60:02}:{seconds:02}"
         if not (0 <= at < len(self.are_dates) and self.are_dates[at] and 0 <= number < _MAX_DAYS):
             return f"{number:.15g}" if "." in value else value
         time = _FIRST_DAY + timedelta(

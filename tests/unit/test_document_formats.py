@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from driftline.storage.documents import SkipReason
-from driftline.tasks.extraction import extractor
+from driftline.tasks.extraction import extractor, html_pdf
 from driftline.tasks.extraction.extractor import (
     EXTRACTORS,
     Extractor,
@@ -90,7 +90,7 @@ def test_a_page_is_read_in_the_encoding_that_it_declares(name: str, text: str) -
 )
 def test_a_template_is_source_code(data: bytes) -> None:
     reading = read_document("a.html", data)
-    assert (reading.mark, reading.extracted.text) == ("-html/5", data.decode())
+    assert (reading.mark, reading.extracted.text) == ("-html/6", data.decode())
 
 
 def test_source_code_with_markup_in_it_is_source_code() -> None:
@@ -101,6 +101,11 @@ def test_source_code_with_markup_in_it_is_source_code() -> None:
 def test_a_pdf_has_pages() -> None:
     reading = read_document("a.pdf", DOCUMENTS["a.pdf"])
     assert anchored(reading) == [("p. 1", ["A stork", "stands."]), ("p. 2", ["A crane", "dances."])]
+
+
+@pytest.mark.parametrize("hyphen", ["\xad", "\u2010", "\x02", "\ufffe", "-"])
+def test_a_word_is_joined_at_each_hyphen_of_a_pdf(hyphen: str) -> None:
+    assert html_pdf._joined(f"a flamin{hyphen}\r\ngo stands") == ["a flamingo", "stands"]
 
 
 def test_broken_words_of_a_pdf_are_joined() -> None:
@@ -194,11 +199,14 @@ def test_a_box_next_to_the_text_is_text_and_navigation_is_not() -> None:
         ("<p>co&shy;operate</p>", "cooperate"),
         ("<p>a</p><p hidden>b</p>", "a"),
         ('<p hidden="until-found">folded</p>', "folded"),
+        ("<footer>all rights</footer><blockquote>a<footer>by Ann</footer></blockquote>", "a\nby Ann"),
+        ("<article>a<div class=footer>b</div></article><div class='x footer'>all rights</div>", "a\nb"),
+        ("<p class=related>see b</p><div class=related>next</div>", "see b"),
     ],
 )
 def test_the_text_of_a_page_is_what_it_shows(body: str, text: str) -> None:
-    assert lines(read_document("a.html", f"<html><body>{body}</body></html>".encode())) == [text]
-    assert lines(read_document("a.epub", epub(one=body))) == [text]
+    assert lines(read_document("a.html", f"<html><body>{body}</body></html>".encode())) == text.split("\n")
+    assert lines(read_document("a.epub", epub(one=body))) == text.split("\n")
 
 
 def test_pronunciations_and_soft_hyphens_are_left_out() -> None:
@@ -243,12 +251,20 @@ def test_a_word_document_is_its_paragraphs_and_rows() -> None:
 
 def test_a_text_box_is_read_once() -> None:
     body = f"<w:p><w:r><w:t>a </w:t></w:r><w:r>{text_box('w', 'a box')}</w:r></w:p>" + table(("x",)) + paragraph("b")
-    assert lines(read_document("a.docx", docx(body))) == ["a a box", "x", "b"]
+    assert lines(read_document("a.docx", docx(body))) == ["a box", "a", "x", "b"]
     assert lines(read_document("a.pptx", pptx(f"one</a:t></a:r></a:p>{text_box('a', 'two')}<a:p><a:r><a:t>three"))) == [
         "one",
         "two",
         "three",
     ]
+
+
+def test_words_around_a_text_box_stay_apart_from_it() -> None:
+    inner = f"<w:r>{text_box('w', 'inner')}</w:r>"
+    heading = '<w:pPr><w:pStyle w:val="Heading1"/></w:pPr>'
+    outer = f"<w:p>{heading}<w:r><w:t>be</w:t></w:r>{inner}<w:r><w:t>fore</w:t></w:r></w:p>"
+    assert lines(read_document("a.docx", docx(outer + paragraph("b")))) == ["inner", "# before", "b"]
+    assert lines(read_document("a.docx", docx(f"<w:tbl><w:tr><w:tc>{outer}</w:tc></w:tr></w:tbl>"))) == ["inner before"]
 
 
 def test_slides_are_in_the_order_of_the_show_with_their_notes() -> None:
@@ -492,12 +508,16 @@ def test_a_drawing_that_refers_to_itself_is_read_once() -> None:
         (0, "45352", "45352"), (1, "45352", "2024-03-01"), (2, "45352.5625", "2024-03-01 13:30:00"),
         (1, "0.25", "06:00:00"), (3, "45352", "45352"), (1, "-1", "-1"), (1, "1e300", "1e300"), (9, "5", "5"),
         (0, "0.30000000000000004", "0.3"),
-        (0, "seven", "seven"),
+        (0, "seven", "seven"), (4, "1.25", "30:00:00"), (5, "0.5", "12:00:00"), (4, "-0.0625", "-1:30:00"),
+        (6, "45352", "2024-03-01"),
     ],
 )  # fmt: skip
 def test_a_date_of_a_sheet_reads_as_a_date(style: int, value: str, shown: str) -> None:
     formats = '<numFmt numFmtId="170" formatCode="yyyy\\-mm"/><numFmt numFmtId="171" formatCode="0 &quot;days&quot;"/>'
-    of_cells = "".join(f'<xf numFmtId="{each}"/>' for each in (0, 14, 170, 171))
+    formats += (
+        '<numFmt numFmtId="172" formatCode="[h]:mm"/><numFmt numFmtId="173" formatCode="[Red]&quot;[h]&quot;yyyy"/>'
+    )
+    of_cells = "".join(f'<xf numFmtId="{each}"/>' for each in (0, 14, 170, 171, 172, 46, 173))
     parts = {"xl/styles.xml": f'<s><numFmts>{formats}</numFmts><xf numFmtId="14"/><cellXfs>{of_cells}</cellXfs></s>'}
     data = with_parts(xlsx(f'<row><c r="A1" s="{style}"><v>{value}</v></c><c><v>x</v></c></row>'), ("xl/none",), parts)
     assert lines(read_document("a.xlsx", data)) == [f"{shown}\tx"]
@@ -637,7 +657,7 @@ def test_mail_is_read_in_the_encoding_that_it_is_in(charset: str, body: bytes, t
     ],
 )  # fmt: skip
 def test_mail_is_recognized_as_programs_store_it(path: str, before: bytes) -> None:
-    assert read_document(path, before + message("mixed", "\none")).mark == "mail/4"
+    assert read_document(path, before + message("mixed", "\none")).mark == "mail/5"
 
 
 def test_a_sentence_that_begins_with_from_begins_nothing() -> None:
