@@ -340,7 +340,7 @@ def sql(
     """
     from driftline.flows.config.which_workspace import boundary_in, on_named_branch
     from driftline.flows.search import searches_table
-    from driftline.storage.sql import query as run
+    from driftline.storage.sql_process import query as run
 
     opened = _stored(workspace)
     boundary = None if within is None else boundary_in(opened, within)

@@ -86,40 +86,6 @@ class View:
 
 
 @contextmanager
-def query(
-    workspace: Workspace,
-    text: str,
-    parameters: Sequence[Any] = (),
-    *,
-    within: Boundary | None = None,
-    searches: pa.Table | None = None,
-    max_seconds: float = MAX_SECONDS,
-    max_bytes: int = MAX_BYTES,
-) -> Iterator[Result]:
-    """Run one SELECT on the views of ``workspace``; its result can be read while the context is open.
-
-    Args:
-        workspace: The workspace, on a branch or not.
-        text: A single statement that only reads.
-        parameters: The values for each ``?`` in ``text``.
-        within: Show only data within this boundary.
-        searches: The search journal, with the columns of SEARCHES.
-        max_seconds: Stop the query after this time, which includes reading the result.
-        max_bytes: The memory that the query may use; reading the workspace may use as much again.
-
-    Raises:
-        UsageError: The statement is invalid, is not a single SELECT, or takes too long.
-        OutOfMemory: It needs more memory than ``max_bytes``.
-        CorruptFile, StorageError: The workspace cannot be read.
-    """
-    from driftline.storage.sql_process import query_apart
-
-    options: dict[str, Any] = {"within": within, "searches": searches}
-    with query_apart(workspace, text, parameters, Limits(max_seconds, max_bytes), **options) as result:
-        yield result
-
-
-@contextmanager
 def query_here(
     workspace: Workspace,
     text: str,
@@ -130,7 +96,10 @@ def query_here(
     max_seconds: float = MAX_SECONDS,
     max_bytes: int = MAX_BYTES,
 ) -> Iterator[Result]:
-    """Like ``query``, but in this process, where its limits do not bound every query."""
+    """Run one SELECT in this process, where its limits do not bound every query: ``sql_process.query`` does.
+
+    Raises the same errors.
+    """
     limits = Limits(max_seconds, max_bytes)
     connection = _connect(max_bytes)
     timer = threading.Timer(max_seconds, connection.interrupt)

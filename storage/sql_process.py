@@ -22,7 +22,7 @@ from driftline.storage.errors import CorruptFile, StorageError, UsageError
 from driftline.storage.globs import is_unicode
 from driftline.storage.helper_process import HelperPool, environment_of_helper, limit_memory, used_memory
 from driftline.storage.lance.reader_process import ProcessDied, ProcessStopped, WorkerProcess
-from driftline.storage.sql import Limits, Result
+from driftline.storage.sql import MAX_BYTES, MAX_SECONDS, Limits, Result
 from driftline.storage.workspace.workspace import Workspace
 
 START_SECONDS = 300.0
@@ -39,21 +39,38 @@ _Returned = TypeVar("_Returned")
 
 
 @contextmanager
-def query_apart(
+def query(
     workspace: Workspace,
     text: str,
-    parameters: Sequence[Any],
-    limits: Limits,
+    parameters: Sequence[Any] = (),
     *,
-    within: Boundary | None,
-    searches: pa.Table | None,
+    within: Boundary | None = None,
+    searches: pa.Table | None = None,
+    max_seconds: float = MAX_SECONDS,
+    max_bytes: int = MAX_BYTES,
 ) -> Iterator[Result]:
-    """Run ``sql.query`` in the other process."""
+    """Run one SELECT on the views of ``workspace``; its result can be read while the context is open.
+
+    Args:
+        workspace: The workspace, on a branch or not.
+        text: A single statement that only reads.
+        parameters: The values for each ``?`` in ``text``.
+        within: Show only data within this boundary.
+        searches: The search journal, with the columns of SEARCHES.
+        max_seconds: Stop the query after this time, which includes reading the result.
+        max_bytes: The memory that the query may use; reading the workspace may use as much again.
+
+    Raises:
+        UsageError: The statement is invalid, is not a single SELECT, or takes too long.
+        OutOfMemory: It needs more memory than ``max_bytes``.
+        CorruptFile, StorageError: The workspace cannot be read.
+    """
+    limits = Limits(max_seconds, max_bytes)
     if not is_unicode(text) or not all(is_unicode(each) for each in parameters if isinstance(each, str)):
         raise UsageError("The query is not UTF-8", repr(text)[:100], "Check the terminal's encoding.")
     with _pool().reserved() as helper:
         _run(limits, helper, START_SECONDS, _ready)
-        end = time.monotonic() + limits.max_seconds
+        end = time.monotonic() + max_seconds
 
         def ask(function: Callable[..., _Returned], *args: Any) -> _Returned:
             return _run(limits, helper, max(end - time.monotonic(), 0) + GRACE_SECONDS, function, *args)

@@ -46,7 +46,7 @@ def sql(
     prepare()
     opened = open_for_reading(workspace)
     from driftline.flows.search import searches_table
-    from driftline.storage.sql import query as run
+    from driftline.storage.sql_process import query as run
 
     boundary = None if within is None else boundary_in(opened, within)
     there = on_named_branch(opened, branch, boundary)

@@ -138,8 +138,8 @@ class SqlView:
 
 
 def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) -> SqlView:
-    """Run one SELECT inside the boundary ``within``. Raises the same errors as ``storage.sql.query``."""
-    from driftline.storage.sql import query  # loads DuckDB
+    """Run one SELECT inside the boundary ``within``. Raises the same errors as ``sql_process.query``."""
+    from driftline.storage.sql_process import query
 
     with query(workspace, text, within=within, max_seconds=SQL_SECONDS, max_bytes=SQL_BYTES) as result:
         rows = tuple(islice(result.rows(), MAX_SQL_ROWS + 1))
@@ -162,9 +162,9 @@ def sql_table(
 ) -> pa.Table:
     """Run one SELECT inside ``within`` and ``only``.
 
-    Raises the same errors as ``storage.sql.query``, and UsageError for too many rows.
+    Raises the same errors as ``sql_process.query``, and UsageError for too many rows.
     """
-    from driftline.storage.sql import query  # loads DuckDB
+    from driftline.storage.sql_process import query
 
     boundary = within.narrowed(only) if within is not None and only is not None else within or only
     with query(workspace, text, parameters, within=boundary, max_seconds=seconds, max_bytes=SQL_BYTES) as result:

@@ -22,7 +22,7 @@ from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StorageError
 from driftline.storage.objects.local_disk import LocalDisk
-from driftline.storage.sql import query
+from driftline.storage.sql_process import query
 from driftline.storage.workspace.records import RunHistory, RunRecord, WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
 

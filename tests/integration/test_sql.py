@@ -22,7 +22,8 @@ import driftline as dl
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage.errors import CorruptFile, OutOfMemory, UsageError
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.sql import query, query_here
+from driftline.storage.sql import query_here
+from driftline.storage.sql_process import query
 from driftline.storage.workspace.workspace import Workspace
 
 Driftline = Callable[..., Any]
