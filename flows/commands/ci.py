@@ -142,7 +142,7 @@ def ci(
     if configuration is not None:
         if own := _OF_SOURCES & {_FLAGS[name] for name in given}:
             fix = f"Specify SOURCE, or omit {', '.join(sorted(own))}."
-            raise UsageError("The sources and their filters are those of driftline.toml", str(configuration.path), fix)
+            raise UsageError("The sources and their filters come from driftline.toml", str(configuration.path), fix)
         given = configuration.run_options() | given
     found = names if configuration is None else sources_here(configuration, ".")
     target = workspace_for_indexing(workspace, names, configuration)

@@ -14,7 +14,7 @@ _MEDIA = ("audio/", "font/", "image/", "video/")
 _FORMATS = re.compile(
     rb"%PDF|PK[\x03\x05]|\xd0\xcf\x11\xe0|\x89PNG|GIF8|\xff\xd8\xff|\x7fELF|MZ|7z\xbc\xaf|Rar!|SQLite|PAR1|\xca\xfe\xba\xbe"
 )
-"""What begins in one of these ways is not encoded."""
+"""Data that begin in one of these ways are not encoded."""
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,8});chunk-signature=[0-9a-f]{64}\r\n")
 _NO_ENCODINGS = ("", "identity", "aws-chunked")
 

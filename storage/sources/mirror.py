@@ -65,7 +65,7 @@ _REPOSITORY = re.compile(
     r"\.git$|/_git/[^/]+$|^(?:[^@/]*@)?ssh\.dev\.azure\.com(?::\d+)?/v3/"
     r"|^(?:[^@/]*@)?git-codecommit\.[^/]+\.amazonaws\.com(?:\.cn)?(?::\d+)?/v1/repos/[^/]+$"
 )
-"""What shows that a URL is of a repository, without ``git+``: its end or, on Azure DevOps and CodeCommit, its path."""
+"""Proof that a URL names a repository, without ``git+``: its end or, on Azure DevOps and CodeCommit, its path."""
 _PORT = re.compile(r"[^:]*:\d+|\[[^]]*\](?::\d+)?|[^:]*")
 _REF = re.compile(r"(?!/|.*(?://|\.\.|@\{|\.lock$|/$|\.$))[^\x00-\x20\x7f~^:?*\[\\]+")
 _SYMBOLIC = "ref: HEAD"

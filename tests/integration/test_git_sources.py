@@ -344,7 +344,7 @@ def test_a_repository_is_recognized_by_the_url_that_its_host_shows(url: str) -> 
 
 
 @pytest.mark.parametrize("url", ["https://dev.azure.com/acme/web", "https://example.com/_git/", "ssh://host/v3/a/b"])
-def test_other_urls_are_no_repositories(url: str) -> None:
+def test_other_urls_are_not_repositories(url: str) -> None:
     assert parse_remote(url) is None
 
 
