@@ -268,7 +268,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         return self
 
     async def _watch_workers(self, patience_seconds: float) -> None:
-        """Fail the running tasks once it had no worker for ``patience_seconds``.
+        """Fail the running tasks after ``patience_seconds`` without a worker.
 
         By default, a scheduler keeps them forever; the setting that limits this is the scheduler's own. An adaptive
         cluster has no workers while it has no tasks.
