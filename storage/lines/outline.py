@@ -110,6 +110,8 @@ def anchor_at(outline: str, line: int) -> str | None:
 _PAGE = re.compile(r"p\. (\d+)")
 _SLIDE = re.compile(r"slide (\d+)")
 _CELL = re.compile(r"[^!#]+![A-Z]{1,3}\d+")
+_PLAIN_SHEET = re.compile(r"[^\W\d]\w*")
+"""A sheet's name that office programs accept without quotes."""
 
 
 def location_of(anchor: str | None, line: int | str) -> str:
@@ -134,7 +136,7 @@ def fragment_of(path: str, anchor: str | None) -> str | None:
         >>> fragment_of("handbook.pdf", "p. 12"), fragment_of("guide/index.html", "#install")
         ('page=12', 'install')
         >>> fragment_of("birds.xlsx", "Sheet 1!B7"), fragment_of("talk.pptx", "slide 4")
-        ('Sheet%201!B7', '4')
+        ("'Sheet%201'!B7", '4')
     """
     if anchor is None or INSIDE in path or path.lower().endswith(_UNREACHED):
         return None
@@ -144,7 +146,10 @@ def fragment_of(path: str, anchor: str | None) -> str | None:
         return quote(anchor[1:])
     if not _CELL.fullmatch(anchor):
         return None
-    return quote(anchor.replace("!", ".") if path.lower().endswith(".ods") else anchor, safe="/!")
+    sheet, _, cell = anchor.rpartition("!")
+    if not _PLAIN_SHEET.fullmatch(sheet):
+        sheet = "'{}'".format(sheet.replace("'", "''"))
+    return quote(f"{sheet}{'.' if path.lower().endswith('.ods') else '!'}{cell}", safe="/!'")
 
 
 @lru_cache(65_536)  # a class appears in the outline of each of its blocks

@@ -377,7 +377,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("xlsx", 5, ("xlsx", "xlsm"), _holds(rb"xl/workbook\d*\.xml", "xlsx", "xlsm"), "office", "xlsx"),
     Extractor(
         "opendocument",
-        5,
+        6,
         _ODF_SUFFIXES,
         _says(b"vnd.oasis.opendocument.", rb"content\.xml", *_ODF_SUFFIXES),
         "office",
@@ -390,7 +390,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("mail", 5, ("eml", "emlx"), _is_mail, "text_formats", "mail"),
     Extractor(
         "mailbox",
-        4,
+        5,
         ("mbox",),
         lambda data, suffix: suffix in ("mbox", "") and _MAILBOX.match(data[:_SNIFFED_BYTES]) is not None,
         "text_formats",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
 
 from driftline.storage.documents import SkipReason
@@ -194,6 +194,9 @@ _SECTION = re.compile(r"\d+|[a-z]|[ivxlc]+|appendix|chapter|part|section")
 MAX_NUMBER_WORDS = 5
 MIN_BROKEN_WORDS = 3
 MAX_BOOKMARKS = 100_000
+MAX_NOTES = 10_000
+"""Maximum number of a page's annotations that are read."""
+MAX_NOTE_BYTES = 2**20
 Bookmark = tuple[int, str]
 """Level (1-based) and title."""
 _BAD_PASSWORD = 4
@@ -201,7 +204,7 @@ _UNSUPPORTED_SECURITY = 5
 
 
 def pdf(data: bytes) -> Extracted:
-    """Return a PDF's text by line in reading order, with broken words joined and running heads only once.
+    """Return a PDF's text by line in drawing order, with broken words joined and running heads only once.
 
     The anchor is the page. Lines that are bookmark titles are headings.
     """
@@ -253,11 +256,29 @@ def _pdf_pages(data: bytes) -> tuple[list[str], dict[int, list[Bookmark]]]:
         text = raw.FPDFText_LoadPage(page)
         pages.append(_text_of(text) if text else "")
         raw.FPDFText_ClosePage(text)
+        pages[-1] += "".join(f"\n{note}" for note in _notes(page) if note not in pages[-1])
         raw.FPDF_ClosePage(page)
         size += len(pages[-1])
         if size > MAX_EXTRACTED_CHARACTERS:
             raise Refused(SkipReason.BOMB)
     return pages, bookmarks
+
+
+def _notes(page: object) -> Iterator[str]:
+    """Yield the texts that readers added to a page: notes, comments on marked text, and text on the page."""
+    from pypdfium2 import raw
+
+    kinds = (raw.FPDF_ANNOT_TEXT, raw.FPDF_ANNOT_FREETEXT, raw.FPDF_ANNOT_HIGHLIGHT)
+    for number in range(min(raw.FPDFPage_GetAnnotCount(page), MAX_NOTES)):
+        note = raw.FPDFPage_GetAnnot(page, number)
+        if note and raw.FPDFAnnot_GetSubtype(note) in kinds:
+            size = min(raw.FPDFAnnot_GetStringValue(note, b"Contents", None, 0), MAX_NOTE_BYTES)
+            buffer = (ctypes.c_ushort * (size // 2 + 1))()
+            raw.FPDFAnnot_GetStringValue(note, b"Contents", buffer, size)
+            text = bytes(memoryview(buffer).cast("B")[:size]).decode("utf-16-le", "replace").rstrip("\0")
+            if text.strip():
+                yield text
+        raw.FPDFPage_CloseAnnot(note)
 
 
 def _text_of(page: object) -> str:

@@ -545,6 +545,14 @@ class _Row:
     repeated: int = 1
 
 
+_MAX_SHOWN_DATE = 40
+"""A cell with a longer text has more than its date, such as a comment."""
+
+
+def _value_of(attributes: Attributes) -> str:
+    return attributes.get("string-value") or attributes.get("boolean-value") or attributes.get("value") or ""
+
+
 class _OpenDocument(_Handler):
     """Adds a line for each paragraph and for each table row.
 
@@ -559,6 +567,7 @@ class _OpenDocument(_Handler):
         self._notes: list[str] = []
         self._rows: list[_Row] = []
         self._table, self._number, self._slide, self._ignored = "", 0, 0, 0
+        self._value = self._date = ""
 
     def start(self, tag: str, attributes: Attributes) -> None:
         match tag:
@@ -579,6 +588,8 @@ class _OpenDocument(_Handler):
                 if self._rows:
                     repeated = attributes.get("number-columns-repeated", "1")
                     self._rows[-1].cells.append((self._rows[-1].column, ""))
+                    self._value = _value_of(attributes) if self._is_sheet else ""
+                    self._date = attributes.get("date-value", "") if self._is_sheet else ""
                     self._rows[-1].column += min(int(repeated) if repeated.isdecimal() else 1, 10**6)
             case "page":
                 self._slide += 1
@@ -594,6 +605,8 @@ class _OpenDocument(_Handler):
                 self._texts.pop()
                 if not self._texts:  # a cell's text
                     self._add_notes()
+            case "table-cell":
+                self._end_cell()
             case "table-row":
                 self._end_row()
             case "tracked-changes" | "forms" | "ruby-text":
@@ -625,6 +638,15 @@ class _OpenDocument(_Handler):
         elif text:
             self._draft.add(text, prefix)
 
+    def _end_cell(self) -> None:
+        """Set a date as ISO 8601, and a value that the file does not also have as text."""
+        if self._rows and self._rows[-1].cells:
+            column, text = self._rows[-1].cells[-1]
+            if self._date and len(text) <= _MAX_SHOWN_DATE:
+                text = self._date.removesuffix("T00:00:00").replace("T", " ")
+            self._rows[-1].cells[-1] = column, text or self._value
+        self._value = self._date = ""
+
     def _end_row(self) -> None:
         row = self._rows.pop()
         self._number += 1
@@ -637,6 +659,13 @@ class _OpenDocument(_Handler):
                 self._draft.at(f"{self._table}!{_letters(filled[0][0])}{self._number}")
             self._draft.add(line)
         self._number += row.repeated - 1
+
+
+class _SheetObject(_OpenDocument):
+    """An object of a sheet, whose rows repeat the sheet's."""
+
+    def _end_row(self) -> None:
+        self._rows.pop()
 
 
 def _letters(column: int) -> str:
@@ -663,14 +692,22 @@ class _Manifest(_Handler):
 
 
 def opendocument(data: bytes) -> Extracted:
-    """Return the paragraphs, table rows, sheets or slides of odt, ods or odp."""
+    """Return the paragraphs, table rows, sheets or slides of odt, ods or odp, and then the texts of charts."""
     draft = Draft()
     with _open_archive(data) as archive:
         kind = next(archive.chunks("mimetype"), b"") if "mimetype" in archive.names else b""
         if "META-INF/manifest.xml" in archive.names:
             archive.parse("META-INF/manifest.xml", _Manifest())
         archive.parse("content.xml", _OpenDocument(draft, is_sheet=b"spreadsheet" in kind))
+        for name in sorted(archive.names):
+            if _OF_OBJECT.fullmatch(name):
+                draft.at("objects")
+                archive.parse(name, (_SheetObject if b"spreadsheet" in kind else _OpenDocument)(draft, is_sheet=False))
     return draft.done()
+
+
+_OF_OBJECT = re.compile(r"Object \d{1,4}/content\.xml")
+"""The content of an embedded chart or formula."""
 
 
 # -- EPUB ----------------------------------------------------------------------------------------

@@ -120,6 +120,8 @@ _LENGTH = re.compile(rb"(\d{1,9})[ \t]*\r?\n")
 _WITHOUT_TEXT_TYPES = frozenset(("text/css", "text/javascript"))
 _TYPES = mimetypes.MimeTypes(filenames=())
 """Python's own table: a machine's tables would change the names of attachments."""
+_RAW_BYTES = re.compile("[\udc80-\udcff]")
+"""Bytes of a header that are not ASCII, as the library represents them."""
 _QUOTED_FROM = re.compile(r"^>(>*From )", re.MULTILINE)
 
 
@@ -157,14 +159,14 @@ def _message(data: bytes) -> EmailMessage:
 
 def _add_message(draft: Draft, data: bytes) -> None:
     message = _message(data)
-    for name in _HEADERS:
-        value = _header(message, name)
-        if value:
-            draft.add(f"{name}: {value}")
+    _add_headers(draft, message)
     draft.add("")
     body = message.get_body(("plain", "html"))
     for text in _texts(message, body):
-        _add_body(draft, cast(EmailMessage, text))
+        if text.get_content_type() == "message/rfc822":
+            _add_headers(draft, cast(list[EmailMessage], text.get_payload())[0])
+        else:
+            _add_body(draft, cast(EmailMessage, text))
     for part in message.walk():
         attached = _attachment_name(cast(MIMEPart, part))
         if attached and part is not body:
@@ -172,7 +174,10 @@ def _add_message(draft: Draft, data: bytes) -> None:
 
 
 def _texts(part: MIMEPart, body: object) -> Iterator[MIMEPart]:
-    """Yield the texts of an email and of forwarded emails, one of each alternative, skipping attachments."""
+    """Yield the texts of an email, one of each alternative, skipping attachments.
+
+    A forwarded email precedes its texts.
+    """
     if part is body:
         yield part
     elif part.get_content_type() in ("multipart/alternative", "multipart/related"):
@@ -183,6 +188,8 @@ def _texts(part: MIMEPart, body: object) -> Iterator[MIMEPart]:
         return  # an attachment
     elif part.is_multipart():
         forwards = part.get_content_type() == "message/rfc822"
+        if forwards:
+            yield part
         for inside in cast(list[MIMEPart], part.get_payload()):
             yield from _texts(inside, inside.get_body(("plain", "html")) if forwards else body)
     elif part.get_content_maintype() == "text" and part.get_content_type() not in _WITHOUT_TEXT_TYPES:
@@ -225,8 +232,22 @@ def _file_name(name: str) -> str:
 _NO_NAME = re.compile(r"[\s\x00-\x1f\x7f]+")
 
 
+def _add_headers(draft: Draft, message: EmailMessage) -> None:
+    for name in _HEADERS:
+        value = _header(message, name)
+        if value:
+            draft.add(f"{name}: {value}")
+
+
 def _header(message: EmailMessage, name: str) -> str:
     try:
+        raw = next((str(value) for key, value in message.raw_items() if key.lower() == name.lower()), "")
+        if _RAW_BYTES.search(raw):  # not encoded, so in the encoding of the body or as a guess
+            data = raw.encode("utf-8", "surrogateescape")
+            charsets = (str(part.get_content_charset("")) for part in message.walk())
+            declared = next(filter(None, charsets), "")
+            text = _decoded(data, declared) if declared else decode(data)[0]
+            return " ".join(text.split())
         return " ".join(str(message[name] or "").split())
     except (ValueError, IndexError, AttributeError, TypeError):  # the library fails on some damaged headers
         return ""
@@ -298,6 +319,9 @@ _NO_TEXT = frozenset(
      b"footerl", b"footerr", b"fldinst", b"xmlnstbl", b"latentstyles")
 )  # fmt: skip
 """Groups with formatting, or with text that repeats on each page."""
+_OPTIONAL_TEXT = re.compile(rb"\\(?:annotation|shpinst)\b")
+"""Groups that older readers skip, and that have text: comments and shapes."""
+_RTF_ENCODINGS = {b"mac": "mac_roman", b"pc": "cp437", b"pca": "cp850"}
 _RTF_SIGNS = {
     b"par": "\n", b"line": "\n", b"sect": "\n", b"page": "\n", b"row": "\n", b"tab": "\t", b"cell": "\t",
     b"emdash": "—", b"endash": "–", b"lquote": "‘", b"rquote": "’", b"ldblquote": "“",
@@ -346,7 +370,14 @@ def _rtf_text(data: bytes) -> str:
             ignored, fallback, font = groups.pop() if groups else (ignored, fallback, font)
             skip_fallback = 0
         elif word in _NO_TEXT or (escaped == b"*" and data[match.start() - 1 : match.start()] == b"{"):
+            ignored = not (escaped and _OPTIONAL_TEXT.match(data, match.end())) or ignored
+        elif word == b"sp":  # a shape's property
             ignored = True
+        elif word == b"shptxt":  # inside a shape, whose other groups are its properties
+            flush()
+            out.append("\n")
+        elif word in _RTF_ENCODINGS:
+            encoding = _RTF_ENCODINGS[word]
         elif word == b"ansicpg" and number:
             encoding = _codepage(number)
         elif word == b"deff" and number:

@@ -19,7 +19,19 @@ from driftline.tasks.extraction.extractor import (
 )
 from driftline.tasks.extraction.text_formats import attachments
 from tests.support import documents
-from tests.support.documents import DOCUMENTS, docx, epub, opendocument, paragraph, pdf, pptx, table, text_box, xlsx
+from tests.support.documents import (
+    DOCUMENTS,
+    docx,
+    epub,
+    opendocument,
+    paragraph,
+    parts,
+    pdf,
+    pptx,
+    table,
+    text_box,
+    xlsx,
+)
 
 
 def lines(reading: Reading) -> list[str]:
@@ -189,6 +201,72 @@ def test_a_box_next_to_the_text_is_text_and_navigation_is_not() -> None:
         "Herons wade.",
         "Nests",
     ]
+
+
+@pytest.mark.parametrize("subtype", ["FreeText", "Text", "Highlight"])
+def test_a_pdf_has_the_notes_of_its_readers(subtype: str) -> None:
+    field = f"<< /Type /Annot /Subtype /{subtype} /Rect [9 9 99 99] /Contents (a heron) >>"
+    assert "a heron" in lines(read_document("a.pdf", documents.form(field, "b").replace(b"/AcroForm", b"/Other")))
+
+
+@pytest.mark.parametrize(
+    ("group", "found"),
+    [
+        (rb"{\*\annotation a heron}", ["one", "a heron"]), (rb"{\*\atnid Ann}", ["one"]),
+        (rb"{\shp{\*\shpinst{\sp{\sn x}{\sv 1}}{\shptxt a heron}}}", ["one", "a heron"]),
+        (rb"{\fonttbl{\*\annotation a heron}}", ["one"]),
+    ],
+)  # fmt: skip
+def test_rtf_has_comments_and_text_boxes(group: bytes, found: list[str]) -> None:
+    text = rb"{\rtf1\ansi one\par " + group + rb"\par}"
+    assert lines(read_document("a.rtf", text)) == found
+
+
+@pytest.mark.parametrize(("word", "encoding"), [("mac", "mac_roman"), ("pc", "cp437"), ("pca", "cp850")])
+def test_rtf_is_in_the_encoding_that_it_declares(word: str, encoding: str) -> None:
+    escaped = "".join(f"\\'{byte:02x}" for byte in "äü".encode(encoding))
+    assert lines(read_document("a.rtf", f"{{\\rtf1\\{word} {escaped}}}".encode())) == ["äü"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        ('office:date-value="2026-03-01">*01.03.26', "2026-03-01"), ('office:value="7">*seven', "seven"),
+        ('office:date-value="2026-03-01T12:30:00">*noon', "2026-03-01 12:30:00"), ('office:value="7">', "7"),
+        ('office:string-value="heron">', "heron"), ('office:boolean-value="true">', "true"),
+    ],
+)  # fmt: skip
+def test_a_cell_of_opendocument_has_its_value(cell: str, shown: str) -> None:
+    attributes, _, text = cell.partition("*")
+    paragraph = f"<text:p>{text}</text:p>" if text else ""
+    row = f"<table:table-row><table:table-cell {attributes}{paragraph}</table:table-cell></table:table-row>"
+    data = opendocument("spreadsheet", f'<table:table table:name="A">{row}</table:table>')
+    assert anchored(read_document("a.ods", data)) == [("A!A1", [shown])]
+
+
+@pytest.mark.parametrize("kind", ["spreadsheet", "presentation", "text"])
+def test_a_chart_of_opendocument_has_its_title(kind: str) -> None:
+    row = "<table:table-row><table:table-cell><text:p>heron</text:p></table:table-cell></table:table-row>"
+    chart = parts(opendocument("chart", f"<text:p>Nests</text:p><table:table>{row}</table:table>"))["content.xml"]
+    whole = parts(opendocument(kind, "<text:p>a</text:p>"))
+    found = lines(read_document("a", documents.archive(whole | {"Object 1/content.xml": chart})))
+    assert found == ["a", "Nests", *([] if kind == "spreadsheet" else ["heron"])]
+
+
+@pytest.mark.parametrize(("charset", "encoding"), [("iso-8859-1", "latin-1"), ("koi8-r", "koi8-r"), ("utf-8", "utf-8")])
+def test_mail_has_raw_headers_in_the_encoding_of_its_text(charset: str, encoding: str) -> None:
+    word = "цапля" if encoding == "koi8-r" else "über"
+    kind = f"Content-Type: text/plain; charset={charset}"
+    head = f"From: a@b.org\nMIME-Version: 1.0\nMessage-ID: <1@b>\nSubject: a {word}\n{kind}\n\n{word}\n"
+    assert lines(read_document("a.eml", head.encode(encoding)))[1:] == [f"Subject: a {word}", "", word]
+
+
+def test_mail_has_the_subject_of_a_forwarded_mail() -> None:
+    inner = "\n\n--x\nContent-Type: message/rfc822\n\nFrom: c@d.org\nSubject: heron\n\ninner\n--x--\n"
+    kind = 'MIME-Version: 1.0\nMessage-ID: <1@b>\nContent-Type: multipart/mixed; boundary="x"'
+    outer = f"From: a@b.org\n{kind}\n\n--x\n\nouter{inner}"
+    found = lines(read_document("a.eml", outer.encode()))
+    assert found == ["From: a@b.org", "", "outer", "From: c@d.org", "Subject: heron", "inner"]
 
 
 @pytest.mark.parametrize(
@@ -602,7 +680,11 @@ def test_mail_has_the_text_of_a_forwarded_page(around: str) -> None:
     )
     body = f"--x\n\nSee below\n--x\nContent-Type: message/rfc822\n\n{forwarded}\n"
     data = f"From: a@example.org\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=x\n\n{body}--x--\n"
-    assert [*filter(None, lines(read_document("a.eml", data.encode())))][1:] == ["See below", "A knot"]
+    assert [*filter(None, lines(read_document("a.eml", data.encode())))][1:] == [
+        "See below",
+        "From: b@example.org",
+        "A knot",
+    ]
 
 
 def message(kind: str, *parts: str) -> bytes:
