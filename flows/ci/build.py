@@ -275,14 +275,21 @@ class Build:
 
 
 def _top_of(folder: str) -> str:
-    """Return the top of the working tree around ``folder``, or ``folder`` outside git."""
+    """Return the top of the working tree around ``folder``, or ``folder`` outside git.
+
+    A submodule belongs to the repository around it, which pins its commit.
+    """
     if "://" in folder:
         return folder
     folder = os.path.realpath(folder)
     while not os.path.isdir(folder):  # a source may have been deleted
         folder = os.path.dirname(folder)
     repository = find_repository(folder)
-    return folder if repository is None else repository.top
+    if repository is None:
+        return folder
+    outer = find_repository(os.path.dirname(repository.top)) if "/modules/" in repository.git_dir else None
+    is_submodule = outer is not None and repository.git_dir.startswith(f"{outer.common_dir}/modules/")
+    return _top_of(outer.top) if outer is not None and is_submodule else repository.top
 
 
 def _unknown(what: str, fix: str = "") -> UsageError:

@@ -179,8 +179,8 @@ def read_file(tree: SafeFolder, path: str) -> bytes:
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 _FLAT = frozenset({"s3", "gs", "az"})
-_CONCURRENT_HEADS = 16
 """Stores whose ``find`` is one flat listing that raises on failure. All other stores are listed folder by folder."""
+_CONCURRENT_HEADS = 16
 
 CHUNK_BYTES = 16 * 2**20
 """How many bytes of a large file to read per request."""

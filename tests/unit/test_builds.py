@@ -806,6 +806,24 @@ def test_a_build_of_one_repository_does_not_index_another(system: str, situation
         assert outcome(*folders) not in (None, "topic", "pr/7")
 
 
+def test_a_submodule_follows_the_repository_that_pins_it(tmp_path: Path) -> None:
+    web = repository_at(tmp_path / "web", "main", "https://github.com/team/web.git")
+    for name, around in (("lib", web), ("inner", web / "lib")):
+        part = repository_at(tmp_path / name, "topic")
+        git(around, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(part), name)
+    environ = {
+        name: git(web, "rev-parse", "HEAD") if v == COMMIT else v
+        for name, v in pushed("GitHub Actions", "main").items()
+    }
+    nested = web / "lib" / "inner"
+    for folders in ((web, web / "lib"), (web / "lib", web), (nested, web)):
+        builds = Build.of_sources(environ, [str(folder) for folder in folders], "main")
+        assert [build.index_branch("main") for build in builds] == [None, None]
+    clone = repository_at(web / "clone", "main", "https://github.com/team/other.git")
+    with pytest.raises(UsageError, match="other.git is checked out"):
+        Build.of_sources(environ, [str(web), str(clone)], "main")[0].index_branch("main")
+
+
 def test_the_commit_of_each_source_is_its_own(tmp_path: Path) -> None:
     web, other = repository_at(tmp_path / "web", "main"), repository_at(tmp_path / "other", "main")
     builds = Build.of_sources({}, [str(web), str(other), str(web)])
