@@ -682,7 +682,7 @@ def test_outside_ci_what_is_checked_out_is_indexed_as_its_branch(fork: Path) -> 
     git(fork, "checkout", "-q", "--detach")
     assert Build.detect({}, str(fork)).index_branch() is None  # in origin's main
     git(fork, "commit", "-q", "--allow-empty", "-m", "on no branch")
-    with pytest.raises(UsageError, match="on no branch"):
+    with pytest.raises(UsageError, match="on no local branch"):
         Build.detect({}, str(fork)).index_branch()
     git(fork, "checkout", "-q", "-b", "topic")
     assert Build.detect({}, str(fork)).index_branch() == "topic"
