@@ -137,7 +137,7 @@ def test_a_private_key_after_an_escaped_end_of_a_line_is_found(key: str) -> None
     assert contains_private_key("a.json", json.dumps({"NKEY SEED": f"egret\n{key}"}))
 
 
-def test_an_escape_alone_is_no_credential() -> None:
+def test_an_escape_alone_stays() -> None:
     lines = [rf"C:\npm_config\tfp_files and {before}heron key={before}value" for before in ESCAPES]
     assert redact(lines, "strict") == (lines, Counter())
 
