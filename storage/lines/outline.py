@@ -137,6 +137,8 @@ def fragment_of(path: str, anchor: str | None) -> str | None:
         ('page=12', 'install')
         >>> fragment_of("birds.xlsx", "Sheet 1!B7"), fragment_of("talk.pptx", "slide 4")
         ("'Sheet%201'!B7", '4')
+        >>> fragment_of("birds.ods", "It's!A1"), fragment_of("birds.ods", "Ponds!A1")
+        ("'It''s'.A1", 'Ponds.A1')
     """
     if anchor is None or INSIDE in path or path.lower().endswith(_UNREACHED):
         return None
