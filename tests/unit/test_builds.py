@@ -820,7 +820,7 @@ def test_a_submodule_follows_the_repository_that_pins_it(tmp_path: Path) -> None
         builds = Build.of_sources(environ, [str(folder) for folder in folders], "main")
         assert [build.index_branch("main") for build in builds] == [None, None]
     clone = repository_at(web / "clone", "main", "https://github.com/team/other.git")
-    with pytest.raises(UsageError, match="other.git is checked out"):
+    with pytest.raises(UsageError, match=r"other\.git is checked out"):
         Build.of_sources(environ, [str(web), str(clone)], "main")[0].index_branch("main")
 
 
