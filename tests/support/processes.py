@@ -76,9 +76,9 @@ PRELOADED = (
     *("driftline.flows.output.terminal_reports", "driftline.tasks.embedding.embedder", "tree_sitter_python"),
     *("dateutil.relativedelta", "lance.commit", "lance.dataset", "numpy.ma", "pyarrow.dataset", "safetensors.numpy"),
     *("rich.console", "rich.table", "jinja2", "numpy.random", "pyarrow.acero", "lance.optimize", "duckdb"),
-    *("driftline.tasks.search.search", "driftline.tasks.search.unindexed", "driftline.storage.sql"),
+    *("driftline.tasks.search.search", "driftline.tasks.search.unindexed", "driftline.storage.sql_process"),
     *("driftline.flows.runs.verify_and_repair", "driftline.flows.memory_backend", "encodings.utf_8_sig"),
-    *("driftline.flows.output.report_page", "driftline.tasks.scanning.named_files"),
+    "driftline.flows.output.report_page",
 )
 """Modules imported by commands; importing them takes most of a second."""
 
