@@ -287,7 +287,7 @@ def _connect(max_bytes: int) -> DuckDBPyConnection:
     """Connect to an in-memory database that has no access to anything else and never spills to disk."""
     import duckdb
 
-    return duckdb.connect(
+    connection = duckdb.connect(
         ":memory:",
         config={
             "enable_external_access": "false",
@@ -300,6 +300,8 @@ def _connect(max_bytes: int) -> DuckDBPyConnection:
             "memory_limit": f"{max_bytes // 2**20}MiB",
         },
     )
+    connection.execute("SET enable_progress_bar = false")  # it would be printed even if no terminal shows it
+    return connection
 
 
 def _check(connection: DuckDBPyConnection, text: str) -> None:

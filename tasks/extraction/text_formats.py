@@ -316,16 +316,16 @@ _RTF_TOKEN = re.compile(
 _NO_TEXT = frozenset(
     (b"fonttbl", b"colortbl", b"stylesheet", b"info", b"pict", b"object", b"datastore", b"themedata", b"filetbl",
      b"listtable", b"listoverridetable", b"rsidtbl", b"generator", b"header", b"footer", b"headerl", b"headerr",
-     b"footerl", b"footerr", b"fldinst", b"xmlnstbl", b"latentstyles")
+     b"footerl", b"footerr", b"fldinst", b"xmlnstbl", b"latentstyles", b"sp")
 )  # fmt: skip
-"""Groups with formatting, or with text that repeats on each page."""
+"""Groups with formatting, such as a shape's properties (``sp``), or with text that repeats on each page."""
 _OPTIONAL_TEXT = re.compile(rb"\\(?:annotation|shpinst)\b")
 """Groups that older readers skip, and that have text: comments and shapes."""
 _RTF_ENCODINGS = {b"mac": "mac_roman", b"pc": "cp437", b"pca": "cp850"}
 _RTF_SIGNS = {
     b"par": "\n", b"line": "\n", b"sect": "\n", b"page": "\n", b"row": "\n", b"tab": "\t", b"cell": "\t",
     b"emdash": "—", b"endash": "–", b"lquote": "‘", b"rquote": "’", b"ldblquote": "“",
-    b"rdblquote": "”", b"bullet": "•",
+    b"rdblquote": "”", b"bullet": "•", b"shptxt": "\n",
 }  # fmt: skip
 _RTF_ESCAPED = {b"~": "\xa0", b"_": "-", b"\n": "\n", b"\r": "\n", b"\\": "\\", b"{": "{", b"}": "}"}
 _MAX_GROUPS = 1_000
@@ -371,15 +371,8 @@ def _rtf_text(data: bytes) -> str:
             skip_fallback = 0
         elif word in _NO_TEXT or (escaped == b"*" and data[match.start() - 1 : match.start()] == b"{"):
             ignored = not (escaped and _OPTIONAL_TEXT.match(data, match.end())) or ignored
-        elif word == b"sp":  # a shape's property
-            ignored = True
-        elif word == b"shptxt":  # inside a shape, whose other groups are its properties
-            flush()
-            out.append("\n")
-        elif word in _RTF_ENCODINGS:
-            encoding = _RTF_ENCODINGS[word]
-        elif word == b"ansicpg" and number:
-            encoding = _codepage(number)
+        elif word in _RTF_ENCODINGS or (word == b"ansicpg" and number):
+            encoding = _RTF_ENCODINGS.get(word) or _codepage(number)
         elif word == b"deff" and number:
             default_font = number
         elif word in (b"f", b"plain"):
