@@ -247,6 +247,7 @@ _MARKS: dict[Redaction, str] = {
 }
 _IS_MARK = re.compile(r"(?:known|strict)/\d+")
 _REDACTED = "[redacted:"
+_REDACTION = re.compile(r"\[redacted:[a-z0-9-]+\]")
 _FEW_CHARACTERS = 6_000
 """Shorter texts are preselected with ``re``: RE2 takes half a millisecond per call to compile the hints."""
 _STARTS = r"(?<![A-Za-z0-9_])"
@@ -339,8 +340,10 @@ def _token(name: str, prefix: str, body: str, hint: str = "") -> Rule:
 
 
 _ASSIGNED = r"[\"']?[ \t]*(?:=>|:=|[:=])[ \t]*[\"']?"
-_COLON, _EQUALS = "(?::|%(?:25)*3[aA])", r"(?:=|%(?:25)*3[dD]|\\u003[dD])"
-_SLASH = r"(?:\\{0,8}/|%(?:25)*2[fF])"
+_COLON = r"(?::|%(?:25)*3[aA]|\\(?:x|u00)3[aA]|&#58;)"
+_EQUALS = r"(?:=|%(?:25)*3[dD]|\\(?:x|u00)3[dD]|&#61;)"
+_SLASH = r"(?:\\{0,8}/|%(?:25)*2[fF]|\\(?:x|u00)2[fF])"
+_QUOTES = "&quot;|&apos;"
 _ENCODED_URL = r":\\+/\\+/[^\s\\:@]*:[^\s\\@]+@|%(?:25)*3[aA]%(?:25)*2[fF]%(?:25)*2[fF][^\s%]*%(?:25)*3[aA]"
 """Signs in hints, which apply to lines as they are: as such, or escaped."""
 _HEX, _WORD = "[a-f0-9]", "[A-Za-z0-9]"
@@ -486,7 +489,8 @@ KNOWN: tuple[Rule, ...] = (
     _token("driftline", "driftline_", r"[\w-]{43}(?![\w-])", "driftline_[A-Za-z0-9_-]{43}"),
     # other forms
     Rule("jwt", "eyJ[A-Za-z0-9_-]{8}", r"(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{8,}\.[\w-]{20,}", _is_jwt),
-    Rule("authorization-header", "(?i:authorization)[^G-Zg-z]*(?i:bearer|basic|token|ssws)", r"[\w+/=.~-]{16,}",
+    Rule("authorization-header", rf"(?i:authorization)(?:[^G-Zg-mo-qsvwyz]|{_QUOTES})*(?i:bearer|basic|token|ssws)",
+         r"[\w+/=.~-]{16,}",
          lambda value: _varied(8)(value) and _is_random(value),
          before=r"(?i:authorization)[\"']?[ \t]*[:=,][ \t]*[\"']?(?i:bearer|basic|token|ssws)[ \t]+"),
     Rule("npmrc-token", "_authToken", r"[\w+/=-]{16,}", _is_random, before=rf"_authToken{_ASSIGNED}"),
@@ -504,7 +508,7 @@ _KEY_WORDS = (
 )
 STRICT = (
     *KNOWN,
-    Rule("random-value", rf"{_KEY_WORDS}[A-Za-z0-9_.\"'\] \\%-]{{0,24}}(?:[:=]|%(?:25)*3[ADad])",
+    Rule("random-value", rf"{_KEY_WORDS}(?:[A-Za-z0-9_.\"'\] \\%-]|{_QUOTES}){{0,24}}(?:{_COLON}|{_EQUALS})",
          r"[^\s\"'`,;<>(){}\[\]]{8,200}", _is_random,
          before=rf"{_KEY_WORDS}[\w.-]{{0,20}}[\"'\]]{{0,2}}[ \t]*(?:=>|:=|={{1,3}}|:)[ \t]*[\"'`]?"),
 )  # fmt: skip
@@ -528,8 +532,10 @@ class Redactor:
             return line
         pattern = _compiled(expression)
         line = self._replaced(pattern, line, line, lambda at: at, counts)
-        plain, origin = _unescaped(line)
-        return self._replaced(pattern, line, plain, origin, counts) if plain != line else line
+        # blank, because words such as "token" in their names would announce the text after them
+        rest = _REDACTION.sub(lambda found: " " * len(found[0]), line)
+        plain, origin = _unescaped(rest)
+        return self._replaced(pattern, line, plain, origin, counts) if plain != rest else line
 
     def _replaced(
         self, pattern: re.Pattern[str], line: str, plain: str, origin: Callable[[int], int], counts: Counter[str]

@@ -109,6 +109,7 @@ def query_here(
             for name, view in views(workspace, within, searches).items():
                 shown = connection.from_arrow(_Scanned(view, limits.failures)).filter(view.where).project(view.shown)
                 (shown.distinct() if view.distinct else shown).create_view(name)
+            connection.execute("SET enable_progress_bar = false")  # shown by default in a process started with -c
             connection.execute("SET TimeZone = 'UTC'")  # otherwise, now() would use the machine's time zone
             connection.execute("SET lock_configuration = true")
             _check(connection, text)
@@ -221,7 +222,7 @@ def _value(scalar: pa.Scalar) -> object:
 
 
 def _moment(scalar: pa.Scalar) -> str:
-    """Format a date or timestamp outside of Python's years, or with nanoseconds."""
+    """Format a date or timestamp outside Python's years, or with nanoseconds."""
     if not (pa.types.is_date(scalar.type) or pa.types.is_timestamp(scalar.type)) or scalar.type == pa.timestamp("ns"):
         return str(scalar.cast(pa.string()))
     is_date = pa.types.is_date(scalar.type)
@@ -287,7 +288,7 @@ def _connect(max_bytes: int) -> DuckDBPyConnection:
     """Connect to an in-memory database that has no access to anything else and never spills to disk."""
     import duckdb
 
-    connection = duckdb.connect(
+    return duckdb.connect(
         ":memory:",
         config={
             "enable_external_access": "false",
@@ -300,8 +301,6 @@ def _connect(max_bytes: int) -> DuckDBPyConnection:
             "memory_limit": f"{max_bytes // 2**20}MiB",
         },
     )
-    connection.execute("SET enable_progress_bar = false")  # it would be printed even if no terminal shows it
-    return connection
 
 
 def _check(connection: DuckDBPyConnection, text: str) -> None:

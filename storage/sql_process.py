@@ -10,7 +10,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from driftline.storage import sql
 from driftline.storage.entities import Boundary
-from driftline.storage.errors import CorruptFile, StorageError, UsageError
+from driftline.storage.errors import CorruptFile, DriftlineError, StorageError, UsageError
 from driftline.storage.globs import is_unicode
 from driftline.storage.helper_process import HelperPool, environment_of_helper, limit_memory, used_memory
 from driftline.storage.lance.reader_process import ProcessDied, ProcessStopped, WorkerProcess
@@ -31,6 +31,10 @@ GRACE_SECONDS = 1.0
 """How much longer than its limit a query may run before its process is killed."""
 MIN_READ_BYTES = 2**29
 """What reading tables and sending rows may need beyond a query's own memory, at least."""
+MAX_KEPT_BYTES = 2**28
+"""A process that keeps more than this after a query is not used again: allocators do not return all that they took, and
+it counts towards the limit of the next query.
+"""
 PIECE_BYTES = 2**20
 """Approximate size of the rows that are sent at once; a row is never split."""
 _SET_VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
@@ -75,9 +79,22 @@ def query(
         def ask(function: Callable[..., _Returned], *args: Any) -> _Returned:
             return _run(limits, helper, max(end - time.monotonic(), 0) + GRACE_SECONDS, function, *args)
 
-        (schema, _) = _read(ask(_begin, workspace, text, _pickled(parameters), within, searches, limits))
-        yield Result(schema, _batches(partial(ask, _next)), limits)
-        ask(_end)
+        try:
+            (schema, _) = _read(ask(_begin, workspace, text, _pickled(parameters), within, searches, limits))
+            yield Result(schema, _batches(partial(ask, _next)), limits)
+        except DriftlineError:
+            _finish(limits, helper)
+            raise
+        _finish(limits, helper)
+
+
+def _finish(limits: Limits, helper: WorkerProcess) -> None:
+    """End the query, and its process if that keeps so much memory that the next query would have too little."""
+    kept = MAX_KEPT_BYTES + 1
+    with suppress(DriftlineError):  # the result is complete, or another error is on its way
+        kept = _run(limits, helper, GRACE_SECONDS, _end)
+    if kept > MAX_KEPT_BYTES:
+        helper.end()
 
 
 def prepare() -> None:
@@ -177,10 +194,12 @@ def _next() -> bytes:
     return next(_pieces[0], b"")
 
 
-def _end() -> None:
+def _end() -> int:
+    """End the query, if any; return how much memory this process has kept since it was started."""
     while _pieces:
         _pieces.pop().close()  # type: ignore[attr-defined]
     limit_memory(None)
+    return used_memory() - load()
 
 
 def _answers(

@@ -294,7 +294,9 @@ def _has_kana(sample: bytes, encoding: str) -> bool:
     except UnicodeDecodeError:
         return False
     foreign = len(text) - len(text.encode("ascii", errors="ignore"))
-    return len(_HIRAGANA.findall(text)) >= max(_MIN_HIRAGANA, _MIN_HIRAGANA_FRACTION * foreign)
+    hiragana = _HIRAGANA.findall(text)
+    # Korean "ㅋㅋㅋㅋ" is one hiragana, repeated.
+    return len({*hiragana}) >= _MIN_HIRAGANA and len(hiragana) >= _MIN_HIRAGANA_FRACTION * foreign
 
 
 def _decode_as(data: bytes, encoding: str) -> tuple[str, SkipReason | None]:

@@ -164,7 +164,7 @@ class Survey:
     def refuse_older(self, before: SourceRecord | None) -> None:
         """Raise StaleBuild if a later build already indexed a later commit in the main index.
 
-        A lower build number alone does not mean an older build: a CI system may start its numbers anew.
+        A lower build number alone does not mean an older build: a CI system may start its numbers again.
         """
         request = self.job.plan.request
         last = (before.commit or before.reached) if before is not None and request.branch is None else None

@@ -206,7 +206,7 @@ def address_of(remote: str) -> Address | None:
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
     host, path = _SSH_HOSTS.get(host.lower(), host.lower()), path.strip("/").removesuffix(".git")
     if (azure := _AZURE_SSH.fullmatch(f"{host}/{path}")) is not None:
-        organization, project, name = azure["organization"], azure["project"], azure["name"]
+        organization, project, name = map(unquote, (azure["organization"], azure["project"], azure["name"]))
         is_old = azure["host"] == "vs-ssh.visualstudio.com"
         host = f"{organization.lower()}.visualstudio.com" if is_old else "dev.azure.com"
         path = f"{'' if is_old else f'{organization}/'}{project}/_git/{name}"
@@ -312,7 +312,7 @@ class LinkTemplate:
         page = stem if self.text == _WIKIS["github"] else f"{folder}/{stem}".lstrip("/")
         if line is None:
             before, _, after = text.partition("#")
-            text = before if "{line}" in after else _LINES.sub("", text)
+            text = before if "{line}" in after else _LINES.sub("", text) if self.kind else text
         elif self.kind in _AS_SOURCE and path.rpartition(".")[2].lower() in _RENDERED:
             text = text.replace("#", f"?{_AS_SOURCE[self.kind]}#")
         values = {**self.known, "commit": commit, "line": str(line or 1), "path": quote(path, errors="surrogatepass")}

@@ -73,9 +73,11 @@ _PHRASE = re.compile(rf'(?P<not>{_NOT}?)"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
 _REGEX = re.compile(rf"(?P<not>{_NOT}?)/(?!\s)(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)(?<!\s)/(?=\s|\Z)")
 """A regular expression neither begins nor ends with a blank: ``read / write / execute`` is three words."""
 _REGEX_WITH_FLAGS = re.compile(
-    rf"(?P<not>{_NOT}?)/(?!\s)(?P<text>(?:[^/\\]|\\.)+)(?<!\s)/(?P<flags>[gimsuxy]{{1,3}})(?=\s|\Z)"
+    rf"(?P<not>{_NOT}?)/(?!\s|[\w-]+/[gim]*[suxy])(?P<text>(?:[^/\\]|\\.)+)(?<!\s)/(?P<flags>[gimsuxy]{{1,3}})(?=\s|\Z)"
 )
-"""With flags, it contains no slash, or paths like /usr/lib/x would be expressions."""
+"""With flags, it contains no slash, or paths like /usr/lib/x would be expressions. After a single name, only the usual
+flags g, i and m count, or /src/gui and /tmp/x would be.
+"""
 _SUPPORTED_FLAGS = frozenset("gimuy")
 """Only i changes anything: every match counts, text is Unicode, and ^ and $ are the ends of lines."""
 _TYPOGRAPHIC = re.compile(rf"(?P<not>{_NOT}?)[“„”](?P<text>[^“„”]+)[“”](?=\s|\Z)")

@@ -20,6 +20,7 @@ import pytest
 
 import driftline as dl
 from driftline.flows.runs.index import IndexRequest, index_sources
+from driftline.storage import sql_process
 from driftline.storage.errors import CorruptFile, OutOfMemory, UsageError
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.sql import query_here
@@ -372,6 +373,18 @@ def test_a_function_that_cannot_be_interrupted_is_killed(workspace: Workspace) -
     assert rows(workspace, "SELECT count(*) FROM documents") == [(8,)]
 
 
+def test_a_caller_that_fails_leaves_no_query_behind(workspace: Workspace) -> None:
+    def read_some() -> None:
+        with query(workspace, "SELECT * FROM range(10_000_000)") as result:
+            next(iter(result))
+            raise UsageError("enough")
+
+    with pytest.raises(UsageError, match="enough"):
+        read_some()
+    with sql_process._pool().reserved() as helper, pytest.raises(IndexError):
+        helper.run(None, sql_process._next)
+
+
 def test_a_large_result_is_streamed_and_a_table_of_it_is_refused(workspace: Workspace) -> None:
     text = "SELECT range AS n, 'x' || range FROM range(100000000000)"
     with query(workspace, text) as result:
@@ -384,7 +397,7 @@ def test_a_large_result_is_streamed_and_a_table_of_it_is_refused(workspace: Work
 
 
 @pytest.mark.parametrize("text", ["SELECT '\udc80'", "SELECT ?"])
-def test_text_that_is_no_unicode_is_a_usage_error(workspace: Workspace, text: str) -> None:
+def test_text_that_is_not_unicode_is_a_usage_error(workspace: Workspace, text: str) -> None:
     with pytest.raises(UsageError, match="not UTF-8"):
         dl.sql(workspace, text, ["\udc80"] * text.count("?"))
 

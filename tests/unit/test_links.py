@@ -37,7 +37,7 @@ REMOTES = {
     "https://example.com/gitea/acme/tree.git": "https://example.com/gitea/acme/tree",
     "https://example.com/gitlab/a/b/c/tree.git": "https://example.com/gitlab/a/b/c/tree",
     "https://dev.azure.com/acme/web/_git/tree": "https://dev.azure.com/acme/web/_git/tree",
-    "git@ssh.dev.azure.com:v3/acme/a%20web/tree": "https://dev.azure.com/acme/a%2520web/_git/tree",
+    "git@ssh.dev.azure.com:v3/acme/a%20web/tree": "https://dev.azure.com/acme/a%20web/_git/tree",
     "ssh://git@ssh.dev.azure.com/v3/acme/web/tree": "https://dev.azure.com/acme/web/_git/tree",
     "acme@vs-ssh.visualstudio.com:v3/acme/web/tree": "https://acme.visualstudio.com/web/_git/tree",
     "https://tfs.example.com/tfs/all/web/_git/tree": "https://tfs.example.com/tfs/all/web/_git/tree",

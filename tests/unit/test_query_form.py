@@ -102,13 +102,15 @@ def test_flags_and_typographic_quotation_marks_are_read(query: str, expected: st
     assert pattern.ignore_case or pattern.text == "Connect" or "(?i)" in pattern.text or pattern.text.islower()
 
 
-@pytest.mark.parametrize("query", ["/usr/lib/x", "/usr/bin", "and/or/i", "/a/ii-x", "it’s “open", "/ a/i"])
+@pytest.mark.parametrize(
+    "query", ["/usr/lib/x", "/usr/bin", "/src/gui", "/tmp/x", "and/or/i", "/a/ii-x", "it’s “open", "/ a/i"]
+)
 def test_paths_and_prose_stay_words(query: str) -> None:
     assert parse(query).words == query
 
 
 @pytest.mark.parametrize(("query", "fix"), [("/a.b/s", "flag i"), ("/a b/x", "flag i"), ("def:“a”", 'def:"a"')])
-def test_what_cannot_be_read_is_refused_with_the_right_spelling(query: str, fix: str) -> None:
+def test_a_term_that_cannot_be_read_is_refused_with_the_right_spelling(query: str, fix: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse(query)
     assert fix in refused.value.fix

@@ -124,7 +124,7 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_an_encoded_credential_is_redacted(encoding: str) -> None:
     encode = ENCODINGS[encoding]
-    examples = planted()
+    examples = {**planted()}
     if encoding.startswith("URL"):
         del examples["curl-password"]
     found, _ = redact([encode(line_of(rule)) for rule in examples], "strict")
@@ -137,7 +137,29 @@ def test_a_private_key_after_an_escaped_end_of_a_line_is_found(key: str) -> None
     assert contains_private_key("a.json", json.dumps({"NKEY SEED": f"egret\n{key}"}))
 
 
-def test_an_escape_alone_stays() -> None:
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Authorization&quot;: &quot;Bearer {}&quot;",
+        r"authorization\u0022:\u0022Bearer {}\u0022",
+        r"authorization\x3a Bearer {}",
+        "password&quot;:&quot;{}&quot;",
+        r"password\u003d\u0022{}\u0022",
+    ],
+)
+def test_a_credential_between_escaped_signs_is_redacted(written: str) -> None:
+    _, secret = planted()["authorization-header"]
+    assert secret not in redact([written.format(secret)], "strict")[0][0]
+
+
+def test_the_name_of_a_rule_announces_no_credential() -> None:
+    kept, secret = planted()["npmrc-token"]
+    (found,), counts = redact([f"{kept}{secret} = build7Qx42zz\\n"], "strict")
+    assert found.endswith("[redacted:npmrc-token] = build7Qx42zz\\n")
+    assert counts.total() == 1
+
+
+def test_an_escape_alone_is_not_a_credential() -> None:
     lines = [rf"C:\npm_config\tfp_files and {before}heron key={before}value" for before in ESCAPES]
     assert redact(lines, "strict") == (lines, Counter())
 

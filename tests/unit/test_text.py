@@ -64,6 +64,11 @@ MIN_SHORT = {"gb18030": 9, "cp1250": 4}
 """Of ten single sentences. In the others, too little tells Chinese from Korean, and Czech from French."""
 
 
+def test_korean_laughter_is_not_taken_for_japanese() -> None:
+    for text in ("그건 아니야 ㅠㅠ ㅋㅋㅋ\n", "네 ㅋㅋㅋㅋㅋ 알겠어요 ㅎㅎ\n"):
+        assert decode(text.encode("euc-kr")) == (text, None)
+
+
 def test_little_western_text_is_not_taken_for_another_language() -> None:
     texts = (
         *("Volume: 5 m³, area 3 m² per ½ hour", "¿Qué hora es? El niño come piñas", "// año de creación del módulo"),
