@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from driftline.storage.errors import UsageError
 from driftline.storage.sources.git_isolation import COMMIT_ID, find_repository
+from driftline.storage.sources.mirror import parse_remote
 from driftline.tasks.git.commits import default_branch, head, index_name, is_in_branch, is_on_remote_branch, remote_url
 
 USUAL_DEFAULTS = ("main", "master")
@@ -137,9 +138,10 @@ class Build:
     @staticmethod
     def _why_not_one(builds: Sequence[tuple[str, Build]], default: str | None) -> tuple[str, str]:
         """Return why the ``builds`` of folders are not of one branch, and how to correct it, or two empty texts."""
-        for folder, build in builds[1:]:
+        for folder, build in builds if len(builds) > 1 else ():
             if build.unclear:
                 return f"{build.unclear}, in {folder}", build.fix
+        for folder, build in builds[1:]:
             first_folder, first = builds[0]
             fix = "Run the command once for each of them."
             is_main = build._is_main(default)
@@ -150,6 +152,7 @@ class Build:
             if build.system and build.checked_out != first.checked_out:
                 origins = [remote_url(each) for each in (first_folder, folder)]
                 if None in origins or not _is_same_repository(*map(str, origins)):
+                    fix = "Omit one of them, and index it in a build of its own repository."
                     return f"A build is of one repository, but {first_folder} and {folder} are of two", fix
         return "", ""
 
@@ -279,7 +282,7 @@ def _top_of(folder: str) -> str:
 
     A submodule belongs to the repository around it, which pins its commit.
     """
-    if "://" in folder:
+    if "://" in folder or parse_remote(folder) is not None:
         return folder
     folder = os.path.realpath(folder)
     while not os.path.isdir(folder):  # a source may have been deleted

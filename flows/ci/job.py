@@ -202,12 +202,16 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
             report.index_branch = build.index_branch(request.default_branch)
         run = replace(request.run, by_commit=True, branch=report.index_branch, build=build.number)
         try:
-            report.run = index_sources(run, progress).to_dict()
+            found = index_sources(run, progress)
         except StaleBuild as error:
             progress.message(str(error))
             report.action = "stale"
-        else:
-            report.duplicates = _duplicates(request, report, progress)
+            return
+        others = [(uri, error) for uri, error in found.failed if not isinstance(error, StaleBuild)]
+        if len(others) < len(found.failed):
+            report.action = "stale"
+        report.run = replace(found, failed=others).to_dict()
+        report.duplicates = _duplicates(request, report, progress)
 
 
 def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> list[dict[str, Any]]:

@@ -284,7 +284,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 since = None
             elif since is None:
                 since = time.monotonic()
-                _log.warning("All Dask workers died; waiting up to %.0f s for a new one", patience_seconds)
+                _log.warning("No Dask worker is connected; waiting up to %.0f s for one", patience_seconds)
             elif time.monotonic() - since >= patience_seconds:
                 self._lost = self._no_worker(patience_seconds)
                 await self._client.cancel([*self._pending], asynchronous=True, force=True)

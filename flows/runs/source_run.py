@@ -170,7 +170,7 @@ class Survey:
         last = (before.commit or before.reached) if before is not None and request.branch is None else None
         if request.build is None or last is None or last.build is None or request.build >= last.build:
             return
-        at = self._commit()
+        at = self._current_commit()
         if at is not None and at.commit_id != last.id and at.committed <= last.committed:
             what = f"Build {last.build} already indexed commit {last.id[:12]}, which is newer than {at.commit_id[:12]}"
             raise StaleBuild(what, str(self.job.entity))
@@ -281,9 +281,13 @@ class Survey:
 
     def _commit(self) -> AtCommit | None:
         """Return the commit that the source is at, for a run that may scan only what changed since another."""
-        source, request = self.job.source, self.job.plan.request
-        if request.full or self.job.plan.replaces is not None:
+        if self.job.plan.request.full or self.job.plan.replaces is not None:
             return None
+        return self._current_commit()
+
+    def _current_commit(self) -> AtCommit | None:
+        """Return the commit that the source is at, or None if git cannot tell."""
+        source = self.job.source
         limits = source.record.max_file_bytes, source.record.max_document_bytes, source.record.redact, RULES_VERSION
         reads = source.record.archives, source.record.notebook_outputs
         fingerprint = self.job.plan.model.fingerprint

@@ -31,9 +31,11 @@ const MAX_RECENT = 8;
 
 /** The searches of this browser, newest first, as [query, link]; only the browser keeps them. */
 const recent = {
+  isEnding: false, // signing out leaves the page, which would remember its search again
   read() {
     try {
-      return JSON.parse(localStorage.getItem("driftline.recent")) ?? [];
+      const found = JSON.parse(localStorage.getItem("driftline.recent"));
+      return Array.isArray(found) ? found.filter((each) => Array.isArray(each)) : [];
     } catch {
       return []; // storage is off, or not ours
     }
@@ -49,7 +51,7 @@ const recent = {
   /** Remembers the search that the page shows, unless nothing was found. */
   add() {
     const query = new URLSearchParams(location.search).get("q");
-    if (!query || !document.querySelector("main article")) return;
+    if (this.isEnding || !query || !document.querySelector("main article")) return;
     this.write([[query, `/${location.search}`], ...this.read().filter(([each]) => each !== query)]);
   },
   /** Lists them on the home page. */
@@ -68,7 +70,11 @@ const recent = {
   },
 };
 document.addEventListener("click", (event) => event.target.closest("#recent button") && recent.write([]));
-document.addEventListener("submit", (event) => event.target.matches('[action="/sign-in/out"]') && recent.write([]));
+document.addEventListener("submit", (event) => {
+  if (!event.target.matches('[action="/sign-in/out"]')) return;
+  recent.isEnding = true;
+  recent.write([]);
+});
 
 const QUIET_MILLISECONDS = 1000;
 

@@ -254,12 +254,13 @@ def is_rendered(path: str) -> bool:
 
 
 def rendered(path: str, lines: Sequence[str], link: PathLink, anchors: Sequence[tuple[int, str]] = ()) -> str | None:
-    """Return a whole document laid out as HTML, or None if it is too long.
+    """Return a whole document laid out as HTML, or None if it is too long, or a notebook only by its name.
 
     Blocks have the id of their first line, as in the view of its lines. ``link`` makes the links to other documents;
     ``anchors`` are the first lines and names of a notebook's cells.
     """
-    if sum(map(len, lines)) + len(lines) > MAX_RENDERED_CHARACTERS:
+    is_notebook = path.lower().endswith(_NOTEBOOK)
+    if sum(map(len, lines)) + len(lines) > MAX_RENDERED_CHARACTERS or (is_notebook and not anchors):
         return None
     end = time.thread_time() + COLOURING_SECONDS
     env = {"folder": posixpath.dirname(path), "link": link, "slugs": {}, "end": end}
@@ -267,7 +268,7 @@ def rendered(path: str, lines: Sequence[str], link: PathLink, anchors: Sequence[
     def laid_out(first: int, lines: Sequence[str]) -> str:
         return str(_markdown().render("\n" * first + "\n".join(lines), env))
 
-    if path.lower().endswith(_NOTEBOOK):
+    if is_notebook:
         starts = [number - 1 for number, _ in anchors]
         cells = zip((name for _, name in anchors), starts, [*starts[1:], len(lines)], strict=True)
         return "".join(

@@ -152,7 +152,8 @@ def with_reference(uri: str, references: Mapping[str, str]) -> str:
     remote = parse_remote(uri)
     if remote is None or remote.variable or remote.protocol not in ("http", "https"):
         return uri
-    prefixes = [each for each in references if remote.uri.startswith(each)]
+    ends = r"(?:\.git)?(?:[/@]|$)"  # the token of one repository is not for others whose names begin with its name
+    prefixes = [each for each in references if re.match(re.escape(each.rstrip("/")) + ends, remote.uri)]
     if not prefixes:
         return uri
     scheme, _, rest = remote.uri.partition("://")

@@ -137,14 +137,27 @@ def test_many_deletions_of_one_commit_are_judged_by_the_whole_source(
 
 
 @pytest.mark.parametrize(
-    ("rerun", "number", "action"),
-    [("HEAD~1", 7, "stale"), ("HEAD~1", 9, "indexed"), ("HEAD~1", None, "indexed"), ("HEAD", 7, "indexed")],
-    ids=["an older build again", "a force-push to an earlier commit", "no number", "an older build of the same commit"],
+    ("rerun", "number", "action", "sources", "more"),
+    [
+        pytest.param("HEAD~1", 7, "stale", (), (), id="an older build again"),
+        pytest.param("HEAD~1", 7, "stale", ("src", "docs"), (), id="an older build of two sources"),
+        pytest.param("HEAD~1", 7, "stale", (), ("--full",), id="an older build that reads everything"),
+        pytest.param("HEAD~1", 9, "indexed", (), (), id="a force-push to an earlier commit"),
+        pytest.param("HEAD~1", None, "indexed", (), (), id="no number"),
+        pytest.param("HEAD", 7, "indexed", (), (), id="an older build of the same commit"),
+    ],
 )
 def test_a_build_that_runs_again_does_not_set_the_main_index_back(
-    rerun: str, number: int | None, action: str, ci: Driftline, repository: Path, monkeypatch: pytest.MonkeyPatch
+    rerun: str,
+    number: int | None,
+    action: str,
+    sources: tuple[str, ...],
+    more: tuple[str, ...],
+    ci: Driftline,
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def build(number: int | None) -> dict[str, Any]:
+    def build(number: int | None, *more: str) -> dict[str, Any]:
         monkeypatch.setenv("GITLAB_CI", "true")
         monkeypatch.setenv("CI_DEFAULT_BRANCH", "main")
         monkeypatch.setenv("CI_COMMIT_BRANCH", "main")
@@ -154,19 +167,19 @@ def test_a_build_that_runs_again_does_not_set_the_main_index_back(
             monkeypatch.delenv("CI_PIPELINE_IID")
         else:
             monkeypatch.setenv("CI_PIPELINE_IID", str(number))
-        done = ci("--json")
+        done = ci(*sources, "--json", *more)
         assert done.code == 0, done.err
         return dict(done.json)
 
     (repository / "src" / "a.py").write_text("alpha = 'edited'\n")
-    commit(repository)
+    commit(repository, "2090-01-01T00:00:00Z")  # git counts seconds, and all of this may take less than one
     build(8)
     git(repository, "checkout", "-q", rerun)
-    assert build(number)["action"] == action
+    assert build(number, *more)["action"] == action
     git(repository, "checkout", "-q", "main")
     (repository / "src" / "a.py").write_text("alpha = 'edited again'\n")
-    commit(repository)
-    assert build(3)["action"] == "indexed"  # the numbers began anew
+    commit(repository, "2090-01-02T00:00:00Z")
+    assert build(3)["action"] == "indexed"  # the numbers began again
 
 
 @pytest.mark.parametrize("event", ["force-push", "branch"])

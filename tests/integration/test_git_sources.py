@@ -20,7 +20,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import commit_tree, mirror
 from driftline.storage.sources.git_isolation import spawn
-from driftline.storage.sources.mirror import Mirror, parse_remote, resolve
+from driftline.storage.sources.mirror import Mirror, parse_remote, resolve, with_reference
 from driftline.storage.sources.source import known_source, open_source
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from tests.servers.git_server import Checkout, GitServer, git
@@ -354,6 +354,16 @@ def test_other_urls_are_not_repositories(url: str) -> None:
 def test_a_url_that_runs_a_program_or_may_hold_a_token_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match=r"git\+https"):
         parse_remote(url)
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_same"),
+    [("acme/app", True), ("acme/app.git", True), ("acme/app@topic", True), ("acme/app-of-others", False), ("a", False)],
+)
+def test_the_token_of_a_repository_is_not_for_others_on_its_host(uri: str, is_same: bool) -> None:
+    references = {"git+https://host.example/acme/app": "user:${TOKEN}"}
+    found = with_reference(f"git+https://host.example/{uri}", references)
+    assert ("TOKEN" in found) == is_same
 
 
 def test_the_users_git_configuration_rewrites_urls_to_safe_protocols_only(

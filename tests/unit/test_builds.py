@@ -806,6 +806,14 @@ def test_a_build_of_one_repository_does_not_index_another(system: str, situation
         assert outcome(*folders) not in (None, "topic", "pr/7")
 
 
+def test_a_repository_on_a_host_has_no_branch_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository_at(tmp_path / "web", "topic"))
+    (build,) = Build.of_sources({}, ["git@host.example:team/app.git"])
+    assert (build.branch, build.index_branch()) == (None, None)
+
+
 def test_a_submodule_follows_the_repository_that_pins_it(tmp_path: Path) -> None:
     web = repository_at(tmp_path / "web", "main", "https://github.com/team/web.git")
     for name, around in (("lib", web), ("inner", web / "lib")):

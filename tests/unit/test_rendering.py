@@ -103,6 +103,10 @@ def test_long_prose_is_shown_as_lines() -> None:
     assert rendered("a.md", ["x" * 1_000] * 101, lambda target, _: target) is None
 
 
+def test_a_notebook_without_cells_is_shown_as_lines() -> None:
+    assert rendered("a.ipynb", ["not JSON"], lambda target, _: target) is None
+
+
 def test_a_notebook_is_laid_out_by_cell() -> None:
     lines = ["# Herons", "", "*Where* they nest.", "", "def count(): return 1", "", "%%bash", "echo <b>"]
     anchors = [(1, "markdown cell 1"), (5, "cell 2"), (7, "cell 3")]
