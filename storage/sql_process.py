@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -162,6 +163,9 @@ def load() -> int:
     import duckdb
     import lance  # noqa: F401
 
+    with suppress(OSError):  # the folder is gone already
+        sys.path[:] = map(os.path.abspath, sys.path)
+    os.chdir("/")  # DuckDB opens no connection in a folder that is gone, as the first caller's may be later
     duckdb.connect().close()
     return used_memory()
 

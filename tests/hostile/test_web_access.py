@@ -388,7 +388,7 @@ def test_the_access_that_a_host_gives_expires(site: Site, monkeypatch: pytest.Mo
 
     assert (seen("ann"), seen("bob"), seen("eve")) == ({"own"}, {"secretb", "secretx"}, set())
     memory = site.ask("/api/v1/memory/search?q=parser", X_User="ann@acme.example")
-    assert (memory.status, "have no memory" in memory.body) == (404, True)
+    assert (memory.status, "can access has memory" in memory.body) == (404, True)
     monkeypatch.setattr(site.readers, "_now", lambda: NOW + timedelta(seconds=1))
     assert (seen("ann"), seen("bob")) == (set(), {"secretb", "secretx"})
     monkeypatch.setattr(site.readers, "_now", lambda: NOW - 3 * DAY)  # written by a clock that was far ahead
