@@ -40,7 +40,6 @@ from driftline.storage.documents import INSIDE, NAMED_LIKE_ARCHIVE, SkipReason
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
 from driftline.storage.file_kinds import LANGUAGE_OF
-from driftline.storage.globs import is_unicode
 from driftline.storage.lance.failures import is_lance_failure, read_failed
 from driftline.storage.layout import BASE, is_delta
 from driftline.storage.lines.commit_marker import MARKER_LINE
@@ -89,20 +88,14 @@ class View:
 def query_here(
     workspace: Workspace,
     text: str,
-    parameters: Sequence[Any] = (),
-    *,
-    within: Boundary | None = None,
-    searches: pa.Table | None = None,
-    max_seconds: float = MAX_SECONDS,
-    max_bytes: int = MAX_BYTES,
+    parameters: Sequence[Any],
+    within: Boundary | None,
+    searches: pa.Table | None,
+    limits: Limits,
 ) -> Iterator[Result]:
-    """Run one SELECT in this process, where its limits do not bound every query: ``sql_process.query`` does.
-
-    Raises the same errors.
-    """
-    limits = Limits(max_seconds, max_bytes)
-    connection = _connect(max_bytes)
-    timer = threading.Timer(max_seconds, connection.interrupt)
+    """Like ``sql_process.query``, but in this process, where ``limits`` do not bound every query."""
+    connection = _connect(limits.max_bytes)
+    timer = threading.Timer(limits.max_seconds, connection.interrupt)
     timer.daemon = True
     try:
         with limits.explained():
@@ -307,8 +300,6 @@ def _check(connection: DuckDBPyConnection, text: str) -> None:
     """Raise UsageError unless ``text`` is a single statement that only reads."""
     import duckdb
 
-    if not is_unicode(text):
-        raise UsageError("The query is not UTF-8", repr(text)[:100], "Check the terminal's encoding.")
     found = connection.extract_statements(text)
     if len(found) != 1 or found[0].type != duckdb.StatementType.SELECT:
         what = "Only a SELECT can be run" if found else "The query is empty"

@@ -10,8 +10,8 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -82,7 +82,8 @@ def query(
 
         try:
             (schema, _) = _read(ask(_begin, workspace, text, _pickled(parameters), within, searches, limits))
-            yield Result(schema, _batches(partial(ask, _next)), limits)
+            with closing(_batches(partial(ask, _next))) as batches:  # or a late read would get the next query's rows
+                yield Result(schema, batches, limits)
         except DriftlineError:
             _finish(limits, helper)
             raise
@@ -140,7 +141,7 @@ def _bad_parameter(error: Exception) -> UsageError:
     return UsageError("A parameter of the query is not a plain value", str(error)[:200], "Use text, numbers or dates.")
 
 
-def _batches(pieces: Callable[[], bytes]) -> Iterator[pa.RecordBatch]:
+def _batches(pieces: Callable[[], bytes]) -> Generator[pa.RecordBatch]:
     while piece := pieces():
         yield from _read(piece)[1]
 
@@ -214,8 +215,7 @@ def _answers(
     searches: pa.Table | None,
     limits: Limits,
 ) -> Iterator[bytes]:
-    options: dict[str, Any] = {"max_seconds": limits.max_seconds, "max_bytes": limits.max_bytes}
-    with sql.query_here(workspace, text, parameters, within=within, searches=searches, **options) as result:
+    with sql.query_here(workspace, text, parameters, within, searches, limits) as result:
         yield _written(result.schema, [])
         for batch in result:
             rows = max(1, batch.num_rows * PIECE_BYTES // max(batch.nbytes, PIECE_BYTES))
