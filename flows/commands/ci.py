@@ -80,8 +80,8 @@ _OF_RUNS = Options(
     {name: row for name, row in OPTIONS.offered_in("command").items() if name not in ("branch", "by_commit", "dry_run")}
 )
 """The options of an index run. A build decides on its branch, and always indexes by commit."""
-_FLAGS = {name: row.flag.partition("/")[0] for name, row in _OF_RUNS.items()} | {"deep_model": "--deep-model"}
-_OF_RUNS_HERE = {"--default-branch", "--duplicates-of", *_FLAGS.values()}
+_FLAGS = {name: row.flag.partition("/")[0] for name, row in _OF_RUNS.items()}
+_OF_RUNS_HERE = {"--default-branch", "--duplicates-of", "--deep-model", *_FLAGS.values()}
 _OF_SOURCES = {"--entity", "--include", "--exclude"}
 _IGNORED_WITH = {
     "--deployment": {"SOURCE", "--workspace", "--config", "--max-staleness", *_OF_RUNS_HERE},
@@ -120,7 +120,7 @@ def ci(
 
     Exit code 3 if it fails, or if the index is older than --max-staleness allows.
     """
-    given = given_values(given | {"deep_model": deep_model})
+    given = given_values(given)
     flags = {
         "SOURCE": sources,
         "--workspace": workspace,
@@ -130,10 +130,11 @@ def ci(
         "--branch": branch,
         "--default-branch": default_branch,
         "--duplicates-of": duplicates_of,
+        "--deep-model": deep_model,
     }
     _refuse_ignored({option for option, value in flags.items() if value} | {_FLAGS[name] for name in given})
-    if deep_model := given.pop("deep_model", None):
-        given = {"deep": deep_model} | given if given.get("deep") is False else given | {"deep": deep_model}
+    if deep_model and given.get("deep") is not False:
+        given["deep"] = deep_model
     from driftline.flows.ci.build import Build
     from driftline.flows.ci.job import CiReport, CiRequest, sources_here
 

@@ -161,14 +161,15 @@ class Survey:
         known = self.job.workspace.readable_source(self.job.entity)
         return known if known is not None and known.same_location(self.job.source.record) else None
 
-    def refuse_older(self, before: SourceRecord | None) -> None:
+    def refuse_older(self, last: IndexedCommit | None) -> None:
         """Raise StaleBuild if a later build already indexed a later commit in the main index.
 
         A lower build number alone does not mean an older build: a CI system may start its numbers again.
         """
         request = self.job.plan.request
-        last = (before.commit or before.reached) if before is not None and request.branch is None else None
-        if request.build is None or last is None or last.build is None or request.build >= last.build:
+        if request.branch is not None or request.build is None or last is None or last.build is None:
+            return
+        if request.build >= last.build:
             return
         at = self._current_commit()
         if at is not None and at.commit_id != last.id and at.committed <= last.committed:
@@ -407,9 +408,9 @@ class SourceRun:
             tally.indexes_lag = lease.taken_over
             tally.indexes_lag |= settle(workspace, entity, lease) > 0
             before = self._survey.last_record()
-            self._survey.refuse_older(before)
-            scan_range = self._survey.scan_range(before, lease.token)
             reached = (before.commit or before.reached) if before else None
+            self._survey.refuse_older(reached)
+            scan_range = self._survey.scan_range(before, lease.token)
             record = replace(job.source.record, reached=reached)
             workspace.bind_source(entity, record)
             table = workspace.lines(entity, model.fingerprint)
