@@ -243,7 +243,6 @@ MAX_RENDERED_CHARACTERS = 100_000
 """Longer prose is shown as lines."""
 _NOTEBOOK = ".ipynb"
 _RENDERED = (".md", ".markdown", ".mkd", _NOTEBOOK)
-_CELL_LANGUAGE = re.compile(r"%%(\w+)")
 PathLink = Callable[[str, str], str]
 """Returns the link to a path in the document's source, with a fragment."""
 
@@ -281,10 +280,11 @@ def rendered(path: str, lines: Sequence[str], link: PathLink, anchors: Sequence[
 
 def _cell(lines: Sequence[str], first: int, end: float) -> str:
     """Return a notebook's cell of code, without the blank lines below it."""
-    text = "\n".join(lines).rstrip().split("\n")
-    language = _CELL_LANGUAGE.match(text[0])
-    suffix = language[1] if language is not None else "py"
-    return _code("x" if time.thread_time() > end else f"x.{suffix}", text, first + 1)
+    from driftline.tasks.extraction.text_formats import suffix_of_cell
+
+    text = "\n".join(lines).rstrip()
+    suffix = suffix_of_cell(text) or "py"
+    return _code("x" if time.thread_time() > end else f"x.{suffix}", text.split("\n"), first + 1)
 
 
 def _front_matter(lines: Sequence[str]) -> int:

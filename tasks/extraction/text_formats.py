@@ -54,8 +54,7 @@ def _notebook(data: bytes, *, outputs: bool) -> Extracted:
         if draft.lines:
             draft.add("")
         draft.at(f"markdown cell {number}" if kind == "markdown" else f"cell {number}")
-        magic = _CELL_MAGIC.match(source)
-        of_cell = (_suffix(magic[1]) if magic else "") or language
+        of_cell = suffix_of_cell(source) or language
         draft.begin("md" if kind == "markdown" else of_cell if kind == "code" else "")
         if source.strip():
             draft.add(source.rstrip("\n"))
@@ -104,6 +103,17 @@ def _language(read: dict[str, Any]) -> str:
     except AttributeError:
         return ""
     return _suffix(str(name))
+
+
+def suffix_of_cell(source: str) -> str:
+    """Return the file suffix of the language that a cell names by a magic such as ``%%bash``, or "".
+
+    Examples:
+        >>> suffix_of_cell("%%bash\\nls"), suffix_of_cell("%%time\\nx = 1")
+        ('bash', '')
+    """
+    magic = _CELL_MAGIC.match(source)
+    return _suffix(magic[1]) if magic else ""
 
 
 def _suffix(language: str) -> str:
