@@ -347,6 +347,7 @@ _QUOTES = "&quot;|&apos;"
 _ENCODED_URL = r":\\+/\\+/[^\s\\:@]*:[^\s\\@]+@|%(?:25)*3[aA]%(?:25)*2[fF]%(?:25)*2[fF][^\s%]*%(?:25)*3[aA]"
 """Signs in hints, which apply to lines as they are: as such, or escaped."""
 _HEX, _WORD = "[a-f0-9]", "[A-Za-z0-9]"
+_UUID = rf"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
 _BY_PREFIX = (
     ("onepassword", "ops_eyJ", r"[A-Za-z0-9+/]{100,}={0,3}"),
     ("onepassword-secret-key", "A3-[A-Z0-9]{6}-", r"(?:[A-Z0-9]{11}|[A-Z0-9]{6}-[A-Z0-9]{5})(?:-[A-Z0-9]{5}){3}"),
@@ -393,12 +394,12 @@ _BY_PREFIX = (
     ("typeform", "tfp_", r"[\w.=-]{59}"),
     ("vercel-blob", "vercel_blob_rw_", rf"{_WORD}{{16}}_{_WORD}{{30}}"),
     ("circleci", "CCIPAT_", rf"{_WORD}{{22}}_{_HEX}{{40}}"),
-    ("hubspot", r"pat-(?:na|eu|ap)\d-", rf"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"),
+    ("hubspot", r"pat-(?:na|eu|ap)\d-", _UUID),
     ("pinecone", "pcsk_", r"\w{50,}"),
     ("tavily", "tvly-", rf"(?:dev-|prod-)?{_WORD}{{32}}"),
     ("together", "tgp_v1_", r"[\w-]{43}"),
     ("buildkite", "bk[uac]a_", rf"{_HEX}{{40}}"),
-    ("langfuse", "sk-lf-", rf"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"),
+    ("langfuse", "sk-lf-", _UUID),
     ("launchdarkly", r"sdk-[a-f0-9]{8}-", rf"(?:{_HEX}{{4}}-){{3}}{_HEX}{{12}}"),
     ("neon", rf"napi_{_WORD}{{24}}", rf"{_WORD}{{36,}}"),
     ("yandex", "AQVN", r"[\w-]{35,38}"),
