@@ -69,6 +69,7 @@ GARBAGE_THRESHOLD = 50_000
 
 
 LONG_BYTES = 20
+"""Longer bytes are no name of a test."""
 
 
 def pytest_collection_finish() -> None:
