@@ -385,6 +385,14 @@ def test_a_caller_that_fails_leaves_no_query_behind(workspace: Workspace) -> Non
         helper.run(None, sql_process._next)
 
 
+def test_a_result_that_is_read_too_late_has_no_rows_of_the_next_query(workspace: Workspace) -> None:
+    with query(workspace, "SELECT 'own' AS word FROM range(10)") as late:
+        pass
+    with query(workspace, "SELECT 'other' AS word FROM range(10)") as result:
+        assert [*late.rows()] == []
+        assert [*result.rows()] == [("other",)] * 10
+
+
 def test_a_large_result_is_streamed_and_a_table_of_it_is_refused(workspace: Workspace) -> None:
     text = "SELECT range AS n, 'x' || range FROM range(100000000000)"
     with query(workspace, text) as result:
