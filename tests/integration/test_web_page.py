@@ -754,26 +754,6 @@ def test_a_page_is_small_and_renders_quickly(site: Site) -> None:
         assert site.browser.first_paint_milliseconds() > 0
 
 
-def test_pictures_of_the_pages_for_the_documentation(site: Site, workspace: Path) -> None:
-    page, odd = site.page, site.tree / HOSTILE_NAME
-    text_of_odd = odd.read_text()
-    odd.unlink()  # it means nothing to readers
-    try:
-        assert main(["index", str(site.tree), "--workspace", str(workspace)]) == 0
-        for name, target, text in (
-            ("web-search", "?q=who+renews+the+lease", "notes.md"),
-            ("web-document", f"d/{SOURCE}/src/lease.py?line=8", "More like line 8"),
-            ("web-index", "index", "Growth: lines"),
-        ):
-            site.browser.open(site.url + target, text)
-            if name == "web-index":  # the paths above are this machine's
-                page.evaluate("document.querySelector('.plots').scrollIntoView()")
-            site.browser.keep(name, height=600)
-    finally:
-        odd.write_text(text_of_odd)
-        assert main(["index", str(site.tree), "--workspace", str(workspace)]) == 0
-
-
 def test_a_site_that_is_opened_from_the_disk_runs_its_search(browser: Browser, tmp_path: Path) -> None:
     shim = Path(driftline.__file__).resolve().parents[1] / "docs/javascripts/iframe-worker.js"
     (tmp_path / "more.js").write_text("const doubled = (number) => 2 * number;")
