@@ -473,7 +473,7 @@ def _meaning(
 
 
 def _text_scores(
-    candidates: Candidates, blocks: pa.Table, chosen: Weights
+    candidates: Candidates, blocks: pa.Table, weights: Weights
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
     """Return two scores per candidate, ``(n,)`` each: for the words around it and in its document, and for its own
     words.
@@ -495,14 +495,14 @@ def _text_scores(
     by_words = bm25 > 0  # excluding blocks found by a name
     counts_in = block_counts + in_path[document] + in_heads
     lengths_of = block_lengths + path_lengths[document] + head_lengths
-    weights = word_weights(counts_in[by_words], lengths_of[by_words], bm25[by_words])
+    idf = word_weights(counts_in[by_words], lengths_of[by_words], bm25[by_words])
     lines = candidates.lines
     in_names, _ = counted([*(each.name for each in candidates.definitions), ""])
     in_names = in_names[candidates.definition.clip(-1)]  # the last row stands for no definition: it has no words
-    scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, weights, chosen)
-    scores += document_scores(document, bm25, len(candidates.documents), chosen)[lines.document] * (scores > 0)
+    scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, idf, weights)
+    scores += document_scores(document, bm25, len(candidates.documents), weights)[lines.document] * (scores > 0)
     held: list[bool] = np.any(counts_in > 0, axis=0).tolist()
     absent = sum(not known and not is_paired(word) for word, known in zip(words, held, strict=True))
-    unknown = absent * max(LEAST_OF_UNKNOWN, weights.max(initial=0))
-    max_score = (BM25_K1 + 1) * float(weights.sum() + unknown)
-    return scores, line_scores(counts, lengths, weights), max_score
+    unknown = absent * max(LEAST_OF_UNKNOWN, idf.max(initial=0))
+    max_score = (BM25_K1 + 1) * float(idf.sum() + unknown)
+    return scores, line_scores(counts, lengths, idf), max_score

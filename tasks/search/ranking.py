@@ -167,8 +167,8 @@ def word_weights(
     """
     if not counts.size:
         return np.zeros(counts.shape[1], np.float32)
-    weights, *_ = np.linalg.lstsq(_saturated(counts, lengths), bm25)
-    return np.asarray(weights.clip(min=0), np.float32)
+    idf, *_ = np.linalg.lstsq(_saturated(counts, lengths), bm25)
+    return np.asarray(idf.clip(min=0), np.float32)
 
 
 def text_scores(
@@ -177,31 +177,31 @@ def text_scores(
     lengths: NDArray[np.float32],
     in_path: NDArray[np.float32],
     in_names: NDArray[np.float32],
-    weights: NDArray[np.float32],
-    chosen: Weights = WEIGHTS,
+    idf: NDArray[np.float32],
+    weights: Weights = WEIGHTS,
 ) -> NDArray[np.float32]:
     """Return the BM25 scores ``(n,)`` of the words around each line, in its path, and in its enclosing definitions'
     names.
 
     ``counts``, ``in_path`` and ``in_names`` ``(n, t)`` are how often a line, its path and those names contain each word
-    of the query, ``lengths`` ``(n,)`` the length of a line, ``weights`` ``(t,)`` the weight of each word.
+    of the query, ``lengths`` ``(n,)`` the length of a line, ``idf`` ``(t,)`` the weight of each word.
     """
-    around = _around(lines, np.column_stack([counts, lengths]), chosen.word_reach, chosen.word_decay)
-    scores: NDArray[np.float32] = _saturated(around[:, :-1] + in_path, around[:, -1]) @ weights
-    named = chosen.names * ((in_names > 0) @ weights)
-    return np.asarray(scores + chosen.path * ((in_path > 0) @ weights) + named, np.float32)
+    around = _around(lines, np.column_stack([counts, lengths]), weights.word_reach, weights.word_decay)
+    scores: NDArray[np.float32] = _saturated(around[:, :-1] + in_path, around[:, -1]) @ idf
+    named = weights.names * ((in_names > 0) @ idf)
+    return np.asarray(scores + weights.path * ((in_path > 0) @ idf) + named, np.float32)
 
 
 def line_scores(
-    counts: NDArray[np.float32], lengths: NDArray[np.float32], weights: NDArray[np.float32]
+    counts: NDArray[np.float32], lengths: NDArray[np.float32], idf: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Return BM25 of each line's own words as ``(n,)``; it selects a window's best line."""
-    scores: NDArray[np.float32] = _saturated(counts, lengths) @ weights
+    scores: NDArray[np.float32] = _saturated(counts, lengths) @ idf
     return scores
 
 
 def document_scores(
-    document: NDArray[np.int64], bm25: NDArray[np.float32], count: int, chosen: Weights = WEIGHTS
+    document: NDArray[np.int64], bm25: NDArray[np.float32], count: int, weights: Weights = WEIGHTS
 ) -> NDArray[np.float32]:
     """Return each document's score, from its best blocks, as ``(count,)``.
 
@@ -209,9 +209,9 @@ def document_scores(
     """
     gains, taken = np.zeros(count, np.float32), [0] * count
     for at, score in zip(document.tolist(), bm25.tolist(), strict=True):
-        if taken[at] < chosen.document_blocks:
+        if taken[at] < weights.document_blocks:
             taken[at] += 1
-            gains[at] += chosen.document * score
+            gains[at] += weights.document * score
     return gains
 
 
@@ -250,7 +250,7 @@ def semantic_scores(
     return scores
 
 
-def filename_boosts(paths: Iterable[str], words: Sequence[str], chosen: Weights = WEIGHTS) -> list[float]:
+def filename_boosts(paths: Iterable[str], words: Sequence[str], weights: Weights = WEIGHTS) -> list[float]:
     """Return, for each file, the fraction of the best score that its windows gain for ``words`` in its name.
 
     ``words`` are distinct terms. A file that represents its folder has the folder's name.
@@ -258,7 +258,7 @@ def filename_boosts(paths: Iterable[str], words: Sequence[str], chosen: Weights 
     of_query = {*words}
     names = [{*terms(_stem(path))} for path in paths]
     return [
-        chosen.stem * len(name & of_query) / len(of_query) + chosen.full_stem_match * (set() < name <= of_query)
+        weights.stem * len(name & of_query) / len(of_query) + weights.full_stem_match * (set() < name <= of_query)
         for name in names
     ]
 
