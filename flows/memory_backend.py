@@ -58,7 +58,7 @@ def _up_to(limit: int, found: Sequence[Any]) -> tuple[Sequence[Any], bool]:
     return found[:limit], 0 < limit < len(found)
 
 
-def _as_result(
+def _returning_dict(
     method: Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer],
 ) -> Callable[Concatenate[HierarchicalLTMBackend, _P], _Answer]:
     """Decorate ``method``: check its arguments by name, and convert its results and errors to dictionaries."""
@@ -160,7 +160,7 @@ class HierarchicalLTMBackend:
 
     # -- entries -----------------------------------------------------------------------------
 
-    @_as_result
+    @_returning_dict
     def store(
         self,
         key: str,
@@ -192,7 +192,7 @@ class HierarchicalLTMBackend:
         moved = {"replaced": stored.replaced > 0, "moved_from": left.directory if left else None}
         return {"key": key, "entity": owner.directory, **moved, "redacted": dict(stored.redacted)}
 
-    @_as_result
+    @_returning_dict
     def store_many(self, items: Sequence[Mapping[str, Any]]) -> Result:
         """Store items in one transaction.
 
@@ -227,7 +227,7 @@ class HierarchicalLTMBackend:
         counts = {"stored": stored.entries, "replaced": stored.replaced}
         return {**counts, "moved_from": moved, "redacted": dict(stored.redacted)}
 
-    @_as_result
+    @_returning_dict
     def retrieve(self, key: str, entity: EntityName | None = None) -> Result:
         """Return the entry stored under a key.
 
@@ -246,7 +246,7 @@ class HierarchicalLTMBackend:
         found = entry.to_dict() if entry is not None else None
         return {"found": entry is not None, "entry": found, "value": entry.value if entry else None}
 
-    @_as_result
+    @_returning_dict
     def retrieve_batch(self, keys: Sequence[str], entity: EntityName | None = None) -> Result:
         """Return the entries stored under several keys.
 
@@ -265,7 +265,7 @@ class HierarchicalLTMBackend:
         entries = {key: entry.to_dict() for key, entry in found.items()}
         return {"entries": entries, "missing": [key for key in keys if key not in found]}
 
-    @_as_result
+    @_returning_dict
     def retrieve_by_entity(
         self,
         entity_type: str,
@@ -305,7 +305,7 @@ class HierarchicalLTMBackend:
         more = {"total_count": page.total_count, "has_more": page.has_more, "cursor": page.cursor}
         return {"entries": entries, **more, "partial": page.is_partial}
 
-    @_as_result
+    @_returning_dict
     def delete(self, key: str, entity: EntityName | None = None) -> Result:
         """Delete the entry of a key.
 
@@ -322,7 +322,7 @@ class HierarchicalLTMBackend:
         """
         return {"deleted": self.core.delete(key, entity)}
 
-    @_as_result
+    @_returning_dict
     def search(
         self,
         query: str = "",
@@ -352,7 +352,7 @@ class HierarchicalLTMBackend:
         shown, has_more = _up_to(limit, found)
         return {"entries": [entry.to_dict() for entry in shown], "has_more": has_more}
 
-    @_as_result
+    @_returning_dict
     def search_memory(
         self,
         query: str,
@@ -390,7 +390,7 @@ class HierarchicalLTMBackend:
         )
         return hits_to_dict(ask(max_distance=max_distance, mode=mode, explain=explain))
 
-    @_as_result
+    @_returning_dict
     def query_index(
         self,
         range: KeyRange | None = None,
@@ -423,7 +423,7 @@ class HierarchicalLTMBackend:
 
     # -- entities ----------------------------------------------------------------------------
 
-    @_as_result
+    @_returning_dict
     def register_entity(
         self, entity: EntityName, entity_id: str | None = None, parent: EntityName | None = None
     ) -> Result:
@@ -452,7 +452,7 @@ class HierarchicalLTMBackend:
             name = Entity((*above.parts, (str(entity), entity_id or "")))
         return {"entity": self.core.register_entity(name).entity.directory}
 
-    @_as_result
+    @_returning_dict
     def register_entity_with_defaults(
         self, entity_type: str, entity_id: str, parents: Mapping[str, str] | None = None
     ) -> str | Result:
@@ -476,7 +476,7 @@ class HierarchicalLTMBackend:
         """Return the URI of the folder with the data of ``entity``. Raises BadEntity."""
         return f"{self.core.workspace.objects.uri}/{self.core.names.find(entity).directory}/"
 
-    @_as_result
+    @_returning_dict
     def list_entities(
         self,
         within: EntityName | None = None,
@@ -503,7 +503,7 @@ class HierarchicalLTMBackend:
         shown, has_more = _up_to(limit, found)
         return {"entities": [record.entity.directory for record in shown], "has_more": has_more}
 
-    @_as_result
+    @_returning_dict
     def move_entity(self, entity: EntityName, parent: EntityName) -> Result:
         """Move an entity under another parent.
 
@@ -520,7 +520,7 @@ class HierarchicalLTMBackend:
         """
         return {"entity": self.core.move_entity(entity, parent).directory}
 
-    @_as_result
+    @_returning_dict
     def delete_entity(self, entity: EntityName, cascade: bool = False) -> Result:
         """Delete an entity.
 
@@ -539,7 +539,7 @@ class HierarchicalLTMBackend:
 
     # -- maintenance -------------------------------------------------------------------------
 
-    @_as_result
+    @_returning_dict
     def compact_indexes(self, entity_path: EntityName | None = None, max_deltas: int | None = None) -> Result:
         """Fold the deltas of one index, or of all indexes with more than ``max_deltas``.
 
@@ -567,7 +567,7 @@ class HierarchicalLTMBackend:
                 folded |= compact_indexes(workspace, top, threshold, encoding)
         return {"compacted_paths": sorted(folded), "entries_processed": entries_of(folded)}
 
-    @_as_result
+    @_returning_dict
     def cleanup_orphans(self, max_age_seconds: float = DEFAULT_MAX_AGE_SECONDS, dry_run: bool = False) -> Result:
         """Delete unreferenced files. A bound store deletes only memory blobs inside its boundary.
 

@@ -48,7 +48,7 @@ _TEXTS = ("failed to map segment", "cannot allocate memory", "can't start new th
 FIX = "Raise or lift the limit (ulimit -v). To limit memory itself, use a control group, such as a container's."
 
 
-def warning() -> str | None:
+def address_space_warning() -> str | None:
     """Return a warning if this process's address space limit is lower than it is likely to need."""
     with contextlib.suppress(ImportError, OSError):
         import resource  # not available on every system
@@ -70,7 +70,7 @@ def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
         or any(sign in text.lower() for sign in _TEXTS)
     ):
-        limited = FIX if warning() else "Free memory, or raise the process's limit."
+        limited = FIX if address_space_warning() else "Free memory, or raise the process's limit."
         return OutOfMemory(f"Not enough memory ({type(error).__name__}: {text[:200]})", fix=limited)
     return None
 
@@ -106,7 +106,7 @@ COMMANDS = {
 """The commands, and the modules in this folder that add them to ``app``."""
 _READERS = frozenset(("search", "grep", "sql", "status", "sources", "diff", "runs"))
 """Commands that only read, so there is nothing to continue after Ctrl-C."""
-_MEANT = {"help": "--help", "version": "--version", "-V": "--version"}
+_MEANT_OPTIONS = {"help": "--help", "version": "--version", "-V": "--version"}
 """Maps commands of other programs to the options that replace them here."""
 _HINTS = {("grep", "FILE"): "Specify files or folders, such as '.', or - for standard input. "}
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
@@ -129,7 +129,7 @@ def command_line() -> int:
     """Run ``main`` and exit."""
     _decode_names_as_utf8()
     explain_aborts(_wants_json(sys.argv[1:]))
-    guard()
+    replace_standard_streams()
     _stop_on_signals()
     try:
         code = flushed(main())
@@ -220,7 +220,7 @@ def explain_aborts(as_json: bool) -> None:
 
 
 def _run(arguments: Sequence[str], as_json: bool) -> int:
-    if low := warning():
+    if low := address_space_warning():
         warn(low)
     kept = ""
     before = list(_before_command(arguments))
@@ -284,9 +284,10 @@ def _usage_message(error: Any, command: str | None) -> tuple[str, str]:
         close = difflib.get_close_matches(option, error.possibilities, n=1)
         message, fix = f"No such option: {option}", f"Did you mean {close[0]}? {fix}" if close else fix
     elif message.startswith("No such command"):
-        close = [_MEANT[command]] if command in _MEANT else difflib.get_close_matches(str(command), COMMANDS, n=1)
+        meant = _MEANT_OPTIONS.get(str(command))
+        close = [meant] if meant else difflib.get_close_matches(str(command), COMMANDS, n=1)
         message, fix = f"No such command {command!r}", f"Did you mean {close[0]!r}? {fix}" if close else fix
-    elif message.startswith("No such option") and (meant := _MEANT.get(message.split()[-1].strip("'"))):
+    elif message.startswith("No such option") and (meant := _MEANT_OPTIONS.get(message.split()[-1].strip("'"))):
         fix = f"Did you mean {meant}? {fix}"
     elif message.startswith("Missing argument"):
         name = message.split("'")[1].rstrip(".")
@@ -416,7 +417,7 @@ class _Closed(io.TextIOBase):
         raise Unwritable(errno.EBADF, "it is closed")
 
 
-def guard() -> None:
+def replace_standard_streams() -> None:
     """Make failed writes to standard output raise Unwritable, and replace closed streams."""
     if sys.stdin is None:
         sys.stdin = _devnull()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from driftline.flows.web.access import AccessRules, Authentication, HostReaders, KnownRules, Readable, TrustedProxy
     from driftline.flows.web.api import Reader
     from driftline.flows.web.guard import RateLimit
-    from driftline.flows.web.routes import Tools
+    from driftline.flows.web.routes import McpApp
     from driftline.flows.web.search_processes import SearchProcesses
     from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace
@@ -279,11 +279,11 @@ def _memory(workspace: Workspace) -> Callable[[], Memory]:
     return find
 
 
-def _tools(reader: Reader) -> Tools | None:
+def _tools(reader: Reader) -> McpApp | None:
     """Return the MCP tools, if the extra is installed."""
-    from driftline.flows.web.routes import Tools
+    from driftline.flows.web.routes import McpApp
 
-    return Tools(reader) if find_spec("mcp") is not None else None
+    return McpApp(reader) if find_spec("mcp") is not None else None
 
 
 def _authentication(

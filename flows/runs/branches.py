@@ -22,7 +22,7 @@ from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld, NotIndexed, StaleBuild, UsageError
 from driftline.storage.json_records import as_dict
 from driftline.storage.layout import branch_lease_path, lease_path, new_ulid
-from driftline.storage.leases.lease import Lease, acquire, fenced
+from driftline.storage.leases.lease import Lease, acquire, leave_held_on_failure
 from driftline.storage.option_table import duration
 from driftline.storage.workspace.branch_cuts import (
     branch_at,
@@ -150,7 +150,7 @@ def delete_named(
 def delete_branch(workspace: Workspace, entity: Entity, name: str, run_id: str, *, wait_seconds: float = 0.0) -> None:
     """Delete a source's branch, if it exists, under its lease. Raises LeaseHeld, StorageError."""
     path = branch_lease_path(entity, name)
-    with acquire(workspace.objects, path, run_id, wait_seconds=wait_seconds) as lease, fenced(lease):
+    with acquire(workspace.objects, path, run_id, wait_seconds=wait_seconds) as lease, leave_held_on_failure(lease):
         record = read_branch(workspace, entity, name)
         if record is not None:
             delete(workspace, entity, record)
@@ -291,7 +291,7 @@ def _enter(plan: IndexPlan, part: SourcePlan, name: str) -> tuple[BranchRecord |
     if not decision.cuts:
         return known, replace(part, branch_cut=decision.why)
     path, wait = branch_lease_path(entity, name), request.wait_seconds
-    with acquire(workspace.objects, path, new_ulid(), wait_seconds=wait) as lease, fenced(lease):
+    with acquire(workspace.objects, path, new_ulid(), wait_seconds=wait) as lease, leave_held_on_failure(lease):
         return _cut(plan, part, name, known, decision, lease)
 
 

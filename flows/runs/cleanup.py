@@ -46,9 +46,9 @@ from driftline.storage.option_table import duration
 from driftline.storage.workspace.records import RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.cleanup import (
-    CatalogAtHand,
     Deletion,
     Fence,
+    OpenedCatalog,
     drop_expired,
     forget_deleted,
     open_catalog,
@@ -146,14 +146,14 @@ class _Cleanup:
         deletion = Deletion(self._workspace, self._report.run_id, lambda: None)
         with ExitStack() as stack:
             url = self._request.catalog_url or catalog_to_keep(self._workspace)
-            at_hand = stack.enter_context(open_catalog(self._workspace, url))
-            self._catalog = at_hand.catalog
-            return self._execute(deletion, at_hand)
+            opened = stack.enter_context(open_catalog(self._workspace, url))
+            self._catalog = opened.catalog
+            return self._execute(deletion, opened)
 
-    def _execute(self, deletion: Deletion, at_hand: CatalogAtHand) -> CleanupReport:
+    def _execute(self, deletion: Deletion, opened: OpenedCatalog) -> CleanupReport:
         if self._catalog is not None and not self._request.dry_run:
             self._catalog.check(self._workspace.config.workspace_id)
-        problem = at_hand.problem(self._workspace)
+        problem = opened.problem(self._workspace)
         if problem is not None:
             self._skip(f"All memory files are kept, because {problem}. Run: driftline verify")
             self._catalog = None

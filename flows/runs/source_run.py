@@ -63,7 +63,7 @@ AtCommit = WorkTreeAtCommit | RepositoryAtCommit
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RunContext:
     """The workspace, executor, locks and settings that the run of one source uses.
 
     Concurrent sources share the ``committing`` lock: they commit to the same table, one after another.
@@ -154,19 +154,19 @@ class SourceChanges:
 class Survey:
     """Finds out what a source's run has to do. Writes nothing, and needs no lease."""
 
-    job: Job
+    context: RunContext
 
     def last_record(self) -> SourceRecord | None:
         """Return the last run's record, unless it was for another location."""
-        known = self.job.workspace.readable_source(self.job.entity)
-        return known if known is not None and known.same_location(self.job.source.record) else None
+        known = self.context.workspace.readable_source(self.context.entity)
+        return known if known is not None and known.same_location(self.context.source.record) else None
 
     def refuse_older(self, last: IndexedCommit | None) -> None:
         """Raise StaleBuild if a later build already indexed a later commit in the main index.
 
         A lower build number alone does not mean an older build: a CI system may start its numbers again.
         """
-        request = self.job.plan.request
+        request = self.context.plan.request
         if request.branch is not None or request.build is None or last is None or last.build is None:
             return
         if request.build >= last.build:
@@ -174,22 +174,22 @@ class Survey:
         at = self._current_commit()
         if at is not None and at.commit_id != last.id and at.committed <= last.committed:
             what = f"Build {last.build} already indexed commit {last.id[:12]}, which is newer than {at.commit_id[:12]}"
-            raise StaleBuild(what, str(self.job.entity))
+            raise StaleBuild(what, str(self.context.entity))
 
     def unchanged_at(self) -> int | None:
         """Return the revision of an index that is at the repository's commit, so no lease is needed; otherwise None."""
-        job = self.job
-        if not isinstance(job.source.source, RepositorySource):  # a working tree would need several git processes
+        context = self.context
+        if not isinstance(context.source.source, RepositorySource):  # a working tree would need several git processes
             return None
         at = self._commit()
-        known = job.workspace.readable_source(job.entity)
-        if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != job.source.record.uri:
+        known = context.workspace.readable_source(context.entity)
+        if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != context.source.record.uri:
             return None
-        if known.link != job.source.record.link:
+        if known.link != context.source.record.link:
             return None
-        if job.source.superseded is not None or job.plan.request.build is not None:
+        if context.source.superseded is not None or context.plan.request.build is not None:
             return None
-        lease = peek(job.workspace.objects, job.workspace.lease_of(job.entity))
+        lease = peek(context.workspace.objects, context.workspace.lease_of(context.entity))
         if not lease.is_free or lease.holder_died or not at.is_indexed(known.commit, lease.token):
             return None
         return revision(lease.token + 1, 0)  # the revision of a run that took the lease and found nothing
@@ -199,7 +199,7 @@ class Survey:
 
         ``token`` is the current lease's, or None for a dry run.
         """
-        source, request = self.job.source, self.job.plan.request
+        source, request = self.context.source, self.context.plan.request
         if request.paths is not None and not source.joined:
             return ScanRange(request.paths)
         if not request.by_commit and not isinstance(source.source, RepositorySource):
@@ -214,38 +214,38 @@ class Survey:
 
     def work(self, scan_range: ScanRange) -> SourceChanges:
         """Scan the files in ``scan_range``, and compare them with the manifest."""
-        job = self.job
-        source, now_ns = job.source, time.time_ns()
-        job.progress.phase(f"scanning {source.source.uri}")
-        job.tally.report.partial = scan_range.paths is not None
-        parallel = job.executor.remote or not source.source.is_local
-        with job.timed("scan"):
-            slots = job.executor.slots if parallel and scan_range.paths is None else 1
+        context = self.context
+        source, now_ns = context.source, time.time_ns()
+        context.progress.phase(f"scanning {source.source.uri}")
+        context.tally.report.partial = scan_range.paths is not None
+        parallel = context.executor.remote or not source.source.is_local
+        with context.timed("scan"):
+            slots = context.executor.slots if parallel and scan_range.paths is None else 1
             parts = plan_partitions(source.source, slots, source.rules)
-            specs = [PartitionSpec(self.scan_spec(part), job.entity, now_ns, scan_range.paths) for part in parts]
+            specs = [PartitionSpec(self.scan_spec(part), context.entity, now_ns, scan_range.paths) for part in parts]
             scans = run_stage(
-                f"scan {job.entity}",
-                lambda: list(job.executor.map(scan_partition, specs)),
+                f"scan {context.entity}",
+                lambda: list(context.executor.map(scan_partition, specs)),
                 lambda found: f"{sum(scan.listed for scan in found):,} documents listed",
                 repeatable=True,
             )
         changes = pa.concat_tables([table for scan in scans for table in (scan.diff.new, scan.diff.candidates)])
         missing = missing_documents(scans)
         if missing is None:
-            job.progress.message("Parts of the source could not be listed, so this run deletes nothing.")
+            context.progress.message("Parts of the source could not be listed, so this run deletes nothing.")
             missing = DELETED_SCHEMA.empty_table()
         retouched = pa.concat_tables([scan.diff.retouched for scan in scans])
         return SourceChanges(scan_range, tuple(scans), changes.sort_by("path"), retouched, missing)
 
     def scan_spec(self, subtrees: tuple[Subtree, ...] = ()) -> ScanSpec:
         """Return the settings of the scan of ``subtrees``."""
-        source, plan = self.job.source, self.job.plan
+        source, plan = self.context.source, self.context.plan
         spec = ScanSpec.of(source.source, source.record, plan.model.fingerprint, source.claims)
         return replace(spec, subtrees=subtrees, full=plan.request.full)
 
     def donations(self, work: SourceChanges) -> Donations:
         """Find lines that a branch or the main index already embedded."""
-        plan, source = self.job.plan, self.job.source
+        plan, source = self.context.plan, self.context.source
         if plan.request.full or plan.replaces is not None or plan.new_workspace:
             return {}
         paths = work.changes["path"].combine_chunks()
@@ -253,7 +253,7 @@ class Survey:
 
     def batches(self, work: SourceChanges, donations: Donations, *, dry_run: bool = False) -> Iterator[BatchSpec]:
         """Split the changes into batches."""
-        changes, executor = work.changes, self.job.executor
+        changes, executor = work.changes, self.context.executor
         paths, sizes = changes["path"].to_pylist(), changes["size_bytes"].to_pylist()
         limit = batch_bytes(sum(sizes), executor)
         start, size = 0, 0
@@ -278,20 +278,20 @@ class Survey:
         donated = only(donations, paths) if donations else {}
         containers = frozenset[str]().union(*(scan.container_only_paths for scan in work.scans)).intersection(paths)
         how = self.scan_spec().how
-        return BatchSpec(self.job.source.source, self.job.entity, rows, dry_run, donated, how, containers)
+        return BatchSpec(self.context.source.source, self.context.entity, rows, dry_run, donated, how, containers)
 
     def _commit(self) -> AtCommit | None:
         """Return the commit that the source is at, for a run that may scan only what changed since another."""
-        if self.job.plan.request.full or self.job.plan.replaces is not None:
+        if self.context.plan.request.full or self.context.plan.replaces is not None:
             return None
         return self._current_commit()
 
     def _current_commit(self) -> AtCommit | None:
         """Return the commit that the source is at, or None if git cannot tell."""
-        source = self.job.source
+        source = self.context.source
         limits = source.record.max_file_bytes, source.record.max_document_bytes, source.record.redact, RULES_VERSION
         reads = source.record.archives, source.record.notebook_outputs
-        fingerprint = self.job.plan.model.fingerprint
+        fingerprint = self.context.plan.model.fingerprint
         settings = (source.record.include, source.record.exclude, *limits, *reads, fingerprint)
         rules = (*settings, sorted(current_marks()), *source.claims)
         if isinstance(source.source, RepositorySource):
@@ -322,37 +322,37 @@ class SourceRun:
         self.report = report
         tally, owner = SourceTally(report, source.record.archives), plan.workspace.table_owner(source.entity)
         lock = committing or nullcontext()
-        self._job = Job(plan, source, executor, progress, run_id, builds, lock, tally, watch, owner)
-        self._survey = Survey(self._job)
+        self._context = RunContext(plan, source, executor, progress, run_id, builds, lock, tally, watch, owner)
+        self._survey = Survey(self._context)
         self._fetched: Future[int | None] | None = None
 
     @property
     def workspace(self) -> Workspace:
-        return self._job.workspace
+        return self._context.workspace
 
     @property
     def entity(self) -> Entity:
-        return self._job.entity
+        return self._context.entity
 
     @property
     def owner(self) -> Entity:
-        return self._job.owner
+        return self._context.owner
 
     @property
     def joined(self) -> bool:
-        return self._job.source.joined
+        return self._context.source.joined
 
     @property
     def indexes_lag(self) -> bool:
         """Whether lines have changed since the search indexes were updated."""
-        return self._job.tally.indexes_lag
+        return self._context.tally.indexes_lag
 
     def execute(self) -> None:
         """Update the index of the source.
 
         Raises LeaseHeld, LeaseLost, DeletionRefused, StorageError, ExecutorError.
         """
-        request = self._job.plan.request
+        request = self._context.plan.request
         if request.dry_run:
             self._dry_run()
             return
@@ -363,7 +363,7 @@ class SourceRun:
 
     def fetch_ahead(self, fetches: ThreadPoolExecutor) -> None:
         """Prefetch a changed repository's commit once in ``fetches``; ``begin`` reports failures."""
-        source = self._job.source.source
+        source = self._context.source.source
         if self._fetched is not None or not isinstance(source, RepositorySource) or source.tree.remote.is_local:
             return
         with suppress(RuntimeError):  # the run was interrupted and shut ``fetches`` down
@@ -395,33 +395,33 @@ class SourceRun:
         wait_seconds: float,
         marker_token: Callable[[Entity], int] | None = None,
     ) -> LeasedRun | None:
-        job, tally = self._job, self._job.tally
-        workspace, entity, model = job.workspace, job.entity, job.plan.model
+        context, tally = self._context, self._context.tally
+        workspace, entity, model = context.workspace, context.entity, context.plan.model
         if unchanged_at is not None:
-            tally.unchanged(job.manifest.read(columns=[*TOTALS]), unchanged_at)
+            tally.unchanged(context.manifest.read(columns=[*TOTALS]), unchanged_at)
             return None
-        with job.timed("lease"):
+        with context.timed("lease"):
             lease = stack.enter_context(
-                acquire_source(workspace, entity, job.run_id, wait_seconds=wait_seconds, marker_token=marker_token)
+                acquire_source(workspace, entity, context.run_id, wait_seconds=wait_seconds, marker_token=marker_token)
             )
-        with job.timed("settle"):
+        with context.timed("settle"):
             tally.indexes_lag = lease.taken_over
             tally.indexes_lag |= settle(workspace, entity, lease) > 0
             before = self._survey.last_record()
             reached = (before.commit or before.reached) if before else None
             self._survey.refuse_older(reached)
             scan_range = self._survey.scan_range(before, lease.token)
-            record = replace(job.source.record, reached=reached)
+            record = replace(context.source.record, reached=reached)
             workspace.bind_source(entity, record)
             table = workspace.lines(entity, model.fingerprint)
-            committer = Committer(workspace, entity, lease, job.run_id, table, model.dim)
+            committer = Committer(workspace, entity, lease, context.run_id, table, model.dim)
             if len(workspace.line_tables(entity)) > 1:
                 tally.indexes_lag |= remove_strays(committer) > 0
-        return LeasedRun(job, self._survey, committer, record, self._surveyed(scan_range))
+        return LeasedRun(context, self._survey, committer, record, self._surveyed(scan_range))
 
     def _surveyed(self, scan_range: ScanRange) -> SourceChanges:
         """Return the work in ``scan_range``, and count what its scans found."""
-        tally = self._job.tally
+        tally = self._context.tally
         if scan_range.at is not None:
             self.report.commit = scan_range.at.commit_id
         self.report.base, self.report.full_scan_reason = scan_range.base, scan_range.full_scan_reason
@@ -431,37 +431,37 @@ class SourceRun:
         return work
 
     def _dry_run(self) -> None:
-        job, tally = self._job, self._job.tally
+        context, tally = self._context, self._context.tally
         work = self._surveyed(self._survey.scan_range(self._survey.last_record()))
-        for result in job.executor.map(embed_batch, self._survey.batches(work, {}, dry_run=True)):
+        for result in context.executor.map(embed_batch, self._survey.batches(work, {}, dry_run=True)):
             tally.embedded(result)
         tally.retouched(work.retouched)
-        refused = deletion_refused(job, work)
+        refused = deletion_refused(context, work)
         if refused:
             raise refused
         tally.deleted(work.missing)
-        tally.totals(job.manifest.read(columns=[*TOTALS]), is_partial=job.is_partial(work.scan_range))
+        tally.totals(context.manifest.read(columns=[*TOTALS]), is_partial=context.is_partial(work.scan_range))
 
 
-def deletion_refused(job: Job, work: SourceChanges) -> DeletionRefused | None:
+def deletion_refused(context: RunContext, work: SourceChanges) -> DeletionRefused | None:
     """Return the error if the deletion limit does not allow to delete the missing documents."""
-    documents = unexplained_deletions(work.missing, job.source.rules, job.source.claims)
+    documents = unexplained_deletions(work.missing, context.source.rules, context.source.claims)
     if not len(documents):
         return None
     if work.scan_range.paths is None:
-        known = len(documents) + job.tally.seen_before
+        known = len(documents) + context.tally.seen_before
     else:  # the limit applies to the whole manifest
-        documents_before, _ = totals(job.manifest.read(columns=["lines", "reason"]))
-        known = documents_before - job.tally.report.states[DocumentState.NEW]
-    limit, gone = DeletionLimit.of_documents(job.plan.request), count_missing(documents, job.tally.new_hashes)
-    return limit.refusal(gone, known, "documents", str(job.entity))
+        documents_before, _ = totals(context.manifest.read(columns=["lines", "reason"]))
+        known = documents_before - context.tally.report.states[DocumentState.NEW]
+    limit, gone = DeletionLimit.of_documents(context.plan.request), count_missing(documents, context.tally.new_hashes)
+    return limit.refusal(gone, known, "documents", str(context.entity))
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedRun:
     """A source's run that holds the lease: embeds and commits ``work``. ``committer`` alone commits to the source."""
 
-    job: Job
+    context: RunContext
     survey: Survey
     committer: Committer
     record: SourceRecord
@@ -469,16 +469,16 @@ class LeasedRun:
 
     @property
     def entity(self) -> Entity:
-        return self.job.entity
+        return self.context.entity
 
     @property
     def owner(self) -> Entity:
-        return self.job.owner
+        return self.context.owner
 
     def complete(self) -> None:
         """Embed, commit and delete. Raises the same errors as ``SourceRun.execute``."""
         stage, after = f"embed {self.entity}", (f"scan {self.entity}",)
-        refused = run_stage(stage, self._embed_and_delete, lambda _: self.job.tally.in_words(), after=after)
+        refused = run_stage(stage, self._embed_and_delete, lambda _: self.context.tally.in_words(), after=after)
         self.end(refused)
         if refused:
             raise refused
@@ -488,23 +488,25 @@ class LeasedRun:
 
         ``changes`` are the changes of the run's only commit, if the caller knows them. Raises LeaseLost, StorageError.
         """
-        workspace, entity, tally = self.job.workspace, self.entity, self.job.tally
+        workspace, entity, tally = self.context.workspace, self.entity, self.context.tally
         tally.report.revision = revision(self.committer.lease.token, self.committer.batch)
         if self.work.scan_range.at is not None and refused is None and self._is_complete():
             at = self._reached(self.work.scan_range.at)
             workspace.bind_source(entity, replace(self.record, commit=at, reached=at or self.record.reached))
-        workspace.note_branch(entity, self.job.plan.request.build, self.job.source.own_commit)
-        with self.job.timed("totals"):
+        workspace.note_branch(entity, self.context.plan.request.build, self.context.source.own_commit)
+        with self.context.timed("totals"):
             is_known = changes is not None and self.work.was_empty
-            documents = changes.rows if changes is not None and is_known else self.job.manifest.read(columns=[*TOTALS])
-            tally.totals(documents, is_partial=self.job.is_partial(self.work.scan_range))
+            documents = (
+                changes.rows if changes is not None and is_known else self.context.manifest.read(columns=[*TOTALS])
+            )
+            tally.totals(documents, is_partial=self.context.is_partial(self.work.scan_range))
             self._fold_deltas()
 
     # -- together with other sources ---------------------------------------------------------
 
     def shared_batch(self) -> BatchSpec | None:
         """Return the changes as a batch to commit with other sources, or None if the caller must call ``complete``."""
-        work, plan = self.work, self.job.plan
+        work, plan = self.work, self.context.plan
         if not len(work.changes) or work.is_large or plan.replaces is not None:
             return None
         if len(work.missing) > DeletionLimit.of_documents(plan.request).always:
@@ -522,7 +524,7 @@ class LeasedRun:
 
     def committed(self, result: BatchResult, changes: ChangeSet) -> None:
         """Count the changes of a commit shared with other sources."""
-        tally = self.job.tally
+        tally = self.context.tally
         tally.retouched(self.work.retouched)
         tally.embedded(result)
         tally.committed(changes.rows, [result])
@@ -539,24 +541,24 @@ class LeasedRun:
         return refused
 
     def _embed(self) -> None:
-        job, work = self.job, self.work
-        with job.timed("batches"):
+        context, work = self.context, self.work
+        with context.timed("batches"):
             if len(work.retouched):
-                job.tally.retouched(work.retouched)
+                context.tally.retouched(work.retouched)
                 self._commit_changes(ChangeSet(_as_manifest(work.retouched)))
-            job.progress.phase("embedding", total=len(work.changes))
+            context.progress.phase("embedding", total=len(work.changes))
             pending: list[BatchResult] = []
             since = time.monotonic()
-            results = job.executor.map(embed_batch, self.survey.batches(work, self.survey.donations(work)))
+            results = context.executor.map(embed_batch, self.survey.batches(work, self.survey.donations(work)))
             while (result := self._next(results, pending)) is not None:
-                job.tally.embedded(result)
-                job.progress.advance(result.documents - result.reported[0], result.lines - result.reported[1])
+                context.tally.embedded(result)
+                context.progress.advance(result.documents - result.reported[0], result.lines - result.reported[1])
                 pending.append(result)
                 if len(pending) >= BATCHES_PER_COMMIT or time.monotonic() - since > COMMIT_SECONDS:
                     self._commit(pending)
                     pending, since = [], time.monotonic()
             self._commit(pending)
-            if job.executor.has_repeated:
+            if context.executor.has_repeated:
                 self.committer.lease.expect_garbage()
 
     def _next(self, results: Iterator[BatchResult], pending: list[BatchResult]) -> BatchResult | None:
@@ -564,7 +566,7 @@ class LeasedRun:
         try:
             return next(results, None)
         except KeyboardInterrupt:
-            self.job.executor.stop()
+            self.context.executor.stop()
             self._commit(pending)
             raise
 
@@ -579,26 +581,26 @@ class LeasedRun:
         )
         with interrupt_deferred():
             self._commit_changes(changes)
-            self.job.tally.committed(changes.rows, results)
-            self.job.tally.indexes_lag |= changes.touches_lines
+            self.context.tally.committed(changes.rows, results)
+            self.context.tally.indexes_lag |= changes.touches_lines
         if changes.fragments:
-            self.job.builds.committed(self.owner, self.committer.table)
+            self.context.builds.committed(self.owner, self.committer.table)
 
     def _commit_changes(self, changes: ChangeSet, phase: str = "commit") -> None:
         def commit() -> None:
-            with self.job.committing:
+            with self.context.committing:
                 self.committer.commit(changes)
 
         counts = f"{len(changes.rows):,} documents committed, {len(changes.removed):,} removed"
-        with self.job.timed(phase):
+        with self.context.timed(phase):
             run_stage(f"commit {self.entity}", commit, lambda _: counts, after=(f"embed {self.entity}",))
 
     def _delete(self) -> DeletionRefused | None:
         """Delete missing documents; return the refusal if there are suspiciously many."""
-        missing, tally = self.work.missing, self.job.tally
+        missing, tally = self.work.missing, self.context.tally
         if not len(missing):
             return None
-        refused = deletion_refused(self.job, self.work)
+        refused = deletion_refused(self.context, self.work)
         if refused is None:
             self._commit_changes(ChangeSet(SCHEMA.empty_table(), removed=tuple(missing["path"].to_pylist())), "delete")
             tally.indexes_lag |= pc.any(pc.greater(missing["lines"], 0)).as_py()
@@ -611,11 +613,11 @@ class LeasedRun:
         Call it last, after all members are committed and missing ones deleted. An archive is incomplete if it changed
         since the scan, or if a member could not be read.
         """
-        tally = self.job.tally
+        tally = self.context.tally
         incomplete = {container_of(path) for path in tally.passing()}
         opened = {p: each for scan in self.work.scans for p, each in scan.opened.items() if p not in incomplete}
         mark, rows = self.survey.scan_spec().how.opened, []
-        for row in self.job.manifest.get([*opened], columns=SCHEMA.names).to_pylist() if opened else ():
+        for row in self.context.manifest.get([*opened], columns=SCHEMA.names).to_pylist() if opened else ():
             archive = opened[row["path"]]
             if row["hash"] == archive.content_hash:
                 why = archive.reason if row["reason"] == SkipReason.ARCHIVE else None
@@ -629,7 +631,7 @@ class LeasedRun:
 
     def _is_complete(self) -> bool:
         """Return whether every scanned file is indexed, or skipped until it changes."""
-        return self.work.is_listed and not self.job.tally.passing()
+        return self.work.is_listed and not self.context.tally.passing()
 
     def _reached(self, at: AtCommit) -> IndexedCommit | None:
         """Return the commit and manifest revision to record at the end of the run."""
@@ -638,12 +640,12 @@ class LeasedRun:
         if reached is None:
             return None
         known = before.revision if before is not None and before.token == token - 1 else 0
-        build = self.job.plan.request.build
+        build = self.context.plan.request.build
         return replace(reached, revision=revision(token, batch) if batch else known, build=build)
 
     def _fold_deltas(self) -> None:
         """Count the deltas, and fold many small deltas if the run committed: there may be no scheduled compaction."""
-        manifest, lease = self.job.manifest, self.committer.lease
+        manifest, lease = self.context.manifest, self.committer.lease
         log = manifest.log()
         deltas = len(log.deltas)
         if self.committer.batch and should_fold(log):
@@ -652,10 +654,10 @@ class LeasedRun:
                 manifest.compact()
                 deltas = 0
             except (StorageError, CorruptFile, LeaseLost) as error:  # this run's commits are kept
-                self.job.progress.message(f"Cannot fold the deltas of {self.entity}: {error}")
-        self.job.tally.report.deltas = deltas
+                self.context.progress.message(f"Cannot fold the deltas of {self.entity}: {error}")
+        self.context.tally.report.deltas = deltas
         if deltas > DEFAULT_MAX_DELTAS:
-            self.job.progress.message(
+            self.context.progress.message(
                 f"{self.entity} has {deltas:,} deltas, which slow down runs. Run: driftline compact"
             )
 

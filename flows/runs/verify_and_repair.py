@@ -27,7 +27,7 @@ from driftline.storage.sources.mirror import with_reference
 from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.cleanup import CatalogAtHand, open_catalog
+from driftline.tasks.maintenance.cleanup import OpenedCatalog, open_catalog
 from driftline.tasks.maintenance.repair import (
     config_is_lost,
     quarantine,
@@ -97,8 +97,8 @@ def verify_workspace(request: VerifyRequest, progress: Progress | None = None) -
         _restore_config(request, progress)
     workspace = Workspace.open(request.workspace, request.storage_options)
     had_catalog = workspace.objects.head(CATALOG_RECORD) is not None
-    with open_catalog(workspace, request.catalog_url or catalog_to_keep(workspace)) as at_hand:
-        return _verify(workspace, at_hand, request, progress, had_catalog=had_catalog)
+    with open_catalog(workspace, request.catalog_url or catalog_to_keep(workspace)) as opened:
+        return _verify(workspace, opened, request, progress, had_catalog=had_catalog)
 
 
 def _restore_config(request: VerifyRequest, progress: Progress) -> None:
@@ -117,17 +117,17 @@ def _id_of_memory(workspace: Workspace, catalog_url: str | None) -> str | None:
         record = recorded(workspace)
         if record is not None:
             return record.workspace_id
-    with open_catalog(workspace, catalog_url) as at_hand:
-        if at_hand.error is not None:
-            raise at_hand.error  # the catalog may contain the id
-        return at_hand.catalog.belongs_to() if at_hand.catalog is not None else None
+    with open_catalog(workspace, catalog_url) as opened:
+        if opened.error is not None:
+            raise opened.error  # the catalog may contain the id
+        return opened.catalog.belongs_to() if opened.catalog is not None else None
 
 
 def _verify(
-    workspace: Workspace, at_hand: CatalogAtHand, request: VerifyRequest, progress: Progress, *, had_catalog: bool
+    workspace: Workspace, opened: OpenedCatalog, request: VerifyRequest, progress: Progress, *, had_catalog: bool
 ) -> VerifyReport:
-    """Verify a workspace. ``had_catalog``: whether a catalog was recorded before ``at_hand`` was opened."""
-    started, catalog = time.monotonic(), at_hand.catalog
+    """Verify a workspace. ``had_catalog``: whether a catalog was recorded before ``opened`` was opened."""
+    started, catalog = time.monotonic(), opened.catalog
     report = VerifyReport(new_ulid(), workspace.objects.uri)
 
     def skip(message: str) -> None:
@@ -141,7 +141,7 @@ def _verify(
         if catalog is None and not had_catalog and workspace.objects.head(CATALOG_RECORD) is not None:
             verification.busy.append("the memory")  # a memory store created it concurrently
             return verification
-        problem = at_hand.problem(workspace)
+        problem = opened.problem(workspace)
         if problem is not None:
             verification.findings.append(Finding(FindingKind.CATALOG, "", CATALOG_RECORD, problem))
         elif catalog is not None:

@@ -35,7 +35,7 @@ from driftline.storage.errors import LeaseHeld, StorageError, WorkspaceNotFound
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire, peek
 from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.indexing.commit import finish_staged
+from driftline.tasks.indexing.commit import publish_committed
 
 UPDATE_SECONDS = 1.0
 MAX_SHARE = 0.01
@@ -282,7 +282,7 @@ def _release_abandoned(workspace: Workspace, run_id: str) -> int:
     for source, _ in workspace.sources():
         if peek(workspace.objects, lease_path(source)).holder_died:
             with suppress(LeaseHeld), acquire_source(workspace, source, run_id) as lease:
-                finish_staged(workspace, source, lease)
+                publish_committed(workspace, source, lease)
                 released += 1
     for tenant in workspace.tenants():
         path = lease_path(tenant, "maintenance")

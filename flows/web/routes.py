@@ -289,7 +289,7 @@ def make_app(
     origins: Collection[str] = (),
     authentication: Authentication | None = None,
     rate_limit: RateLimit | None = None,
-    mcp: Tools | None = None,
+    mcp: McpApp | None = None,
     tracer: Tracer | None = None,
     cors_origins: Collection[str] = (),
     hooks: WebhookReceiver | None = None,
@@ -369,7 +369,7 @@ def _take(api: FastAPI, hooks: WebhookReceiver | None, metrics: Metrics) -> None
     api.post(f"{HOOKS}{{host}}", response_model=None, include_in_schema=False)(answer)
 
 
-def _lifespan_of(mcp: Tools) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan_of(mcp: McpApp) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Stop ``mcp`` when the application stops."""
     return lambda _: mcp.lifespan()
 
@@ -415,7 +415,7 @@ def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 @dataclass(slots=True)
-class Tools:
+class McpApp:
     """The application that serves the tools of ``reader`` over stateless streamable HTTP.
 
     Its libraries take a second to load: the first request waits for them, not server startup.

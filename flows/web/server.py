@@ -14,7 +14,7 @@ from driftline.flows.web.access import Authentication
 from driftline.flows.web.api import Reader
 from driftline.flows.web.guard import RateLimit
 from driftline.flows.web.observability import tracer
-from driftline.flows.web.routes import Tools, WebhookReceiver, make_app
+from driftline.flows.web.routes import McpApp, WebhookReceiver, make_app
 from driftline.storage.errors import UsageError
 
 GRACE_SECONDS = 10
@@ -46,7 +46,7 @@ def web_server(
     host: str,
     port: int,
     exposure: Exposure | None = None,
-    mcp: Tools | None = None,
+    mcp: McpApp | None = None,
     hooks: WebhookReceiver | None = None,
 ) -> HttpServer:
     """Return the web server of ``reader``, already listening. Port 0 selects a free port.

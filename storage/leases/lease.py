@@ -334,7 +334,7 @@ def acquire(
 
 
 @contextmanager
-def fenced(lease: Lease) -> Iterator[None]:
+def leave_held_on_failure(lease: Lease) -> Iterator[None]:
     """Abandon a lease that was taken over if the work under it fails: the next holder must fence off the old one."""
     try:
         yield

@@ -20,7 +20,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, LeaseHeld, LeaseLost
 from driftline.storage.lance.lance_table import rewrite
 from driftline.storage.layout import derived_ulid, new_ulid
-from driftline.storage.leases.lease import Lease, fenced
+from driftline.storage.leases.lease import Lease, leave_held_on_failure
 from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.indexes import Segment, SegmentSpec, build_segment
 from driftline.storage.lines.line_table import LineTable
@@ -188,18 +188,18 @@ def settle(workspace: Workspace, entity: Entity, lease: Lease) -> int:
     its lease no longer commits, so only a holder whose lease was taken over must be fenced off. Raises CorruptFile,
     StorageError.
     """
-    done, dead = finish_staged(workspace, entity, lease)
+    done, dead = publish_committed(workspace, entity, lease)
     workspace.manifest(entity).discard_staged(dead)
     return done
 
 
-def finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
+def publish_committed(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
     """Like ``settle``, but discard nothing: return ``(number published, dead batches that can never be committed)``."""
-    with fenced(lease):
-        return _finish_staged(workspace, entity, lease)
+    with leave_held_on_failure(lease):
+        return _publish_committed(workspace, entity, lease)
 
 
-def _finish_staged(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
+def _publish_committed(workspace: Workspace, entity: Entity, lease: Lease) -> tuple[int, list[BatchId]]:
     documents = workspace.manifest(entity)
     staged = documents.staged()
     if not staged and not lease.taken_over:

@@ -28,7 +28,7 @@ from driftline.storage.memory.workspace_catalog import catalog_problem
 from driftline.storage.objects.store import TEMPORARY_PREFIX, ObjectInfo, ObjectStore
 from driftline.storage.workspace.records import WorkspaceConfig, read_record
 from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.indexing.commit import finish_staged
+from driftline.tasks.indexing.commit import publish_committed
 
 DELETE_BATCH = 1_000
 """Objects per deletion: the limit of an S3 bulk request."""
@@ -99,7 +99,7 @@ class Fence:
             pass
 
     def _settle(self, source: Entity, lease: Lease) -> None:
-        published, _ = finish_staged(self.workspace, source, lease)
+        published, _ = publish_committed(self.workspace, source, lease)
         self.published += published
         self.sources.add(source.directory)
 
@@ -209,7 +209,7 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogAtHand:
+class OpenedCatalog:
     """The catalog, if there is one, and the ``error`` if it cannot be read or reached."""
 
     catalog: Catalog | None = None
@@ -223,13 +223,13 @@ class CatalogAtHand:
 
 
 @contextmanager
-def open_catalog(workspace: Workspace, url: str | None) -> Iterator[CatalogAtHand]:
+def open_catalog(workspace: Workspace, url: str | None) -> Iterator[OpenedCatalog]:
     """Open the catalog at ``url``, by default the workspace's own. It is never created. Raises CatalogMismatch."""
     objects = workspace.objects
     if url is None and objects.is_local and objects.head(CATALOG) is not None:
         url = embedded_url(objects.uri)
     if url is None:
-        yield CatalogAtHand()
+        yield OpenedCatalog()
         return
     catalog = Catalog(url)
     try:
@@ -238,11 +238,11 @@ def open_catalog(workspace: Workspace, url: str | None) -> Iterator[CatalogAtHan
         catalog.close()
 
 
-def _look(catalog: Catalog) -> CatalogAtHand:
+def _look(catalog: Catalog) -> OpenedCatalog:
     try:
-        return CatalogAtHand(catalog if catalog.belongs_to() is not None else None)
+        return OpenedCatalog(catalog if catalog.belongs_to() is not None else None)
     except CatalogError as error:
-        return CatalogAtHand(error=error)
+        return OpenedCatalog(error=error)
 
 
 def drop_expired(workspace: Workspace, catalog: Catalog) -> int:

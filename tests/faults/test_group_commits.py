@@ -255,7 +255,7 @@ def test_a_failing_source_leaves_nothing_of_the_others_undone(
     work = Survey.work
 
     def fail(survey: Survey, *arguments: Any) -> Any:
-        if survey.job.entity == Entity.parse("source:two"):
+        if survey.context.entity == Entity.parse("source:two"):
             raise StorageError("Could not read a file (Input/output error)", "two")
         return work(survey, *arguments)
 

@@ -43,7 +43,7 @@ from driftline.flows.web.access import (
 )
 from driftline.flows.web.api import Reader, _within
 from driftline.flows.web.guard import Guard, RateLimit
-from driftline.flows.web.routes import Tools
+from driftline.flows.web.routes import McpApp
 from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StorageError, UsageError
@@ -138,7 +138,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
     recalled = Memory(workspace, load_memory_configuration(environ={}, embedding=model))
     reader = Reader(workspace.reread, lambda: recalled)
     exposure = Exposure(authentication=Authentication(known, proxy, rules=AccessRules(readers=readers)))
-    with serving(web_server(reader, "127.0.0.1", 0, exposure, Tools(reader))) as address:
+    with serving(web_server(reader, "127.0.0.1", 0, exposure, McpApp(reader))) as address:
         yield Site(address, workspace, known, readers)
 
 
@@ -597,7 +597,7 @@ def test_a_user_of_the_proxy_sees_what_is_granted_to_user_and_groups(
     proxy = TrustedProxy("X-User", [ip_network("127.0.0.0/8")])
     exposure = Exposure(authentication=Authentication(site.tokens, proxy, rules=rules))
     reader = Reader(site.workspace.reread)
-    with serving(web_server(reader, "127.0.0.1", 0, exposure, Tools(reader))) as address:
+    with serving(web_server(reader, "127.0.0.1", 0, exposure, McpApp(reader))) as address:
         answers = {name: ask(address, f"/api/v1/{name}", **headers) for name in ("sources", "status", "branches")}
         answers |= {q: ask(address, f"/api/v1/search?q={q}&facets=true", **headers) for q in ("lease", "%22lease%22")}
         answers["documents"] = ask(address, "/api/v1/documents", **headers)

@@ -42,7 +42,7 @@ from driftline.flows.http_server import MAX_BODY_BYTES, HttpServer, TimeoutProto
 from driftline.flows.web import guard
 from driftline.flows.web.access import cookie
 from driftline.flows.web.api import MAX_QUERY_CHARACTERS, Reader
-from driftline.flows.web.routes import Tools
+from driftline.flows.web.routes import McpApp
 from driftline.flows.web.server import MAX_HEAD_BYTES, Exposure, web_server
 from driftline.storage.errors import StorageError, UsageError
 from driftline.storage.option_table import MAX_SERVED_NAMES
@@ -535,7 +535,7 @@ def test_a_line_past_the_end_does_not_exist_although_others_are_in_its_context(w
 
 def mcp_server(workspace: Workspace) -> HttpServer:
     reader = Reader(workspace.reread)
-    return web_server(reader, "127.0.0.1", 0, mcp=Tools(reader))
+    return web_server(reader, "127.0.0.1", 0, mcp=McpApp(reader))
 
 
 def test_no_stream_is_held_open_for_clients_of_mcp(workspace: Workspace) -> None:

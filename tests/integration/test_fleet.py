@@ -114,7 +114,7 @@ def test_repositories_are_fetched_ahead_of_their_scans(
     attempts, looks, look = list[str](), list[str](), Survey.unchanged_at
 
     def looked(survey: Survey) -> int | None:
-        looks.append(survey.job.entity.id)
+        looks.append(survey.context.entity.id)
         return look(survey)
 
     def lost(mirror: Mirror, commit: str) -> None:
