@@ -1,10 +1,11 @@
-"""Define ``driftline index`` and ``remove``, which change a workspace's content."""
+"""Define ``driftline index``, ``watch`` and ``remove``, which change a workspace's content."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from driftline.flows.commands.app import (
     FAILED,
     ConfigOption,
     JsonOption,
+    ModelOption,
     WorkspaceOption,
     app,
     parameters,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 SourcesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="SOURCE...", help="Folders, git working trees or bucket URIs.")
 ]
+FolderArgument = Annotated[str, typer.Argument(metavar="[SOURCE]", help="The folder; default: the current folder.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Index all sources of driftline.toml.")]
 DeepModelOption = Annotated[
     str | None,
@@ -147,6 +150,21 @@ def _configuration(
         fix = "Specify a folder or a bucket, or use --all for the sources of a driftline.toml."
         raise UsageError("--config requires --all" if config else "No SOURCE was given", fix=fix)
     return None
+
+
+@app.command()
+def watch(source: FolderArgument = ".", workspace: WorkspaceOption = None, model: ModelOption = None) -> int:
+    """Update the index of SOURCE, then index each file as it is saved. Stop with Ctrl+C."""
+    target = workspace_for_indexing(workspace, [source], None)
+    from driftline.flows.config.which_workspace import options_for
+    from driftline.flows.runs.watch import entity_at, watcher_of
+
+    options = options_for(target)
+    watcher = watcher_of(source, target, entity_at(source, target, options), model=model, storage_options=options)
+    with suppress(KeyboardInterrupt):  # the usual way to stop it
+        watcher.run()
+    warn(f"stopped; continue with: driftline watch {source}")
+    return DONE
 
 
 @app.command()

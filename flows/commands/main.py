@@ -93,7 +93,7 @@ COMMANDS = {
     "deploy": "serve",
     "mcp": "mcp",
     "web": "web",
-    "watch": "watch",
+    "watch": "index",
     "branches": "branches",
     "diff": "branches",
     "ci": "ci",
