@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -25,6 +25,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, CorruptFile, StorageError, UsageError
 from driftline.storage.globs import is_unicode
 from driftline.storage.lance.failures import (
+    AGAIN,
     is_conflict,
     is_lance_failure,
     is_network_failure,
@@ -179,14 +180,9 @@ class LanceTable:
             count += 1
         unreadable = self.damaged_fragments() if self.exists() else []
         if unreadable:
-            import lance
-
             dataset = self.open()
-            update = lance.LanceOperation.Update(
-                removed_fragment_ids=unreadable, updated_fragments=[], new_fragments=[]
-            )
             with writing("Could not drop unreadable fragments", self.uri):
-                self._transact(lance.Transaction(dataset.version, update))
+                self._replace_rows(dataset, unreadable, [])
         return count + len(unreadable)
 
     def damaged_fragments(self) -> list[int]:
@@ -246,6 +242,32 @@ class LanceTable:
                     )
                 )
             )
+
+    def attempts(self, count: int = COMMIT_ATTEMPTS) -> Iterator[LanceDataset]:
+        """Yield the newest version for each of ``count`` attempts to change it; afterwards, raise ``conflicted``."""
+        return (self.open() for _ in range(count))
+
+    def conflicted(self) -> CommitConflict:
+        """Return the error for a change whose ``attempts`` all conflicted."""
+        return CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, AGAIN)
+
+    def _replace_rows(
+        self,
+        dataset: LanceDataset,
+        removed: list[int],
+        updated: list[FragmentMetadata],
+        added: Sequence[FragmentMetadata] = (),
+    ) -> None:
+        """Commit ``dataset`` without fragments ``removed``, with fragments ``updated`` and ``added``.
+
+        Raises what ``_transact`` raises.
+        """
+        import lance
+
+        operation = lance.LanceOperation.Update(
+            removed_fragment_ids=removed, updated_fragments=updated, new_fragments=list(added)
+        )
+        self._transact(lance.Transaction(dataset.version, operation))
 
     def _transact(self, transaction: Transaction) -> None:
         """Commit ``transaction`` durably.

@@ -15,10 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CommitConflict
 from driftline.storage.lance.failures import reading, retried, with_indexes, write_failed, writing
 from driftline.storage.lance.lance_table import (
-    COMMIT_ATTEMPTS,
     VECTOR_TYPE,
     LanceTable,
     create_vector_index,
@@ -121,20 +119,16 @@ class DeepTable(LanceTable):
         import lance
 
         new = [lance.FragmentMetadata.from_json(text) for text in fragments]
-        for _ in range(COMMIT_ATTEMPTS):
-            dataset = self.open()
+        for dataset in self.attempts():
             removed, updated = without_rows(dataset, [], _rows_of(dataset, entity, stale)) if stale else ([], [])
-            operation = lance.LanceOperation.Update(
-                removed_fragment_ids=removed, updated_fragments=updated, new_fragments=new
-            )
             try:
-                self._transact(lance.Transaction(dataset.version, operation))
+                self._replace_rows(dataset, removed, updated, new)
             except lance.commit.CommitConflictError:
                 continue
             except OSError as error:
                 raise write_failed("Could not commit definitions", self.uri, error) from error
             return
-        raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Try again.")
+        raise self.conflicted()
 
     def remove(self, entity: Entity) -> None:
         """Remove all rows of a source. Raises StorageError."""

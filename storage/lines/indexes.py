@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from driftline.storage.defaults import IndexScope
-from driftline.storage.errors import CommitConflict
 from driftline.storage.lance.failures import (
-    AGAIN,
     index_stats,
     is_conflict,
     is_lance_failure,
@@ -28,7 +26,6 @@ from driftline.storage.lance.failures import (
     writing,
 )
 from driftline.storage.lance.lance_table import (
-    COMMIT_ATTEMPTS,
     VECTOR,
     VECTOR_METRIC,
     is_indexable,
@@ -265,8 +262,7 @@ def publish(table: LineTable, built: Sequence[Segment]) -> set[str]:
 
 
 def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
-    for _ in range(COMMIT_ATTEMPTS):
-        dataset = table.open()
+    for dataset in table.attempts():
         live, published = _rows(dataset).keys(), _segments(dataset).get(name, [])
         fitting = _fitting([segment for segment in built if segment.fragments <= live], published, live)
         if not fitting:
@@ -279,7 +275,7 @@ def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
                 raise write_failed("Could not publish an index", table.uri, error) from error
         else:
             return True
-    raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", table.uri, AGAIN)
+    raise table.conflicted()
 
 
 def _fitting(built: Sequence[Segment], published: Sequence[Set[int]], live: Set[int]) -> Sequence[Segment]:

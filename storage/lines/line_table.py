@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.storage.entities import Entity
-from driftline.storage.errors import CommitConflict, DriftlineError, LeaseLost, StorageError
+from driftline.storage.errors import DriftlineError, LeaseLost, StorageError
 from driftline.storage.lance.failures import (
-    AGAIN,
     is_lance_failure,
     read_failed,
     reading,
@@ -50,7 +49,6 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, LanceFragment
-    from lance.dataset import LanceOperation
 
     from driftline.storage.deltas.manifest import BatchId
 
@@ -187,7 +185,7 @@ class LineTable(LanceTable):
 
         Raises LeaseLost, CommitConflict, StorageError.
         """
-        return self._commit([SourceCommit(entity, token)], ())[0]
+        return self.commit_together([SourceCommit(entity, token)], ())[0]
 
     def commit(
         self, entity: Entity, token: int, batch: BatchId, replaced: Sequence[str], fragments: Sequence[str]
@@ -197,21 +195,17 @@ class LineTable(LanceTable):
         Exactly once: a batch already recorded by the marker is skipped. Raises LeaseLost if the marker has a newer
         token, CommitConflict after ``COMMIT_ATTEMPTS``; also StorageError.
         """
-        self._commit([SourceCommit(entity, token, batch, tuple(replaced))], fragments)
+        self.commit_together([SourceCommit(entity, token, batch, tuple(replaced))], fragments)
 
-    def commit_together(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> None:
-        """Commit the batches of several sources, whose rows share ``fragments``, in one version: all or none.
+    def commit_together(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> list[CommitMarker]:
+        """Commit ``parts`` of several sources, whose rows share ``fragments``, in one version: all or none.
 
-        Raises LeaseLost if a marker has a newer token: none of the batches can ever be committed then. Also raises
-        CommitConflict and StorageError, like ``commit``.
-        """
-        self._commit(parts, fragments)
+        Returns the old commit markers. Raises LeaseLost if a marker has a newer token: none of the parts can ever be
+        committed then. Also raises CommitConflict and StorageError, like ``commit``.
 
-    def _commit(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> list[CommitMarker]:
-        """Replace every existing commit marker of ``parts`` in the transaction, and return the old markers.
-
-        Two transactions conflict only if they remove the same row. Sources with no marker therefore first get one that
-        has only the token. If two holders write one concurrently, the later commit sees both markers.
+        The transaction replaces every existing marker. Two transactions conflict only if they remove the same row.
+        Sources with no marker therefore first get one that has only the token. If two holders write one concurrently,
+        the later commit sees both markers.
         """
         import lance
         from lance.commit import CommitConflictError
@@ -219,8 +213,7 @@ class LineTable(LanceTable):
         new = [lance.FragmentMetadata.from_json(text) for text in fragments]
         written: dict[tuple[CommitMarker, ...], list[FragmentMetadata]] = {}
         failures: list[OSError] = []
-        for attempt in range(COMMIT_ATTEMPTS + 1):  # the last one only looks for the batch
-            dataset = self.open()
+        for attempt, dataset in enumerate(self.attempts(COMMIT_ATTEMPTS + 1)):  # the last one only looks for the batch
             found = read_markers(self, dataset, [part.entity for part in parts])
             rows = [found[str(part.entity)] for part in parts]
             before = [newest(list(each.values())) for each in rows]
@@ -247,15 +240,15 @@ class LineTable(LanceTable):
             if key not in written:
                 written[key] = self.write(marker_rows(dataset.schema, entities, markers))
             try:
-                update = _update(dataset, removals, addresses, [*additions, *written[key]])
-                self._transact(lance.Transaction(dataset.version, update))
+                removed, updated = without_rows(dataset, removals, addresses) if removals or addresses else ([], [])
+                self._replace_rows(dataset, removed, updated, [*additions, *written[key]])
                 if not unmarked:
                     return before
             except CommitConflictError:
                 pass  # recompute the deletions for the newest version; the new fragments stay valid
             except OSError as error:
                 failures.append(error)  # the outcome is unknown: look for the batch first
-        raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, AGAIN)
+        raise self.conflicted()
 
     def _fenced(self, part: SourceCommit, marker: CommitMarker, *, is_known: bool) -> DriftlineError:
         """Return the error for a fenced holder. Unless ``is_known`` is set, an attempt may still get committed."""
@@ -304,21 +297,6 @@ def each_document(rows: pa.Table, paths: Sequence[str]) -> Iterator[pa.Table]:
 
 def _read(dataset: LanceDataset, columns: list[str], where: str, indexed: bool) -> pa.Table:
     return dataset.scanner(columns=columns, filter=where, use_scalar_index=indexed).to_table()
-
-
-def _update(
-    dataset: LanceDataset, removals: Sequence[str], addresses: Sequence[int], additions: Sequence[FragmentMetadata]
-) -> LanceOperation.Update:
-    """Return the operation that removes rows of ``dataset`` and adds fragments.
-
-    It removes the rows that match any of ``removals``, and the rows at ``addresses``.
-    """
-    import lance
-
-    removed, updated = without_rows(dataset, removals, addresses) if removals or addresses else ([], [])
-    return lance.LanceOperation.Update(
-        removed_fragment_ids=removed, updated_fragments=updated, new_fragments=list(additions)
-    )
 
 
 def _path_filters(entity: Entity, paths: Sequence[str]) -> list[str]:

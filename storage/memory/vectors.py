@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from driftline.storage.entities import Entity, directories
-from driftline.storage.errors import CommitConflict, StorageError
+from driftline.storage.errors import StorageError
 from driftline.storage.lance.failures import (
     first_line,
     index_stats,
@@ -31,7 +31,6 @@ from driftline.storage.lance.failures import (
     write_failed,
 )
 from driftline.storage.lance.lance_table import (
-    COMMIT_ATTEMPTS,
     EXACT_SEARCH_ROWS,
     VECTOR,
     VECTOR_TYPE,
@@ -239,14 +238,13 @@ class VectorTable(LanceTable):
         """Remove the rows for the keys in ``changed``, add ``rows``, and record ``last`` as applied, in one version.
 
         ``changed`` maps each key to the id of its latest change; changes already applied according to the marker are
-        skipped. Raises CommitConflict after ``COMMIT_ATTEMPTS``, StorageError, CorruptFile.
+        skipped. Raises CommitConflict, StorageError, CorruptFile.
         """
         if not self.exists():
             if not rows:
                 return
             self._prepare(dim)
-        for _ in range(COMMIT_ATTEMPTS):
-            dataset = self.open()
+        for dataset in self.attempts():
             applied = _applied(dataset)
             due = {key for key, number in changed.items() if number > applied}
             if not due:
@@ -255,9 +253,9 @@ class VectorTable(LanceTable):
             filters = [_MARKER, *(is_one_of("key", some) for some in _lookups(sorted(due)))]
             removed, updated = without_rows(dataset, filters)
             added = self._fragments([*new_rows, _marker_row(last)], dataset.schema)
-            if self._commit(dataset.version, removed, updated, added):
+            if self._commit(dataset, removed, updated, added):
                 return
-        raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Try again.")
+        raise self.conflicted()
 
     @retried
     def index(self) -> None:
@@ -289,15 +287,14 @@ class VectorTable(LanceTable):
     def replace_all(self, pages: Callable[[], Iterable[Sequence[VectorRow]]], last: int, dim: int) -> None:
         """Replace all rows with ``pages``, in one version. Raises CommitConflict, StorageError, CorruptFile."""
         self._prepare(dim)
-        for _ in range(COMMIT_ATTEMPTS):
-            dataset = self.open()
+        for dataset in self.attempts():
             added = self._fragments([_marker_row(max(last, _applied(dataset)))], dataset.schema)
             for rows in pages():
                 added += self._fragments(rows, dataset.schema)
             fragments: list[Any] = list(dataset.get_fragments())
-            if self._commit(dataset.version, [fragment.fragment_id for fragment in fragments], [], added):
+            if self._commit(dataset, [fragment.fragment_id for fragment in fragments], [], added):
                 return
-        raise CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, "Try again.")
+        raise self.conflicted()
 
     def _prepare(self, dim: int) -> None:
         # Two first commits conflict only if both replace a marker.
@@ -315,7 +312,7 @@ class VectorTable(LanceTable):
 
     def _commit(
         self,
-        version: int,
+        dataset: LanceDataset,
         removed: list[int],
         updated: list[FragmentMetadata],
         added: list[FragmentMetadata],
@@ -325,13 +322,8 @@ class VectorTable(LanceTable):
         Returns False after a conflict or an unknown outcome; the marker tells which it was. Raises StorageError for any
         other failure.
         """
-        import lance
-
-        operation = lance.LanceOperation.Update(
-            removed_fragment_ids=removed, updated_fragments=updated, new_fragments=added
-        )
         try:
-            self._transact(lance.Transaction(version, operation))
+            self._replace_rows(dataset, removed, updated, added)
         except OSError as error:  # includes CommitConflictError
             if is_conflict(error) or is_network_failure(error):
                 return False

@@ -67,18 +67,16 @@ class Committer:
         It stages the manifest delta, runs one table transaction, and publishes the delta. After a crash at any step,
         the next run can settle it. Raises LeaseLost, CommitConflict, StorageError.
         """
+        if changes.touches_lines:
+            staged = self.stage(changes)
+            self.table.create(self.dim)
+            self.table.commit_together([staged.part], changes.fragments)
+            self._documents.publish_staged(staged.batch, staged.data)
+            return
         self.batch += 1
-        batch = BatchId(self.run_id, self.batch)
         rows = self._delta(changes)
         self.lease.check()
-        if not changes.touches_lines:
-            self._documents.append(derived_ulid(batch.run_id, batch.batch), rows)
-            return
-        self.table.create(self.dim)
-        data = self._documents.stage(batch, rows)
-        gone = (*changes.replaced, *changes.removed)
-        self.table.commit(self.entity, self.lease.token, batch, gone, changes.fragments)
-        self._documents.publish_staged(batch, data)
+        self._documents.append(derived_ulid(self.run_id, self.batch), rows)
 
     def stage(self, changes: ChangeSet) -> Staged:
         """Write the delta of ``changes`` for a transaction that may include other sources.
