@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import SplitResult, urlencode, urlsplit
 
 from driftline.storage import errors
-from driftline.storage.defaults import DEFAULT_ENTRIES
+from driftline.storage.defaults import DEFAULT_ENTRIES, DEFAULT_SQL_SECONDS, Mode
 from driftline.storage.errors import AccessDenied, DriftlineError, StorageError, UsageError
 from driftline.storage.option_table import from_keywords, path_or_uri
-from driftline.tasks.search.request import OPTIONS, Mode, SearchRequest
+from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     import http.client
@@ -378,7 +378,7 @@ class ReadOnlyWorkspace(ABC):
         *,
         within: str | None = None,
         branch: str | None = None,
-        timeout_seconds: float = 60.0,
+        timeout_seconds: float = DEFAULT_SQL_SECONDS,
     ) -> pa.Table:
         """Run one SELECT over the workspace's views, and return the rows as an Arrow table.
 
@@ -512,7 +512,7 @@ class Client(ReadOnlyWorkspace):
         *,
         within: str | None = None,
         branch: str | None = None,
-        timeout_seconds: float = 60.0,
+        timeout_seconds: float = DEFAULT_SQL_SECONDS,
     ) -> pa.Table:
         try:
             values = json.dumps([*parameters])

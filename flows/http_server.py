@@ -16,7 +16,6 @@ from typing import ClassVar, NamedTuple, cast
 
 import h11
 import uvicorn
-from h11._connection import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +27,8 @@ REQUEST_SECONDS = 10.0
 """Time limit for receiving a request, from the connection or the first byte to the last byte."""
 WRITE_SECONDS = 30.0
 """Time limit for a client to read everything written to it."""
+DEFAULT_HEAD_BYTES = 16 << 10
+"""Maximum size of the request line and headers, unless the server sets another; h11 has the same default."""
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_OF_A_CLIENT = 64
 """Maximum connections from a single client's address, which is neither loopback nor a proxy."""
@@ -161,7 +162,7 @@ class _HeadLimit:
 
     def __init__(self, app: object, max_bytes: int | None) -> None:
         self.app = cast("ASGIApp", app)
-        self.max_bytes = max_bytes if max_bytes is not None else DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
+        self.max_bytes = max_bytes or DEFAULT_HEAD_BYTES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = len(scope["raw_path"]) + len(scope["query_string"])

@@ -24,14 +24,14 @@ from driftline.flows.config.memory_settings import (
     open_memory,
 )
 from driftline.flows.memory_arguments import checked_argument, checked_arguments, shortened
-from driftline.storage.defaults import DEFAULT_MAX_AGE_SECONDS
+from driftline.storage.defaults import DEFAULT_ENTRIES, DEFAULT_MAX_AGE_SECONDS, Mode
 from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.listings import KeyRange, check_count
 from driftline.storage.memory.memory_indexes import compact_index, compact_indexes, entries_of
-from driftline.storage.memory.search import MemoryHits, MemoryMode
+from driftline.storage.memory.search import MemoryHits
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.option_table import path_or_uri
 
@@ -356,12 +356,12 @@ class HierarchicalLTMBackend:
     def search_memory(
         self,
         query: str,
-        top_k: int = 5,
+        top_k: int = DEFAULT_ENTRIES,
         filter: Mapping[str, Any] | None = None,
         entity: EntityName | None = None,
         allowed_ancestors: Sequence[EntityName] | None = None,
         max_distance: float | None = None,
-        mode: MemoryMode = "hybrid",
+        mode: Mode = "hybrid",
         explain: bool = False,
     ) -> Result:
         """Return the entries that match a query best, like ``MemoryStore.search_memory``.

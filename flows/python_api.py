@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from driftline.flows.client import TIMEOUT_SECONDS, Client, Connection, ReadOnlyWorkspace
 from driftline.flows.config.index_request import OPTIONS, IndexOptions, IndexRequest
-from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_REDACTION, DEFAULT_TOP_K, Redaction
+from driftline.storage.defaults import DEFAULT_N_LINES, DEFAULT_REDACTION, DEFAULT_SQL_SECONDS, DEFAULT_TOP_K, Redaction
 from driftline.storage.option_table import called_with, from_keywords, listed, path_or_uri
 from driftline.tasks.search.request import SearchRequest
 
@@ -174,7 +174,7 @@ class Workspace(ReadOnlyWorkspace):
         *,
         within: str | None = None,
         branch: str | None = None,
-        timeout_seconds: float = 60.0,
+        timeout_seconds: float = DEFAULT_SQL_SECONDS,
     ) -> pa.Table:
         return sql(self, query, parameters, within=within, branch=branch, timeout_seconds=timeout_seconds)
 
@@ -314,7 +314,7 @@ def sql(
     *,
     within: str | None = None,
     branch: str | None = None,
-    timeout_seconds: float = 60.0,
+    timeout_seconds: float = DEFAULT_SQL_SECONDS,
 ) -> pa.Table:
     """Run one SELECT over a workspace's views, and return the rows as an Arrow table.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 DEFAULT_MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -18,6 +19,8 @@ DEFAULT_MAX_AGE_SECONDS = 3_600.0
 """Cleanup keeps younger objects, because a run may not have written the reference to them yet."""
 DEFAULT_PRUNED_AFTER_DAYS = 14.0
 """Branches that were not indexed for longer are pruned."""
+DEFAULT_SQL_SECONDS = 60.0
+"""A SELECT is interrupted after this time."""
 DEFAULT_CI_TIMEOUT_SECONDS = 3_600.0
 """Seconds that ``driftline ci`` waits for a deployment."""
 DEFAULT_EXECUTOR = "inline"
@@ -37,6 +40,8 @@ IndexScope = Literal["all", "text", "none"]
 FALLBACK_THRESHOLD = 0.5
 """The ``hybrid`` strategy filters after the search if at least this share of the lines matches."""
 
+Mode = Literal["hybrid", "vector", "text"]
+"""How to rank: by words and embeddings, by embeddings only, or by words only."""
 Strategy = Literal["auto", "prefilter", "postfilter", "hybrid"]
 """When a filter applies.
 
@@ -59,6 +64,14 @@ several milliseconds.
 """
 MAX_SHOWN_CHARACTERS, CUT = 500, "…"
 """Longer lines are shown as a window of this many characters around the match, with CUT at each truncated end."""
+
+SHOWN_WEAK = 3
+"""Number of hits to show, each with only its best line, if nothing matches the query well."""
+
+
+def all_weak(labels: Iterable[str | None]) -> bool:
+    """Return whether there are hits, none of which is likely to be relevant."""
+    return {*labels} == {"weak"}
 
 
 def is_clipped(line: str) -> bool:

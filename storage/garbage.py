@@ -35,6 +35,7 @@ from driftline.storage.layout import (
     CLEANUP,
     CONFIG,
     SOURCE,
+    ObjectInfo,
     ObjectKind,
     PathName,
     branch_of_lease,
@@ -52,7 +53,7 @@ from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entry_queries import blob_references
 from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.memory.vectors import vector_tables
-from driftline.storage.objects.store import ObjectInfo, ObjectStore
+from driftline.storage.objects.store import ObjectStore
 from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.workspace.records import FORMAT_VERSION, BranchRecord, parse_record, read_record
 from driftline.storage.workspace.workspace import Workspace

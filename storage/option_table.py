@@ -174,7 +174,7 @@ def option(default: _T, help: str, **row: Any) -> _T:
 
 def given_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """Remove None and empty lists from ``given``: interfaces pass them for omitted options."""
-    return {name: value for name, value in given.items() if value not in (None, [])}
+    return {name: value for name, value in given.items() if value not in (None, [], ())}
 
 
 class Options(Mapping[str, Option]):

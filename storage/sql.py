@@ -54,7 +54,6 @@ from driftline.storage.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-MAX_SECONDS = 60.0
 MAX_BYTES = 2**30
 BATCH_ROWS = 65_536
 RESULT_ROWS = 2_048

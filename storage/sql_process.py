@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from driftline.storage import sql
+from driftline.storage.defaults import DEFAULT_SQL_SECONDS
 from driftline.storage.entities import Boundary
 from driftline.storage.errors import CorruptFile, DriftlineError, StorageError, UsageError
 from driftline.storage.globs import is_unicode
 from driftline.storage.helper_process import HelperPool, environment_of_helper, limit_memory, used_memory
 from driftline.storage.lance.reader_process import ProcessDied, ProcessStopped, WorkerProcess
-from driftline.storage.sql import MAX_BYTES, MAX_SECONDS, Limits, Result
+from driftline.storage.sql import MAX_BYTES, Limits, Result
 from driftline.storage.workspace.workspace import Workspace
 
 START_SECONDS = 300.0
@@ -51,7 +52,7 @@ def query(
     *,
     within: Boundary | None = None,
     searches: pa.Table | None = None,
-    max_seconds: float = MAX_SECONDS,
+    max_seconds: float = DEFAULT_SQL_SECONDS,
     max_bytes: int = MAX_BYTES,
 ) -> Iterator[Result]:
     """Run one SELECT on the views of ``workspace``; its result can be read while the context is open.

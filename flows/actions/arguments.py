@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from numbers import Number
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, Self, TypeAlias, get_args, get_type_hints
 
+from driftline.storage.defaults import Mode
 from driftline.storage.errors import UsageError
 from driftline.storage.option_table import Option, nearest_name
 
@@ -349,7 +350,7 @@ Seconds: TypeAlias = Annotated[float, ArgumentType(real(0, above=True))]
 Flag: TypeAlias = Annotated[bool, ArgumentType(flag)]
 Moment: TypeAlias = Annotated[datetime, ArgumentType(moment)]
 Fields: TypeAlias = Annotated[Mapping[str, Any], ArgumentType(fields)]
-SearchMode: TypeAlias = Annotated[Literal["hybrid", "vector", "text"], ArgumentType(choice("hybrid", "vector", "text"))]
+SearchMode: TypeAlias = Annotated[Mode, ArgumentType(choice(*get_args(Mode)))]
 OneEntity: TypeAlias = Annotated[str | tuple[str, str], ArgumentType(entity)]
 Entities: TypeAlias = Annotated[list[str | tuple[str, str]], ArgumentType(entities)]
 

@@ -27,6 +27,7 @@ from driftline.flows.actions.arguments import (
     Text,
 )
 from driftline.flows.actions.registry import Action, Result, action, bind, close_with, own_type
+from driftline.storage.defaults import DEFAULT_ENTRIES
 from driftline.storage.entities import EntityName
 from driftline.storage.errors import StoreClosed
 
@@ -178,7 +179,7 @@ def memory_search(
     state: Any,
     memory: MemoryHandle,
     query: Query,
-    top_k: Count = 5,
+    top_k: Count = DEFAULT_ENTRIES,
     filter: Fields | None = None,
     entity: OneEntity | None = None,
     allowed_ancestors: Entities | None = None,

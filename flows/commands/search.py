@@ -31,8 +31,8 @@ from driftline.flows.output.plain_text import print_search, say_done, warn
 from driftline.flows.search import search_request, view
 from driftline.storage.defaults import DEFAULT_REDACTION, DEFAULT_RERANKED, MAX_RERANKED, Redaction
 from driftline.storage.errors import SourceNotFound, UsageError
-from driftline.storage.option_table import spread
-from driftline.tasks.search.request import OPTIONS, SearchRequest, without_empty
+from driftline.storage.option_table import given_values, spread
+from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     from driftline.flows.config.which_workspace import Opener
@@ -105,16 +105,16 @@ def search(
 
     Defaults come from [search] in driftline.toml.
     """
-    query, given = " ".join(word.strip() for word in words or ()), without_empty(given)
+    query, given = " ".join(word.strip() for word in words or ()), given_values(given)
     if not query and not given.get("fixed") and not given.get("regex"):
         missing = "The query is empty" if words else "The argument QUERY is missing"
         raise UsageError(missing, fix="Pass words, or exact text with -F or -E.")
-    if rerank_windows is not None and given["rerank"] is not False:
+    if rerank_windows is not None and given.get("rerank") is not False:
         given["rerank"] = rerank_windows
     if (remote := named_server(server, workspace)) is not None:
         request = SearchRequest.of(query, given | _exact_defaults(query, given, EXACT_LINES_SERVED))
         return search_on(remote, request, {"--cache": cache, "--config": config}, as_json=as_json)
-    named = given["workspace_name"]
+    named = given.get("workspace_name")
     view_workspace = view(named, config)[1] if named is not None else None
     opened = open_for_reading(workspace, config, default=view_workspace, opened=_opener(cache))
     from driftline.flows.search import search as run_search

@@ -15,6 +15,7 @@ import typer
 from driftline.flows.commands.app import DONE, BranchOption, JsonOption, WithinOption, WorkspaceOption, app
 from driftline.flows.config.which_workspace import boundary_in, on_named_branch, open_for_reading
 from driftline.flows.output.plain_text import emit, printable, warn
+from driftline.storage.defaults import DEFAULT_SQL_SECONDS
 from driftline.storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def sql(
     form: Annotated[Format, typer.Option("--format", help="Output format.")] = "table",
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Interrupt the query after this time.")
-    ] = 60.0,
+    ] = DEFAULT_SQL_SECONDS,
     as_json: JsonOption = False,
 ) -> int:
     """Query the workspace in SQL: documents, lines, owners, definitions, sources, runs, branches, memory.

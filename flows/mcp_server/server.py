@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from driftline.flows.http_server import HttpServer
-    from driftline.storage.entities import Boundary
-    from driftline.storage.memory.store import MemoryStore
-    from driftline.storage.workspace.workspace import Workspace
 
 _GRACE_SECONDS = 3
 """Grace period for requests in flight at shutdown."""
@@ -105,23 +102,6 @@ _INSTRUCTIONS = (
     "If you know an exact text or a name, use grep_lines, find_definitions and find_uses."
 )
 _MEMORY_INSTRUCTIONS = " Search stored memory entries with search_memory."
-
-
-def make_server(
-    workspace: Workspace,
-    memory: Callable[[], MemoryStore] | None = None,
-    within: Boundary | None = None,
-    newest: Callable[[], Workspace] | None = None,
-) -> MCPServer[Any]:
-    """Return the server for the workspace that ``newest`` opens for each call, and the store that ``memory`` opens.
-
-    If ``within`` is set, it serves only lines inside that boundary; the caller binds ``memory``. All reads happen in
-    this process.
-    """
-    lines = LineTools(newest or workspace.reread, lambda: within, shows_files=True)
-    # The store stays open: it is the only one, and closes itself when the process exits.
-    search = (lambda *query, **options: memory().search_memory(*query, **options)) if memory is not None else None
-    return server_of({"": WorkspaceTools(lines, MemoryTools(search) if search is not None else None)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,11 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 
-from driftline.storage.defaults import CUT, MAX_SHOWN_CHARACTERS
+from driftline.storage.defaults import CUT, DEFAULT_ENTRIES, SHOWN_WEAK, Mode, all_weak
 from driftline.storage.entities import short_names
 from driftline.storage.errors import DriftlineError, UsageError, is_panic, native_crash_error
-from driftline.storage.option_table import MAX_SERVED_NAMES, Option, nearest_name, spread
-from driftline.tasks.search.request import OPTIONS, Mode, SearchRequest, without_empty
+from driftline.storage.option_table import MAX_SERVED_NAMES, Option, given_values, nearest_name, spread
+from driftline.tasks.search.request import MAX_TOP_K, OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     from driftline.storage.entities import Boundary
@@ -41,14 +41,11 @@ if TYPE_CHECKING:
     from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
 
 MAX_SOURCES = 100
-MAX_LINE_CHARACTERS = MAX_SHOWN_CHARACTERS
 BYTES_PER_TOKEN = 4
 """UTF-8 bytes per token: a rule of thumb, since the client's tokenizer is unknown."""
 MIN_TOKENS, DEFAULT_TOKENS, MAX_TOKENS = 200, 8_000, 16_000
 MAX_ANSWER_BYTES = MAX_TOKENS * BYTES_PER_TOKEN
 """Size limit of a result's text, to save the model's context."""
-SHOWN_WEAK = 3
-"""How many lines to show if nothing matches well."""
 _CONTEXTS = (10, 5, 2, 1, 0)
 """Lines of context on each side, tried in order if the requested number does not fit."""
 _RESERVED_BYTES = 200
@@ -69,7 +66,7 @@ class SearchAnswer:
 
     def of(self, report: SearchReport) -> str:
         """Return the first results that fit, but at least one, and then totals and notes."""
-        if report.results and all(hit.label == "weak" for hit in report.results) and report.exact is None:
+        if report.exact is None and all_weak(hit.label for hit in report.results):
             return self._of_weak(report)
         names = short_names({hit.source for hit in report.results})
         ends = [*_totals(report.exact), *self._nearest(report.nearest), *report.notes, *self._places(report, names)]
@@ -356,7 +353,6 @@ def _short(entry: dict[str, Any]) -> MemoryRecord:
     return MemoryRecord(**{name: entry[name] for name in MemoryRecord.model_fields if name != "cut"}, cut=cut)
 
 
-MAX_TOP_K = 50
 MAX_CONTEXT_LINES = 200
 
 _P = ParamSpec("_P")
@@ -529,7 +525,7 @@ class LineTools:
 
     def _named(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the options that are not empty, with the entities of the sources that are given by name."""
-        options = without_empty(given)
+        options = given_values(given)
         if options.get("sources"):
             options["sources"] = [self._source(each) for each in options["sources"]]
         return options
@@ -590,7 +586,7 @@ class MemoryTools:
     def search_memory(
         self,
         query: Query,
-        top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K, description="Maximum number of entries.")] = 5,
+        top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K, description="Maximum number of entries.")] = DEFAULT_ENTRIES,
         filter: Annotated[
             dict[str, FilterValue] | None,
             Field(description="Metadata fields, all of which must match; a list matches any of its values."),

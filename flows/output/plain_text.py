@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, get_args
 from urllib.parse import urlsplit
 
-from driftline.storage.defaults import is_clipped
+from driftline.storage.defaults import SHOWN_WEAK, all_weak, is_clipped
 from driftline.storage.documents import container_of
 from driftline.storage.errors import without_secrets
 from driftline.storage.lines.outline import location_of
@@ -144,9 +144,9 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
         lines += [] if results else [" in ".join([*counts, _count(exact["documents"], "file")]) + "\n"]
         emit("".join(lines) + _facets(result))
         return
-    none_good = bool(results) and exact is None and all_weak(results)
+    none_good = exact is None and all_weak(hit.get("label") for hit in results)
     shown = [_no_good_match(len(results))] if none_good else []
-    for hit in results[:_SHOWN_WEAK] if none_good else results:
+    for hit in results[:SHOWN_WEAK] if none_good else results:
         folder = (folders or {}).get(hit["source"])
         shown_lines = _window({**hit, "context": ()} if none_good else hit, styled)
         shown.append("".join([_header(hit, folder, with_source, styled), *shown_lines]))
@@ -157,14 +157,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-_SHOWN_WEAK = 3
-"""How many hits to show, each with only its best line, if nothing matches the query well."""
-
-
 def _no_good_match(count: int) -> str:
-    if count <= _SHOWN_WEAK:
+    if count <= SHOWN_WEAK:
         return "No good match. The nearest, all weak:\n"
-    return f"No good match. The nearest {_SHOWN_WEAK} of {count}, all weak (--json has all):\n"
+    return f"No good match. The nearest {SHOWN_WEAK} of {count}, all weak (--json has all):\n"
 
 
 _SHOWN_VALUES = 12
@@ -193,11 +189,6 @@ def _exact_line(hit: Mapping[str, Any], folder: str | None, with_source: bool, s
         location = _linked(location, opened if mark == ":" else None, styled)
         text += f"{location}{_styled(printable(line), 'best' if mark == ':' else 'dim', styled)}\n"
     return text + ("--\n" if len(hit["context"]) > 1 else "")
-
-
-def all_weak(results: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether no result is likely to be relevant."""
-    return all(hit.get("label") == "weak" for hit in results)
 
 
 def _header(hit: Mapping[str, Any], folder: str | None, with_source: bool, styled: bool) -> str:

@@ -35,7 +35,7 @@ from driftline.flows.web.responses import JsonAnswer
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import NotIndexed, UsageError
 from driftline.storage.json_records import MAX_CURSOR_CHARACTERS, decode_cursor, encode_cursor
-from driftline.storage.option_table import MAX_SERVED_NAMES, Option, spread
+from driftline.storage.option_table import MAX_SERVED_NAMES, Option, given_values, spread
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace.branch_cuts import MAX_NAME_CHARACTERS as MAX_BRANCH_CHARACTERS
 from driftline.storage.workspace.branch_cuts import branch_records, on_branch
@@ -59,7 +59,6 @@ from driftline.tasks.search.request import (
     OPTIONS,
     SearchFilter,
     SearchRequest,
-    without_empty,
 )
 from driftline.tasks.search.search import prepare, warm
 
@@ -294,7 +293,7 @@ def parameters(options: Mapping[str, Option]) -> list[inspect.Parameter]:
 
 def given_by(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameter values that were given, keyed by option name."""
-    return without_empty(OPTIONS.given_by("parameter", parameters))
+    return given_values(OPTIONS.given_by("parameter", parameters))
 
 
 def _parameter(row: Option) -> inspect.Parameter:

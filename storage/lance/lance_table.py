@@ -243,12 +243,12 @@ class LanceTable:
                 )
             )
 
-    def attempts(self, count: int = COMMIT_ATTEMPTS) -> Iterator[LanceDataset]:
+    def commit_attempts(self, count: int = COMMIT_ATTEMPTS) -> Iterator[LanceDataset]:
         """Yield the newest version for each of ``count`` attempts to change it; afterwards, raise ``conflicted``."""
         return (self.open() for _ in range(count))
 
     def conflicted(self) -> CommitConflict:
-        """Return the error for a change whose ``attempts`` all conflicted."""
+        """Return the error for a change whose ``commit_attempts`` all conflicted."""
         return CommitConflict(f"{COMMIT_ATTEMPTS} commits conflicted with other writers", self.uri, AGAIN)
 
     def _replace_rows(

@@ -119,7 +119,7 @@ class DeepTable(LanceTable):
         import lance
 
         new = [lance.FragmentMetadata.from_json(text) for text in fragments]
-        for dataset in self.attempts():
+        for dataset in self.commit_attempts():
             removed, updated = without_rows(dataset, [], _rows_of(dataset, entity, stale)) if stale else ([], [])
             try:
                 self._replace_rows(dataset, removed, updated, new)

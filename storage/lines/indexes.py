@@ -262,7 +262,7 @@ def publish(table: LineTable, built: Sequence[Segment]) -> set[str]:
 
 
 def _publish(table: LineTable, name: str, built: Sequence[Segment]) -> bool:
-    for dataset in table.attempts():
+    for dataset in table.commit_attempts():
         live, published = _rows(dataset).keys(), _segments(dataset).get(name, [])
         fitting = _fitting([segment for segment in built if segment.fragments <= live], published, live)
         if not fitting:

@@ -213,7 +213,8 @@ class LineTable(LanceTable):
         new = [lance.FragmentMetadata.from_json(text) for text in fragments]
         written: dict[tuple[CommitMarker, ...], list[FragmentMetadata]] = {}
         failures: list[OSError] = []
-        for attempt, dataset in enumerate(self.attempts(COMMIT_ATTEMPTS + 1)):  # the last one only looks for the batch
+        # The last attempt only looks for the batch.
+        for attempt, dataset in enumerate(self.commit_attempts(COMMIT_ATTEMPTS + 1)):
             found = read_markers(self, dataset, [part.entity for part in parts])
             rows = [found[str(part.entity)] for part in parts]
             before = [newest(list(each.values())) for each in rows]

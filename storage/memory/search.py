@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from driftline.storage.defaults import Mode
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.errors import shortened
@@ -26,11 +27,8 @@ from driftline.storage.memory.vectors import (
 )
 from driftline.storage.objects.store import ObjectStore
 
-MemoryMode = Literal["hybrid", "vector", "text"]
-MODES: tuple[MemoryMode, ...] = ("hybrid", "vector", "text")
 
-
-def relevance(entry: Found, mode: MemoryMode) -> float:
+def relevance(entry: Found, mode: Mode) -> float:
     """Return the score that hits are sorted by, at most 1: from the cosine and the word match.
 
     A word match closes its share of the gap between the cosine and 1; with no match, the score is the cosine.
@@ -46,7 +44,7 @@ def relevance(entry: Found, mode: MemoryMode) -> float:
 
 
 def ranked(
-    near: Iterable[Found], worded: Iterable[Found], mode: MemoryMode, max_distance: float | None = None
+    near: Iterable[Found], worded: Iterable[Found], mode: Mode, max_distance: float | None = None
 ) -> list[Found]:
     """Return the distinct entries from both searches within ``max_distance``, best first.
 
@@ -106,7 +104,7 @@ class MemoryQuery:
     top_k: int
     within: Entity
     where: VectorFilter
-    mode: MemoryMode = "hybrid"
+    mode: Mode = "hybrid"
     max_distance: float | None = None
     explain: bool = False
 

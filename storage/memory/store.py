@@ -17,7 +17,7 @@ from typing import Any, Self, get_args
 
 from sqlalchemy.engine import Connection
 
-from driftline.storage.defaults import DEFAULT_REDACTION, Redaction
+from driftline.storage.defaults import DEFAULT_ENTRIES, DEFAULT_REDACTION, Mode, Redaction
 from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity, EntityName, Hierarchy
@@ -49,10 +49,8 @@ from driftline.storage.memory.listings import (
 )
 from driftline.storage.memory.memory_indexes import DeltaWatch
 from driftline.storage.memory.search import (
-    MODES,
     MemoryHit,
     MemoryHits,
-    MemoryMode,
     MemoryQuery,
     MemorySearch,
     notes_on,
@@ -536,13 +534,13 @@ class MemoryStore(EntityRegistry):
     def search_memory(
         self,
         query: str,
-        top_k: int = 5,
+        top_k: int = DEFAULT_ENTRIES,
         filter: Mapping[str, Any] | None = None,
         scope: EntityName | None = None,
         *,
         allowed_ancestors: Sequence[EntityName] | None = None,
         max_distance: float | None = None,
-        mode: MemoryMode = "hybrid",
+        mode: Mode = "hybrid",
         explain: bool = False,
     ) -> MemoryHits[MemoryEntry]:
         """Return the entries that best match a query, lexically and semantically.
@@ -655,5 +653,5 @@ def _check_search(limit: int, max_distance: float | None, mode: str) -> None:
         raise UsageError("top_k must not be negative", str(limit))
     if max_distance is not None and not 0 <= max_distance <= MAX_DISTANCE:
         raise UsageError("max_distance must be between 0 and 2", str(max_distance))
-    if mode not in MODES:
-        raise UsageError("Unknown search mode", repr(mode)[:80], f"Modes are: {', '.join(MODES)}.")
+    if mode not in get_args(Mode):
+        raise UsageError("Unknown search mode", repr(mode)[:80], f"Modes are: {', '.join(get_args(Mode))}.")

@@ -244,7 +244,7 @@ class VectorTable(LanceTable):
             if not rows:
                 return
             self._prepare(dim)
-        for dataset in self.attempts():
+        for dataset in self.commit_attempts():
             applied = _applied(dataset)
             due = {key for key, number in changed.items() if number > applied}
             if not due:
@@ -287,7 +287,7 @@ class VectorTable(LanceTable):
     def replace_all(self, pages: Callable[[], Iterable[Sequence[VectorRow]]], last: int, dim: int) -> None:
         """Replace all rows with ``pages``, in one version. Raises CommitConflict, StorageError, CorruptFile."""
         self._prepare(dim)
-        for dataset in self.attempts():
+        for dataset in self.commit_attempts():
             added = self._fragments([_marker_row(max(last, _applied(dataset)))], dataset.schema)
             for rows in pages():
                 added += self._fragments(rows, dataset.schema)

@@ -34,8 +34,6 @@ from driftline.storage.objects.store_requests import REQUESTS_AT_ONCE
 from driftline.storage.option_table import path_or_uri
 from driftline.storage.shared_cache import SharedCache
 
-__all__ = ["TEMPORARY_PREFIX", "ObjectInfo", "ObjectStore"]
-
 MAX_CACHED_BYTES = 64 * 1024 * 1024
 """Size of the cache of immutable bucket objects, per open store: enough for the deltas of many commits."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")

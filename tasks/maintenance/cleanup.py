@@ -18,14 +18,15 @@ from datetime import UTC, datetime
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogError, CleanupAborted, LeaseHeld, StorageError
 from driftline.storage.garbage import Orphan, ReferenceScan
-from driftline.storage.layout import CATALOG, CONFIG, lease_path
+from driftline.storage.layout import CATALOG, CONFIG, ObjectInfo, lease_path
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.memory.catalog.database import Catalog, embedded_url
 from driftline.storage.memory.catalog.entry_writes import forget_blobs
 from driftline.storage.memory.flush import Flusher
 from driftline.storage.memory.memory_indexes import collect_expired
 from driftline.storage.memory.workspace_catalog import catalog_problem
-from driftline.storage.objects.store import TEMPORARY_PREFIX, ObjectInfo, ObjectStore
+from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
+from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import WorkspaceConfig, read_record
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.indexing.commit import publish_committed

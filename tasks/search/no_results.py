@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from driftline.storage.defaults import Mode, all_weak
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.table_searcher import TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.request import Mode, SearchFilter, SearchRequest
+from driftline.tasks.search.request import SearchFilter, SearchRequest
 
 NO_GOOD_MATCH = "No good match. These are the nearest lines, all weak."
 
@@ -22,7 +23,7 @@ UNKNOWN_WORDS = "The model knows none of the query's words."
 
 def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
     """Return a note if no hit is likely to be relevant."""
-    return (NO_GOOD_MATCH,) if found and all(hit.label == "weak" for hit in found) else ()
+    return (NO_GOOD_MATCH,) if all_weak(hit.label for hit in found) else ()
 
 
 def nothing_indexed(workspace: Workspace) -> str:

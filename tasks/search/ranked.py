@@ -17,7 +17,7 @@ import pyarrow as pa
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from driftline.storage.defaults import DEFAULT_N_LINES, FALLBACK_THRESHOLD, Strategy
+from driftline.storage.defaults import DEFAULT_N_LINES, FALLBACK_THRESHOLD, Mode, Strategy
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, FingerprintMismatch, MissingExtra, ModelNotFound, UsageError
@@ -60,7 +60,7 @@ from driftline.tasks.search.ranking import (
     without_copies,
 )
 from driftline.tasks.search.relevance import Calibration
-from driftline.tasks.search.request import Explanation, Mode, SearchRequest
+from driftline.tasks.search.request import Explanation, SearchRequest
 from driftline.tasks.search.rerank import (
     JOINED_WINDOWS,
     DeepSearch,

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from driftline.storage.defaults import (
     DEFAULT_ENTRIES,
@@ -23,6 +23,7 @@ from driftline.storage.defaults import (
     DEFAULT_TOP_K,
     FALLBACK_THRESHOLD,
     MAX_RERANKED,
+    Mode,
     Strategy,
 )
 from driftline.storage.errors import UsageError
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
     from driftline.storage.lines.line_filter import LineFilter
 
 
-Mode = Literal["hybrid", "vector", "text"]
-"""How to rank: by words and embeddings, by embeddings only (cosines of single lines), or by words only."""
-
+MAX_TOP_K = 50
+"""Maximum number of results that servers return."""
 _HERE = INTERFACES - {"http"}
 """The interfaces for options that are too expensive to offer to every server client."""
 _ACTION_AND_COMMAND = frozenset({"action", "command"})
@@ -176,7 +176,9 @@ class SearchRequest(SearchFilter):
     """
 
     query: str = field(kw_only=False)
-    top_k: int = option(DEFAULT_TOP_K, "Maximum number of results.", bounds=(0, inf), served=(1, 50), is_setting=True)
+    top_k: int = option(
+        DEFAULT_TOP_K, "Maximum number of results.", bounds=(0, inf), served=(1, MAX_TOP_K), is_setting=True
+    )
     max_distance: float | None = option(None, "Drop results with a cosine distance above this (0 to 2).", bounds=(0, 2))
     min_relevance: float | None = option(
         None,
@@ -330,11 +332,6 @@ MEMORY_OPTIONS = Options(
     | {"top_k": replace(OPTIONS["top_k"], default=DEFAULT_ENTRIES)}
 )
 """The memory search options."""
-
-
-def without_empty(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove empty lists from ``given``, for interfaces that pass them for omitted options."""
-    return {name: value for name, value in given.items() if value not in ([], ())}
 
 
 def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:

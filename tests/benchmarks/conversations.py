@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 
 import measure
 
-from driftline.storage.memory.search import MODES
+from driftline.storage.defaults import Mode
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 
@@ -62,17 +62,17 @@ def main() -> int:
                 store.store_many(MemoryItem(key, text, scope) for key, text in turns.items())
                 store.flush()
                 for each in _questions(conversation, turns):
-                    for mode in MODES:
+                    for mode in get_args(Mode):
                         started = time.process_time()
                         hits = store.search_memory(each.text, TOP_K, scope=scope, mode=mode)
                         seconds.append(time.process_time() - started)
                         share = len(each.evidence & {hit.record.key for hit in hits}) / len(each.evidence)
                         for key in (each.kind, "all"):
                             recall[mode, key].append(share)
-    print(f"\n{'recall@10':20}{'questions':>10}" + "".join(f"{mode:>9}" for mode in MODES))
+    print(f"\n{'recall@10':20}{'questions':>10}" + "".join(f"{mode:>9}" for mode in get_args(Mode)))
     for kind in (*KINDS.values(), "all"):
         if shares := recall["hybrid", kind]:
-            print(f"{kind:20}{len(shares):10}" + "".join(f"{mean(recall[mode, kind]):9.3f}" for mode in MODES))
+            print(f"{kind:20}{len(shares):10}" + "".join(f"{mean(recall[mode, kind]):9.3f}" for mode in get_args(Mode)))
     print(f"CPU of a search: {1000 * mean(seconds):.1f} ms")
     return 0
 

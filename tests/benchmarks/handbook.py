@@ -20,9 +20,9 @@ import corpus
 import measure
 from packages import Package, unpacked
 
+from driftline.storage.defaults import Mode
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.hits import Hit
-from driftline.tasks.search.request import Mode
 from tests.support.searches import search
 
 HANDBOOK = Package("debian", "debian-handbook", "11.20220922")

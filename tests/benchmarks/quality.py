@@ -34,8 +34,8 @@ from quality_sets import Half, Query, QuerySet, code_set, prose_set
 from semble.index import SembleIndex
 from semble.types import ContentType
 
+from driftline.storage.defaults import Mode
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.request import Mode
 from tests.support.searches import search
 
 TOP_K = 10

@@ -113,7 +113,7 @@ def ask_mcp(workspace: str, *calls: tuple[str, dict[str, Any]]) -> list[str]:
     from mcp import Client
 
     import driftline as dl
-    from driftline.flows.mcp_server.server import make_server
+    from tests.support.mcp import make_server
 
     async def talk() -> list[Any]:
         async with Client(make_server(dl.open(workspace).storage), read_timeout_seconds=PATIENCE_SECONDS) as client:

@@ -269,8 +269,8 @@ def test_every_interface_gives_the_same_hits(
     from mcp import Client
 
     from driftline.flows.config.memory_settings import find_memory, load_memory_configuration
-    from driftline.flows.mcp_server.server import make_server
     from driftline.storage.workspace.workspace import Workspace
+    from tests.support.mcp import make_server
 
     folder = tmp_path / "memory"
     (tmp_path / "memory.yaml").write_text(f"settings: {{ltm: {{embedding: {{model: '{tiny_model}'}}}}}}")

@@ -254,8 +254,8 @@ def test_a_name_does_not_lead_to_another_organization(
 
 def ask_mcp(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
     """Return the response of the tool ``search_memory``."""
-    from driftline.flows.mcp_server.server import make_server
     from driftline.storage.workspace.workspace import Workspace
+    from tests.support.mcp import make_server
 
     opened = Workspace.open(str(folder))
 

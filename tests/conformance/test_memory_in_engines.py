@@ -143,8 +143,8 @@ def list_by_command(location: Path, driftline: Run) -> list[str]:
 def search_by_mcp(location: Path, driftline: Run) -> list[str]:
     from mcp import Client
 
-    from driftline.flows.mcp_server.server import make_server
     from driftline.storage.workspace.workspace import Workspace
+    from tests.support.mcp import make_server
 
     opened = Workspace.open(str(location))
 

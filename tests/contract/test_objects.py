@@ -30,7 +30,8 @@ from driftline.storage.errors import (
     UnsafeStore,
     UsageError,
 )
-from driftline.storage.objects.store import TEMPORARY_PREFIX, ObjectStore
+from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
+from driftline.storage.objects.store import ObjectStore
 from tests.support.processes import ForkedReader
 from tests.support.waiting import PATIENCE_SECONDS
 

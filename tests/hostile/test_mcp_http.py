@@ -16,8 +16,8 @@ import pytest
 
 from driftline.flows import http_server
 from driftline.flows.mcp_server import server as mcp_http
-from driftline.flows.mcp_server.server import make_server
 from driftline.storage.workspace.workspace import Workspace
+from tests.support.mcp import make_server
 from tests.support.waiting import PATIENCE_SECONDS, until
 
 REQUEST_SECONDS = 1.0

@@ -21,7 +21,6 @@ import pytest
 from mcp import Client
 
 import driftline as dl
-from driftline.flows.mcp_server.server import make_server
 from driftline.flows.web.api import Reader
 from driftline.flows.web.server import web_server
 from driftline.storage.redaction import KNOWN, STRICT
@@ -29,6 +28,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.search.documents import read_excerpt
 from tests.support.documents import archive, docx, paragraph, pdf
+from tests.support.mcp import make_server
 from tests.support.planted import line_of, planted
 from tests.support.waiting import PATIENCE_SECONDS
 from tests.support.web import ask, serving

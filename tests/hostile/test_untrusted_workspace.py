@@ -15,12 +15,12 @@ import pytest
 
 import driftline as dl
 from driftline.flows.actions import register_actions
-from driftline.flows.mcp_server.server import make_server
 from driftline.storage.errors import StorageError, UnsafeStore
 from driftline.storage.sources.access import SourceAccess
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.documents import read_excerpt
 from tests.servers.git_server import git
+from tests.support.mcp import make_server
 
 Driftline = Callable[..., Any]
 TEXT = "the first line\n\nthe needle of the haystack\n\n***\nthe last line\n"

@@ -23,19 +23,18 @@ from mcp import Client, StdioServerParameters
 import driftline as dl
 from driftline.flows.config.memory_settings import MEMORY_CONFIG_VARIABLE, find_memory, load_memory_configuration
 from driftline.flows.mcp_server import tools as mcp_memory
-from driftline.flows.mcp_server.server import make_server
 from driftline.flows.mcp_server.tools import (
     BYTES_PER_TOKEN,
     MAX_ANSWER_BYTES,
-    MAX_LINE_CHARACTERS,
     MAX_TOKENS,
-    MAX_TOP_K,
     MIN_TOKENS,
 )
+from driftline.storage.defaults import MAX_SHOWN_CHARACTERS
 from driftline.storage.environment import install_command
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
-from tests.support.mcp import hits_of, numbered_lines, text_of
+from driftline.tasks.search.request import MAX_TOP_K
+from tests.support.mcp import hits_of, make_server, numbered_lines, text_of
 from tests.support.processes import forked_command
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -257,7 +256,7 @@ def test_answers_are_bounded(location: Path) -> None:
     for text in map(text_of, answers):
         assert MAX_ANSWER_BYTES / 4 < len(text.encode()) <= MAX_ANSWER_BYTES
         assert "max_tokens=8000" in text
-        assert max(map(len, numbered_lines(text))) <= MAX_LINE_CHARACTERS
+        assert max(map(len, numbered_lines(text))) <= MAX_SHOWN_CHARACTERS
 
 
 def test_the_text_of_an_answer_has_only_the_decisive_fields(

@@ -14,13 +14,13 @@ import pytest
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.flows.mcp_server.tools import LineTools
+from driftline.storage.defaults import Mode
 from driftline.storage.environment import install_command
 from driftline.storage.errors import MissingExtra, UsageError
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.transformer import as_words, load_transformer
 from driftline.tasks.search.ranking import Window
-from driftline.tasks.search.request import Mode
 from driftline.tasks.search.rerank import reranked, texts_of
 from tests.support.mcp import hits_of
 from tests.support.searches import search

@@ -18,11 +18,11 @@ import driftline as dl
 from driftline.storage.entities import Entity
 from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
+from driftline.storage.option_table import given_values
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search import ranked as searching
 from driftline.tasks.search.hits import Hit
 from driftline.tasks.search.ranking import GROWTH_ACROSS, MAX_WINDOW_LINES, FoundLine, merge_windows
-from driftline.tasks.search.request import without_empty
 from driftline.tasks.text import decode
 from tests.support.searches import search
 
@@ -74,7 +74,7 @@ def own(corpus: Path, tmp_path: Path, tiny_model: Path) -> Path:
 
 
 def hits(workspace: Path, query: str, **options: Any) -> tuple[Hit, ...]:
-    return search(Workspace.open(str(workspace)), query, **without_empty(options)).results
+    return search(Workspace.open(str(workspace)), query, **given_values(options)).results
 
 
 def in_web(**names: Any) -> LineFilter:

@@ -12,13 +12,13 @@ import pytest
 
 import driftline as dl
 from driftline.flows.mcp_server.tools import SearchAnswer
+from driftline.storage.defaults import Mode
 from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import TEXT
 from driftline.tasks.search.hits import Hit, SearchReport
 from driftline.tasks.search.no_results import NO_GOOD_MATCH
-from driftline.tasks.search.request import Mode
 from tests.support.mcp import hits_of
 from tests.support.searches import search
 

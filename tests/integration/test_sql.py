@@ -21,9 +21,10 @@ import pytest
 import driftline as dl
 from driftline.flows.runs.index import IndexRequest, index_sources
 from driftline.storage import sql_process
+from driftline.storage.defaults import DEFAULT_SQL_SECONDS
 from driftline.storage.errors import CorruptFile, OutOfMemory, UsageError
 from driftline.storage.lines.line_table import LineTable
-from driftline.storage.sql import MAX_BYTES, MAX_SECONDS, Limits, query_here
+from driftline.storage.sql import MAX_BYTES, Limits, query_here
 from driftline.storage.sql_process import query
 from driftline.storage.workspace.workspace import Workspace
 
@@ -69,7 +70,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
 
 def rows_here(workspace: Workspace, text: str) -> list[tuple[Any, ...]]:
     """Run a query in this process, where a test can replace parts."""
-    with query_here(workspace, text, (), None, None, Limits(MAX_SECONDS, MAX_BYTES)) as result:
+    with query_here(workspace, text, (), None, None, Limits(DEFAULT_SQL_SECONDS, MAX_BYTES)) as result:
         return [*result.rows()]
 
 

@@ -1,13 +1,27 @@
-"""Read the text of the MCP server's answers."""
+"""Start MCP servers in the test's process, and read the text of their answers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
+
+from mcp.server import MCPServer
+
+from driftline.flows.mcp_server.server import WorkspaceTools, server_of
+from driftline.flows.mcp_server.tools import LineTools, MemoryTools
+from driftline.storage.memory.store import MemoryStore
+from driftline.storage.workspace.workspace import Workspace
 
 _LINE = re.compile(r"(?:(?P<source>[\w.-]+) )?(?P<path>[^\s:]+):(?P<line>\d+):(?P<text>.*?)(?:  \([^()]*\))?")
 _HEADING = re.compile(r"(?:(?P<source>[\w.-]+) )?(?P<path>[^\s:]+):(?P<line>\d+)(?:  \([^()]*\))?")
 _NUMBERED = re.compile(r"(?P<line>\d+)[:-] (?P<text>.*)")
+
+
+def make_server(workspace: Workspace, memory: Callable[[], MemoryStore] | None = None) -> MCPServer[Any]:
+    """Return the server of a workspace and of the store that ``memory`` opens; it closes when the process exits."""
+    tools = MemoryTools(lambda *query, **options: memory().search_memory(*query, **options)) if memory else None
+    return server_of({"": WorkspaceTools(LineTools(workspace.reread, lambda: None, shows_files=True), tools)})
 
 
 def text_of(outcome: Any) -> str:

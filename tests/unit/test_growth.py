@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from driftline.storage.entities import Entity
+from driftline.storage.layout import ObjectInfo
 from driftline.storage.lines.line_table import COUNTS, Inventory, each_document
-from driftline.storage.objects.store import ObjectInfo, ObjectStore
+from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import _tables
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Branch, Workspace

@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from driftline.storage.garbage import Orphan, Reason, References, find_orphans
-from driftline.storage.layout import ObjectKind, parse_name
-from driftline.storage.objects.store import ObjectInfo
+from driftline.storage.layout import ObjectInfo, ObjectKind, parse_name
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
