@@ -97,11 +97,11 @@ def check_glob(glob: str) -> tuple[str, ...]:
             f"Glob alternatives are written in braces, not as {either[0]!r}", _shown(glob), f"Use {nearest!r}."
         )
     found = alternatives(glob)
-    for each in found:
-        if not each.strip():
+    for alternative in found:
+        if not alternative.strip():
             raise UsageError("The glob has an empty alternative, which matches nothing", _shown(glob), "Leave it out.")
-        _check_brackets(each, glob)
-        if ".." in each.split("/") and "://" not in each:
+        _check_brackets(alternative, glob)
+        if ".." in alternative.split("/") and "://" not in alternative:
             raise UsageError("The glob points outside its source", _shown(glob), "Use a glob relative to the source.")
     return found
 
@@ -208,15 +208,15 @@ def _numbers(first: int, last: int) -> list[str]:
 def _group(pattern: str, start: int, escapes: bool) -> tuple[list[int], int | None]:
     """Return the comma positions of the brace group at ``start``, and its end, or None if it is not closed."""
     depth, commas = 0, list[int]()
-    for at in _characters(pattern, escapes, start):
-        if pattern[at] == "{":
+    for position in _characters(pattern, escapes, start):
+        if pattern[position] == "{":
             depth += 1
-        elif pattern[at] == "}":
+        elif pattern[position] == "}":
             depth -= 1
             if not depth:
-                return commas, at
-        elif pattern[at] == "," and depth == 1:
-            commas.append(at)
+                return commas, position
+        elif pattern[position] == "," and depth == 1:
+            commas.append(position)
     return commas, None
 
 

@@ -77,10 +77,10 @@ def list_agents(as_json: JsonOption = False) -> int:
     if as_json:
         print_json({"agents": found})
         return DONE
-    for each in found:
-        where = [scope for scope in ("project", "user") if each[scope]]
-        state = "unreadable" if None in each.values() else "not installed"
-        say(f"{each['agent']:<12} {', '.join(where) or state}")
+    for agent in found:
+        where = [scope for scope in ("project", "user") if agent[scope]]
+        state = "unreadable" if None in agent.values() else "not installed"
+        say(f"{agent['agent']:<12} {', '.join(where) or state}")
     return DONE
 
 
@@ -117,12 +117,12 @@ def _change(
     found = changes(chosen, scope, folder, _command(user, workspace), remove=remove)
     if not remove:
         _warn_if_it_cannot_start(user, workspace)
-    for each in found:
+    for change in found:
         if not dry_run:
-            each.apply()
+            change.apply()
         if not as_json:
-            verb = "delete" if each.after is None else "create" if each.before is None else "change"
-            say(f"{'would ' if dry_run else ''}{verb}{'' if dry_run else 'd'} {each.path}  ({each.agent})")
+            verb = "delete" if change.after is None else "create" if change.before is None else "change"
+            say(f"{'would ' if dry_run else ''}{verb}{'' if dry_run else 'd'} {change.path}  ({change.agent})")
     if as_json:
         print_json({"changed": [{"agent": each.agent, "path": str(each.path)} for each in found], "dry_run": dry_run})
         return DONE

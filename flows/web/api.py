@@ -185,9 +185,9 @@ def _skipped(workspace: Workspace, within: Boundary | None) -> list[Skipped]:
     for rows in views(workspace, within)["skipped"].read(
         ["entity", "path", "reason"], None
     ):  # a manifest may have a million
-        for each in pc.value_counts(rows["reason"]).to_pylist():
-            reason, missing = each["values"], MAX_SKIPPED_PATHS - len(paths[each["values"]])
-            counts[reason] += each["counts"]
+        for counted in pc.value_counts(rows["reason"]).to_pylist():
+            reason, missing = counted["values"], MAX_SKIPPED_PATHS - len(paths[counted["values"]])
+            counts[reason] += counted["counts"]
             first = rows.filter(pc.equal(rows["reason"], reason)).slice(0, missing)
             paths[reason] += zip(first["entity"].to_pylist(), first["path"].to_pylist(), strict=True)
     return [Skipped(reason, count, tuple(paths[reason])) for reason, count in counts.most_common()]

@@ -219,10 +219,10 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
     """Return a page with the search box and the search's filters."""
     as_facets = {row["parameter"] for row in content.get("facets", ())}
     filters, removable = [], []
-    for name, each in request.given().items():
+    for name, given in request.given().items():
         row = OPTIONS[name]
         if name not in ("mode", "top_k", *_OF_EVERY_PAGE):
-            for value in each if row.is_list else (each,):
+            for value in given if row.is_list else (given,):
                 if row.parameter not in as_facets:
                     filters.append((row.parameter, _shown(value)))
                 removable.append((row.parameter, _shown(value), search_link(_without(request, row, value))))

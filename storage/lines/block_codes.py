@@ -55,8 +55,8 @@ def encode(vectors: NDArray[np.float16], starts: NDArray[np.int64]) -> pa.Array:
     """
     codes: list[bytes | None] = []
     lengths = np.diff(starts, append=len(vectors))
-    for at in range(0, len(starts), _BLOCKS_AT_ONCE):
-        some = slice(at, at + _BLOCKS_AT_ONCE)
+    for first in range(0, len(starts), _BLOCKS_AT_ONCE):
+        some = slice(first, first + _BLOCKS_AT_ONCE)
         sums = _sums(vectors, starts[some], lengths[some])
         sizes = np.abs(sums)
         means = sizes.mean(axis=1, keepdims=True)
@@ -136,10 +136,10 @@ class BlockCodes:
         """Run ``nearest`` on these codes (``parts``, joined); yield each part's share of the rows and cosines."""
         numbers, cosines = self.nearest(vector, limit)
         first = 0
-        for each in parts:
-            own = (numbers >= first) & (numbers < first + len(each))
-            yield each.rows[(numbers[own] - np.uint64(first)).astype(np.intp)], cosines[own]
-            first += len(each)
+        for part in parts:
+            own = (numbers >= first) & (numbers < first + len(part))
+            yield part.rows[(numbers[own] - np.uint64(first)).astype(np.intp)], cosines[own]
+            first += len(part)
 
 
 def join(parts: Sequence[BlockCodes]) -> BlockCodes:

@@ -153,8 +153,8 @@ class Pattern:
             at, of_line = 0, list[tuple[int, int]]()
             before, *others = marked.split(begin)
             at = len(before)
-            for each in others:
-                match, _, rest = each.partition(end)
+            for part in others:
+                match, _, rest = part.partition(end)
                 if (match or empty) and len(of_line) < most:
                     of_line.append((at, at + len(match)))
                 at += len(match) + len(rest)
@@ -177,15 +177,15 @@ class Pattern:
             spans = pc.extract_regex_span(rests, later if round_ else first)
             captures = zip([*starts.items()], spans.is_valid().to_pylist(), spans.field(0).to_pylist(), strict=True)
             starts = {}
-            for (at, origin), is_match, (offset, length) in captures:
+            for (number, origin), is_match, (offset, length) in captures:
                 if not is_match:
                     continue
                 start, end = origin + offset, origin + offset + length
                 if length:
-                    found[at].append((start, end))
-                if end < len(texts[at]):
+                    found[number].append((start, end))
+                if end < len(texts[number]):
                     # the next search also tests the character before it
-                    starts[at] = _last_character(texts[at], start, end)
+                    starts[number] = _last_character(texts[number], start, end)
             if not starts:
                 break
         return [_in_characters(text, of_line) for text, of_line in zip(texts, found, strict=True)]

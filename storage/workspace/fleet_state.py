@@ -359,12 +359,17 @@ def readable_by_login(record: FleetRecord) -> dict[str, list[tuple[Entity, datet
     A repository that its host or the fleet no longer has is readable by nobody.
     """
     found = defaultdict[str, list[tuple[Entity, datetime]]](list)
-    for each in record.repositories.values():
-        if each.readers is None or each.excluded or each.missed_since is not None or not each.uris:
+    for repository in record.repositories.values():
+        if (
+            repository.readers is None
+            or repository.excluded
+            or repository.missed_since is not None
+            or not repository.uris
+        ):
             continue
-        entry = Entity.parse(each.entity), each.readers.at
-        listed = {login for page in each.readers.pages for login in page.ids if login[0] not in "-/"}
-        for login in {""} if each.readers.everyone else listed:
+        entry = Entity.parse(repository.entity), repository.readers.at
+        listed = {login for page in repository.readers.pages for login in page.ids if login[0] not in "-/"}
+        for login in {""} if repository.readers.everyone else listed:
             found[login].append(entry)
     return dict(found)
 

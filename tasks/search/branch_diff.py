@@ -180,8 +180,8 @@ def _nearest(
     distances: dict[tuple[str, str, Definition], NDArray[np.float64]] = defaultdict(
         lambda: np.full(len(vectors), 2 * limit)
     )
-    for number, found in enumerate(hits):
-        for hit in found:
+    for number, hits_of_line in enumerate(hits):
+        for hit in hits_of_line:
             location = (hit["entity"], hit["path"], hit["line_number"])
             definition = innermost(decode(outlines.get(location, "")), location[2])
             if definition is None or definition.kind not in _FUNCTIONS:
