@@ -358,5 +358,3 @@ def declared(row: Option, **changed: Any) -> Any:
 ExecutorOption = Annotated[str, declared(OPTIONS["executor"])]
 WorkersOption = Annotated[int | None, declared(OPTIONS["workers"])]
 ModelOption = Annotated[str | None, declared(OPTIONS["model"])]
-MaxDeleteFractionOption = Annotated[float, declared(OPTIONS["max_delete_fraction"])]
-WaitOption = Annotated[float, declared(OPTIONS["wait_seconds"])]

@@ -22,11 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from driftline.flows.output.logs import json_lines, quiet_libraries, writes_json
 from driftline.storage.errors import DriftlineError, StorageError
 from driftline.storage.lance.reader_process import ProcessDied, ProcessStopped, WorkerProcess
-from driftline.tasks.search.request import SearchRequest
 
 if TYPE_CHECKING:
     from driftline.storage.workspace.workspace import Workspace
-    from driftline.tasks.search.hits import SearchReport
 
 MAX_PROCESSES = 4
 """The default limit; each process holds the model and loaded indexes in memory."""
@@ -75,12 +73,6 @@ class SearchProcesses:
     _starts_after: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def search(self, workspace: Workspace, query: str, **options: Any) -> SearchReport:
-        """Like ``driftline.search``; also propagates errors from ``run``."""
-        from driftline.tasks.search.search import search
-
-        return self.run(search, workspace, SearchRequest(query, **options))
-
     def run(self, function: Callable[..., _Result], workspace: Workspace, *args: Any, **kwargs: Any) -> _Result:
         """Run ``function`` in one of the processes, and return its result. It may only read ``workspace``.
 
@@ -103,7 +95,7 @@ class SearchProcesses:
         raise StorageError("The search processes timed out or died", "", "Narrow the search.")
 
     def start(self, workspace: Workspace) -> None:
-        """Start the first process, which loads the model and opens the tables. Raises the same errors as ``search``.
+        """Start the first process, which loads the model and opens the tables. Raises the same errors as ``run``.
 
         If that crashes the process, reads that do not touch damaged files still work.
         """

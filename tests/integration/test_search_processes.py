@@ -31,6 +31,8 @@ from driftline.storage.lance.reader_process import WorkerProcess
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 from driftline.tasks.search.hits import SearchReport
+from driftline.tasks.search.request import SearchRequest
+from driftline.tasks.search.search import search as search_lines
 from tests.support.oracle import WORDS
 from tests.support.searches import search
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -38,6 +40,10 @@ from tests.support.web import ask
 
 TIED = 2e-4
 """Hits whose scores differ by less may swap places."""
+
+
+def searched(processes: SearchProcesses, workspace: Workspace, query: str, **options: Any) -> SearchReport:
+    return processes.run(search_lines, workspace, SearchRequest(query, **options))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,7 @@ def searched_concurrently(processes: SearchProcesses, workspace: Workspace, coun
 
         def enough_answer() -> bool:
             if len(processes._helpers) < count:
-                list(pool.map(lambda query: processes.search(workspace, query), WORDS[:8]))
+                list(pool.map(lambda query: searched(processes, workspace, query), WORDS[:8]))
             return len(processes._helpers) >= count
 
         until(enough_answer, "another process")
@@ -88,9 +94,9 @@ def check_answers(found: SearchReport, expected: SearchReport) -> None:
 
 def test_another_process_gives_the_same_answers(two: SearchProcesses, workspace: Workspace) -> None:
     for query in WORDS[:5]:
-        check_answers(two.search(workspace, query, top_k=3), search(workspace, query, top_k=3))
+        check_answers(searched(two, workspace, query, top_k=3), search(workspace, query, top_k=3))
     with pytest.raises(UsageError, match="top_k"):
-        two.search(workspace, "x", top_k=-1)
+        searched(two, workspace, "x", top_k=-1)
     assert two.run(Workspace.stats, workspace, None) == workspace.stats(None)
 
 
@@ -113,7 +119,7 @@ def test_a_search_survives_the_death_of_its_process(two: SearchProcesses, worksp
     for helper in list(two._helpers)[:killed]:
         psutil.Process(helper.pid).kill()
     with ThreadPoolExecutor(4) as pool:
-        reports = list(pool.map(lambda query: two.search(workspace, query, top_k=3), WORDS[:8]))
+        reports = list(pool.map(lambda query: searched(two, workspace, query, top_k=3), WORDS[:8]))
     for report, query in zip(reports, WORDS[:8], strict=True):
         check_answers(report, search(workspace, query, top_k=3))
     searched_concurrently(two, workspace, 2)
@@ -129,7 +135,7 @@ def test_a_read_that_kills_its_process_fails_alone(workspace: Workspace, monkeyp
         for _ in range(2):
             with pytest.raises(CorruptFile, match="verify --repair"):
                 processes.run(end_the_process, workspace)
-            assert processes.search(workspace, WORDS[0]).results
+            assert searched(processes, workspace, WORDS[0]).results
 
 
 def panic(_: Workspace) -> None:
@@ -149,9 +155,9 @@ def test_waiting_too_long_is_an_error(workspace: Workspace, monkeypatch: pytest.
         taken = processes._free.get()
         monkeypatch.setattr(search_processes, "WAIT_SECONDS", 0.01)
         with pytest.raises(StorageError, match="No search finished within"):
-            processes.search(workspace, "x")
+            searched(processes, workspace, "x")
         processes._free.put(taken)
-        assert processes.search(workspace, WORDS[0]).results
+        assert searched(processes, workspace, WORDS[0]).results
         assert len(processes._helpers) == 1
         assert not processes._is_starting
 
@@ -185,7 +191,7 @@ def test_a_process_that_searches_for_too_long_is_ended(
         with pytest.raises(StorageError, match="Narrow the search"):
             two.run(sleep, workspace, 2 * PATIENCE_SECONDS)
     until(lambda: not any(helper.is_alive for helper in before))
-    assert two.search(workspace, WORDS[0]).results
+    assert searched(two, workspace, WORDS[0]).results
 
 
 def second_time(workspace: Workspace, seen: Path) -> int:
