@@ -272,6 +272,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model2vec directory with a random vector for each word of the oracle."""
+    from tests.support.oracle import save_tiny_model  # imported here: it loads model2vec
+
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The output of a command and its exit code."""

@@ -18,20 +18,14 @@ from driftline.storage.layout import lease_path
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.local_disk import LocalDisk
 from tests.support.leftovers import ENTITY, Corner, make_corner
-from tests.support.oracle import save_tiny_model
 
 READS = ("get", "open_input", "walk", "head", "directories")
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
-
-
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corner:
+def original(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Corner:
     root = tmp_path_factory.mktemp("original")
-    return make_corner(root, str(root / "workspace"), tiny_model)
+    return make_corner(root, str(root / "workspace"), model)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from driftline.tasks.maintenance import search_quality
 from driftline.tasks.maintenance.search_quality import SearchQuality
 from tests.faults.faults import Faults, injected
 from tests.faults.segment_sizes import small_segments
-from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below
 
 ENTITY = Entity.parse("source:tree")
 DISK_BYTES = 8 * 1024 * 1024
@@ -67,11 +67,6 @@ class Ballast:
 
     def away(self) -> None:
         self.file.unlink()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
 @pytest.fixture

@@ -24,16 +24,11 @@ from driftline.tasks.indexing import commit
 from driftline.tasks.indexing.commit import ChangeSet, Committer
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.faults.test_interrupted_runs import OLD_NS, write_tree
-from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below
 
 NAMES = ("one", "two", "three")
 OLD = {"changed.txt": "word1\nword2\n", "gone.txt": "word3\n"}
 NEW = {"changed.txt": "word4\nword2\n", "new.txt": "word5\n"}
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +69,10 @@ class Sources:
 @pytest.mark.parametrize("known", [False, True], ids=["first run", "later run"])
 @pytest.mark.parametrize("mode", list(Mode))
 def test_an_interrupted_run_of_small_sources_leaves_each_source_old_or_new(
-    tmp_path: Path, tiny_model: Path, mode: Mode, known: bool
+    tmp_path: Path, model: Path, mode: Mode, known: bool
 ) -> None:
     """Afterwards one source is restored, another is indexed alone, and all are up to date."""
-    sources, template = Sources(tmp_path, tiny_model), tmp_path / "template"
+    sources, template = Sources(tmp_path, model), tmp_path / "template"
     if known:
         sources.write(OLD)
         sources.index()
@@ -116,9 +111,9 @@ def test_an_interrupted_run_of_small_sources_leaves_each_source_old_or_new(
 
 
 def test_a_source_that_another_run_takes_over_does_not_fail_the_others(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources = Sources(tmp_path, tiny_model)
+    sources = Sources(tmp_path, model)
     sources.write(OLD)
     sources.index()
     sources.write(NEW, later=1)
@@ -140,9 +135,9 @@ def test_a_source_that_another_run_takes_over_does_not_fail_the_others(
 
 
 def test_a_commit_that_fails_counts_for_each_source(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources = Sources(tmp_path, tiny_model)
+    sources = Sources(tmp_path, model)
     sources.write(OLD)
     for failure, counted in ((StorageError("The store is away"), 1), (KeyboardInterrupt(), 2)):
 
@@ -159,9 +154,9 @@ def test_a_commit_that_fails_counts_for_each_source(
 
 
 def test_a_source_that_cannot_be_staged_does_not_stop_others(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources = Sources(tmp_path, tiny_model)
+    sources = Sources(tmp_path, model)
     sources.write(NEW)
     faults = Faults()
     with injected(faults):
@@ -180,10 +175,10 @@ def test_a_source_that_cannot_be_staged_does_not_stop_others(
 
 
 def test_sources_without_lease_files_continue_from_their_markers(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one reads the markers of all."""
-    sources = Sources(tmp_path, tiny_model)
+    sources = Sources(tmp_path, model)
     sources.write(OLD)
     sources.index()
     sources.write(NEW, names=NAMES[1:2], later=1)
@@ -208,9 +203,9 @@ def test_sources_without_lease_files_continue_from_their_markers(
 
 
 def test_markers_that_could_not_be_read_are_read_again_for_the_next_source(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources = Sources(tmp_path, tiny_model)
+    sources = Sources(tmp_path, model)
     sources.write(OLD)
     sources.index()
     workspace = Workspace.open(str(sources.workspace))
@@ -227,8 +222,8 @@ def failing(table: LineTable, entities: Sequence[Entity]) -> Any:
     raise StorageError("The store failed", "", "")
 
 
-def test_new_lines_of_small_sources_are_indexed(tmp_path: Path, tiny_model: Path) -> None:
-    sources = Sources(tmp_path, tiny_model)
+def test_new_lines_of_small_sources_are_indexed(tmp_path: Path, model: Path) -> None:
+    sources = Sources(tmp_path, model)
     sources.write(OLD)
     assert sources.index(indexes="all").indexes
 
@@ -247,9 +242,9 @@ def _number_of_second_stage(sources: Sources) -> int:
 
 
 def test_a_failing_source_leaves_nothing_of_the_others_undone(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources = Sources(tmp_path, tiny_model)
+    sources = Sources(tmp_path, model)
     sources.write(OLD, names=("one", "one/inner", "two"))
     sources.index("one", "two")
     work = Survey.work
@@ -262,7 +257,7 @@ def test_a_failing_source_leaves_nothing_of_the_others_undone(
     monkeypatch.setattr(Survey, "work", fail)
     inner = SourceRequest(str(tmp_path / "one/inner"), "source:inner")
     requests = (inner, SourceRequest(str(tmp_path / "two"), "source:two"))
-    request = IndexRequest(requests, str(sources.workspace), model=str(tiny_model), workers=1, keep_going=True)
+    request = IndexRequest(requests, str(sources.workspace), model=str(model), workers=1, keep_going=True)
     assert [Path(uri).name for uri, _ in index_sources(request).failed] == ["two"]
     outer = Workspace.open(str(sources.workspace)).manifest(Entity.parse("source:one")).read(columns=["path"])
     assert sorted(outer["path"].to_pylist()) == sorted(OLD), "inner took over its files"

@@ -18,7 +18,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.workspace import Workspace
 from tests.faults.faults import Crash, Faults, Mode, injected, steps
-from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below
 
 ENTITY = Entity.parse("source:tree")
 OLD_NS = 1_600_000_000_000_000_000
@@ -51,11 +51,6 @@ def write_file(target: Path, text: str, mtime_ns: int) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text)
     os.utime(target, ns=(mtime_ns, mtime_ns))
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
 @pytest.fixture
@@ -100,11 +95,11 @@ CASES = [
 @pytest.mark.parametrize(("mode", "then"), CASES)
 @pytest.mark.usefixtures("small_batches")
 def test_a_run_that_is_interrupted_anywhere_is_completed_by_the_next(
-    tmp_path: Path, tiny_model: Path, mode: Mode, then: Sequence[Callable[[Path], None]]
+    tmp_path: Path, model: Path, mode: Mode, then: Sequence[Callable[[Path], None]]
 ) -> None:
     tree, template, workspace = (tmp_path / name for name in ("tree", "template", "workspace"))
     write_tree(tree, FIRST, OLD_NS)
-    index(tree, str(template), tiny_model)
+    index(tree, str(template), model)
 
     def prepare() -> str:
         shutil.rmtree(workspace, ignore_errors=True)
@@ -112,13 +107,13 @@ def test_a_run_that_is_interrupted_anywhere_is_completed_by_the_next(
         write_tree(tree, LATER, OLD_NS + 10**9)
         return str(workspace)
 
-    interrupt_everywhere(tree, tiny_model, prepare, mode, then)
+    interrupt_everywhere(tree, model, prepare, mode, then)
 
 
 @pytest.mark.parametrize("mode", [Mode.CRASH_AFTER, Mode.FAIL])
 @pytest.mark.usefixtures("small_batches")
 def test_a_first_run_that_is_interrupted_anywhere_is_completed_by_the_next(
-    tmp_path: Path, tiny_model: Path, mode: Mode
+    tmp_path: Path, model: Path, mode: Mode
 ) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"
 
@@ -127,7 +122,7 @@ def test_a_first_run_that_is_interrupted_anywhere_is_completed_by_the_next(
         write_tree(tree, LATER, OLD_NS)
         return str(workspace)
 
-    interrupt_everywhere(tree, tiny_model, prepare, mode, (again, vanished))
+    interrupt_everywhere(tree, model, prepare, mode, (again, vanished))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +130,7 @@ def test_a_first_run_that_is_interrupted_anywhere_is_completed_by_the_next(
 )
 @pytest.mark.usefixtures("small_batches")
 def test_an_interrupted_run_into_a_bucket_is_completed_by_the_next(
-    tmp_path: Path, tiny_model: Path, s3_bucket: str, mode: Mode, operations: str
+    tmp_path: Path, model: Path, s3_bucket: str, mode: Mode, operations: str
 ) -> None:
     """All interruptions share one bucket; each run continues from the state that the last one left."""
     tree, flips = tmp_path / "tree", count()
@@ -146,8 +141,8 @@ def test_an_interrupted_run_into_a_bucket_is_completed_by_the_next(
         return s3_bucket
 
     write_tree(tree, FIRST, OLD_NS)
-    index(tree, s3_bucket, tiny_model)
-    interrupt_everywhere(tree, tiny_model, prepare, mode, (again,), only=operations)
+    index(tree, s3_bucket, model)
+    interrupt_everywhere(tree, model, prepare, mode, (again,), only=operations)
 
 
 def interrupt_everywhere(

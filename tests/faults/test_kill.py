@@ -27,7 +27,6 @@ from tests.support.oracle import (
     assert_nothing_staged,
     files_below,
     indexed_rows,
-    save_tiny_model,
 )
 from tests.support.processes import ForkedProgram, runs, stands_still
 from tests.support.waiting import PATIENCE_SECONDS, ended, until
@@ -36,11 +35,6 @@ PROGRAM = Path(__file__).with_name("small_run.py")
 ENTITY = Entity.parse("source:tree")
 FILES = 48
 KILLS = 20
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
 def command(tree: Path, workspace: Path, model: Path, *more: str) -> list[str]:
@@ -88,38 +82,36 @@ def run_killed_after(seconds: float, command: list[str], workspace: Path) -> flo
     return time.monotonic() - started
 
 
-def test_a_last_run_repairs_what_runs_killed_at_random_moments_left(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_last_run_repairs_what_runs_killed_at_random_moments_left(tmp_path: Path, model: Path) -> None:
     chance = random.Random(20)
     tree, workspace, fresh = tmp_path / "tree", tmp_path / "workspace", tmp_path / "fresh"
     change_some(tree, chance)
-    seconds = run_killed_after(PATIENCE_SECONDS, command(tree, fresh, tiny_model), fresh)
+    seconds = run_killed_after(PATIENCE_SECONDS, command(tree, fresh, model), fresh)
     assert seconds is not None
 
     kills = attempts = 0
     while attempts < KILLS or kills < KILLS // 2:
         assert attempts < 10 * KILLS, "runs end before they are killed"
         change_some(tree, chance)
-        ended_after = run_killed_after(
-            seconds * chance.uniform(0.0, 1.1), command(tree, workspace, tiny_model), workspace
-        )
+        ended_after = run_killed_after(seconds * chance.uniform(0.0, 1.1), command(tree, workspace, model), workspace)
         seconds, attempts = ended_after or seconds, attempts + 1  # at the machine's current speed
         kills += ended_after is None
 
-    finished(command(tree, workspace, tiny_model))
+    finished(command(tree, workspace, model))
     opened = Workspace.open(str(workspace))
     assert_in_step(opened, ENTITY, files_below(tree))
     assert_nothing_staged(opened)
-    finished(command(tree, fresh, tiny_model, "--full"))
+    finished(command(tree, fresh, model, "--full"))
     assert indexed_rows(opened, ENTITY) == indexed_rows(Workspace.open(str(fresh)), ENTITY)
 
 
-def test_the_batch_of_a_killed_worker_is_repeated(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_batch_of_a_killed_worker_is_repeated(tmp_path: Path, model: Path) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"
     for number in range(200):
         target = tree / str(number % 7) / f"file{number}.txt"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("\n".join(WORDS[number : number + 20]))
-    arguments = command(tree, workspace, tiny_model, "--executor", "local", "--workers", "2")
+    arguments = command(tree, workspace, model, "--executor", "local", "--workers", "2")
     process = ForkedProgram(PROGRAM, *arguments, environment={"PAUSE": "after 1", "BATCH_DOCUMENTS": "10"})
     coordinator = psutil.Process(process.pid)
     until(lambda: stands_still(coordinator), "the first commit", unless=lambda: ended(process))
@@ -169,7 +161,7 @@ def test_a_first_sigterm_waits_for_the_commit_and_a_second_does_not(on_interrupt
     ("executor", "number"), [("inline", signal.SIGINT), ("local", signal.SIGINT), ("local", signal.SIGTERM)]
 )
 def test_an_interrupted_run_reports_its_commits_and_the_next_one_continues(
-    tmp_path: Path, tiny_model: Path, executor: str, number: signal.Signals
+    tmp_path: Path, model: Path, executor: str, number: signal.Signals
 ) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"
     for file in range(200):
@@ -177,7 +169,7 @@ def test_an_interrupted_run_reports_its_commits_and_the_next_one_continues(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("\n".join(WORDS[file : file + 20]))
         target.with_suffix(".bin").write_bytes(b"\0\1")  # read, but binary: not a document
-    arguments = command(tree, workspace, tiny_model, "--executor", executor, "--workers", "2")
+    arguments = command(tree, workspace, model, "--executor", executor, "--workers", "2")
     process = ForkedProgram(
         PROGRAM, *arguments, environment={"PAUSE": "after 2", "BATCH_DOCUMENTS": "10"}, session=True
     )
@@ -198,7 +190,7 @@ def test_an_interrupted_run_reports_its_commits_and_the_next_one_continues(
     assert kept is not None, output
 
     # Any executor may continue; two workers take six seconds to start.
-    (source,) = finished(command(tree, workspace, tiny_model, "--executor", "inline"))["sources"]
+    (source,) = finished(command(tree, workspace, model, "--executor", "inline"))["sources"]
     assert source["new"] < 200
     assert source["new"] + source["unchanged"] == 200
     assert source["unchanged"] == int(kept[1])

@@ -15,7 +15,7 @@ from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import COLUMNS, coverage
 from driftline.storage.workspace.workspace import Workspace
-from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
+from tests.support.oracle import WORDS, assert_in_step, files_below
 from tests.support.processes import ForkedProgram, runs
 from tests.support.waiting import PATIENCE_SECONDS, until
 
@@ -23,11 +23,6 @@ PROGRAM = Path(__file__).with_name("small_run.py")
 ENTITY = Entity.parse("source:tree")
 FILES, LINES = 60, 20
 KILLS = 8
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
 @pytest.fixture

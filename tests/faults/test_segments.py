@@ -27,15 +27,10 @@ from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace
 from tests.faults.faults import Crash, Faults, Mode, injected, steps
 from tests.faults.segment_sizes import small_segments
-from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
+from tests.support.oracle import WORDS, assert_in_step, files_below
 from tests.support.searches import search
 
 ENTITY = Entity.parse("source:tree")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
 @pytest.fixture(autouse=True)

@@ -13,17 +13,12 @@ import pytest
 
 from driftline.storage.entities import Entity
 from driftline.storage.workspace.workspace import Workspace
-from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below
 from tests.support.processes import ForkedProgram, stands_still
 from tests.support.waiting import PATIENCE_SECONDS, ended, until
 
 PROGRAM = Path(__file__).with_name("small_run.py")
 LEASE_SECONDS = 1
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
 class Writers:
@@ -72,8 +67,8 @@ class Writers:
 
 
 @pytest.fixture
-def writers(tmp_path: Path, tiny_model: Path) -> Iterator[Writers]:
-    found = Writers(tmp_path, tiny_model)
+def writers(tmp_path: Path, model: Path) -> Iterator[Writers]:
+    found = Writers(tmp_path, model)
     yield found
     for process in found.processes:
         if process.poll() is None:

@@ -20,18 +20,13 @@ import pytest
 
 from driftline.storage.environment import install_command
 from driftline.storage.sources.access import SafeFolder
-from tests.support.oracle import WORDS, save_tiny_model
+from tests.support.oracle import WORDS
 
 NOBODY = 65_534
 OLD_NS = 1_600_000_000_000_000_000
 
 Cli = Callable[..., Any]
 Damage = Callable[[Path], None]
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
 @pytest.fixture
@@ -41,10 +36,10 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, tree: Path, tiny_model: Path, driftline: Cli) -> Path:
+def workspace(tmp_path: Path, tree: Path, model: Path, driftline: Cli) -> Path:
     """A workspace with one indexed source, ``source:tree``."""
     folder = tmp_path / "workspace"
-    done = driftline("index", tree, "--workspace", folder, "--model", tiny_model)
+    done = driftline("index", tree, "--workspace", folder, "--model", model)
     assert done.code == 0, done.err
     return folder
 
@@ -57,10 +52,10 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 @contextmanager
-def as_nobody(tmp_path: Path, tiny_model: Path, workspace: Path) -> Iterator[None]:
+def as_nobody(tmp_path: Path, model: Path, workspace: Path) -> Iterator[None]:
     """Become a user who owns the workspace but may otherwise only read world-readable files."""
     above = takewhile(lambda path: path != Path(tempfile.gettempdir()), tmp_path.parents)
-    for path in (*above, tmp_path, tiny_model, *tiny_model.iterdir()):
+    for path in (*above, tmp_path, model, *model.iterdir()):
         path.chmod(0o755)
     for path in (workspace, *workspace.rglob("*")):
         os.chown(path, NOBODY, -1)
@@ -145,14 +140,14 @@ def test_a_usage_error_is_one_line_and_creates_no_workspace(
     ids=lambda value: value if isinstance(value, str) else "_".join(value[:1]),
 )
 def test_a_usage_error_does_not_change_the_workspace(
-    tree: Path, workspace: Path, tiny_model: Path, driftline: Cli, kind: str, arguments: list[str], says: str
+    tree: Path, workspace: Path, model: Path, driftline: Cli, kind: str, arguments: list[str], says: str
 ) -> None:
-    given = [text.format(tree=tree, model=tiny_model) for text in arguments]
+    given = [text.format(tree=tree, model=model) for text in arguments]
     assert_refused(driftline, kind, workspace, given[0], "--workspace", workspace, *given[1:], says=says)
 
 
 def test_a_missing_extra_is_reported(
-    tmp_path: Path, tiny_model: Path, driftline: Cli, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, driftline: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     workspace = tmp_path / "workspace"
@@ -162,15 +157,15 @@ def test_a_missing_extra_is_reported(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else: run the tests as root")
 def test_unreadable_sources_and_workspaces_are_refused(
-    tmp_path: Path, tree: Path, workspace: Path, tiny_model: Path, driftline: Cli
+    tmp_path: Path, tree: Path, workspace: Path, model: Path, driftline: Cli
 ) -> None:
-    index = ["index", tree, "--workspace", workspace, "--model", tiny_model]
-    own = ["index", tree, "--model", tiny_model]
+    index = ["index", tree, "--workspace", workspace, "--model", model]
+    own = ["index", tree, "--model", model]
     for command in (index, own, ["search", "word1", "--workspace", workspace]):
         assert driftline(*command).code == 0  # and everything must be imported before the user changes
     tree.chmod(0o700)
     before = listing(workspace)
-    with as_nobody(tmp_path, tiny_model, workspace):
+    with as_nobody(tmp_path, model, workspace):
         outcome = [driftline(*index), driftline(*own), driftline("index", tmp_path, "--model", tree / "model")]
         workspace.chmod(0)
         outcome += [driftline(*index), driftline("search", "word1", "--workspace", workspace)]
@@ -227,13 +222,13 @@ DAMAGES = {
 
 @pytest.mark.parametrize(("kind", "pattern", "damage", "reader"), DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_damaged_file_is_reported_and_nothing_is_written(
-    tree: Path, workspace: Path, tiny_model: Path, driftline: Cli, kind: str, pattern: str, damage: Damage,
+    tree: Path, workspace: Path, model: Path, driftline: Cli, kind: str, pattern: str, damage: Damage,
     reader: str | None,
 ) -> None:  # fmt: skip
     (victim,) = workspace.glob(pattern)
     damage(victim)
     write(tree, {"new.txt": "word9\n"})
-    index = ["index", tree, "--workspace", workspace, "--model", tiny_model]
+    index = ["index", tree, "--workspace", workspace, "--model", model]
     assert_refused(driftline, kind, workspace, *index, says=victim.name)
     if reader:
         query = ["word1"] if reader == "search" else []
@@ -242,7 +237,7 @@ def test_a_damaged_file_is_reported_and_nothing_is_written(
 
 @pytest.mark.parametrize("damage", [truncate, make_empty, make_foreign])
 def test_a_damaged_base_is_reported_and_nothing_is_written(
-    tree: Path, workspace: Path, tiny_model: Path, driftline: Cli, damage: Damage
+    tree: Path, workspace: Path, model: Path, driftline: Cli, damage: Damage
 ) -> None:
     from driftline.storage.entities import Entity
     from driftline.storage.workspace.workspace import Workspace
@@ -250,11 +245,11 @@ def test_a_damaged_base_is_reported_and_nothing_is_written(
     Workspace.open(str(workspace)).manifest(Entity.parse("source:tree")).compact()
     (victim,) = workspace.glob("**/_index.parquet")
     damage(victim)
-    index = ["index", tree, "--workspace", workspace, "--model", tiny_model]
+    index = ["index", tree, "--workspace", workspace, "--model", model]
     assert_refused(driftline, "corrupt_file", workspace, *index, says=victim.name)
 
 
-def test_a_damaged_table_is_reported(tree: Path, workspace: Path, tiny_model: Path, driftline: Cli) -> None:
+def test_a_damaged_table_is_reported(tree: Path, workspace: Path, model: Path, driftline: Cli) -> None:
     for manifest in workspace.glob("**/_versions/*"):
         make_empty(manifest)
     for command in (["search", "word1"], ["status"]):
@@ -270,11 +265,11 @@ ODD_NAMES = (
 )  # fmt: skip
 
 
-def test_files_of_any_name_are_indexed_and_found_by_it(tmp_path: Path, tiny_model: Path, driftline: Cli) -> None:
+def test_files_of_any_name_are_indexed_and_found_by_it(tmp_path: Path, model: Path, driftline: Cli) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"
     paths = [f"{folder}{name}" for name in ODD_NAMES for folder in ("", f"dir {name}/")]
     write(tree, {path: f"{WORDS[number]}\n" for number, path in enumerate(paths)})
-    report = driftline("index", tree, "--workspace", workspace, "--model", tiny_model, "--json").json
+    report = driftline("index", tree, "--workspace", workspace, "--model", model, "--json").json
     assert report["sources"][0]["skipped"] == []
     assert report["sources"][0]["new"] == len(paths)
     for number, path in enumerate(paths):
@@ -290,13 +285,11 @@ def test_files_of_any_name_are_indexed_and_found_by_it(tmp_path: Path, tiny_mode
     assert (again["unchanged"], again["lines_embedded"]) == (len(paths), 0)
 
 
-def test_a_name_that_is_not_utf8_is_in_the_run_history(
-    tmp_path: Path, tree: Path, tiny_model: Path, driftline: Cli
-) -> None:
+def test_a_name_that_is_not_utf8_is_in_the_run_history(tmp_path: Path, tree: Path, model: Path, driftline: Cli) -> None:
     Path(os.fsdecode(bytes(tree) + b"/bad\xff.txt")).write_text("word5\n")
     workspace = tmp_path / "workspace"
     for _ in range(2):
-        outcome = driftline("index", tree, "--workspace", workspace, "--model", tiny_model, "--json").json
+        outcome = driftline("index", tree, "--workspace", workspace, "--model", model, "--json").json
         (entry,) = outcome["sources"][0]["skipped"]
         assert entry["reason"] == "undecodable name"
         assert "bad" in entry["path"]
@@ -306,15 +299,15 @@ def test_a_name_that_is_not_utf8_is_in_the_run_history(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else: run the tests as root")
 def test_files_without_permission_are_in_the_run_history_and_stay_indexed(
-    tmp_path: Path, tree: Path, workspace: Path, tiny_model: Path, driftline: Cli
+    tmp_path: Path, tree: Path, workspace: Path, model: Path, driftline: Cli
 ) -> None:
     write(tree, {"locked.txt": "word5\n", "closed/c.txt": "word6\n"})
-    command = ["index", tree, "--workspace", workspace, "--model", tiny_model, "--json"]
+    command = ["index", tree, "--workspace", workspace, "--model", model, "--json"]
     assert driftline(*command).code == 0
     write(tree, {"locked.txt": "word7 word8\n", "locked-new.txt": "word9\n"})
     for name, mode in {"locked.txt": 0, "locked-new.txt": 0, "closed": 0}.items():
         (tree / name).chmod(mode)
-    with as_nobody(tmp_path, tiny_model, workspace):
+    with as_nobody(tmp_path, model, workspace):
         outcome = driftline(*command)
     assert outcome.code == 0, outcome
     (source,) = outcome.json["sources"]
@@ -393,10 +386,10 @@ def test_a_file_that_keeps_changing_is_left_for_the_next_run(
 # -- mass deletions --------------------------------------------------------------------------
 
 
-def test_a_mass_deletion_is_refused_until_it_is_confirmed(tmp_path: Path, tiny_model: Path, driftline: Cli) -> None:
+def test_a_mass_deletion_is_refused_until_it_is_confirmed(tmp_path: Path, model: Path, driftline: Cli) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"
     write(tree, {f"old/{number}.txt": WORDS[number] for number in range(150)} | {"kept.txt": "word200"})
-    command = ["index", tree, "--workspace", workspace, "--model", tiny_model, "--json"]
+    command = ["index", tree, "--workspace", workspace, "--model", model, "--json"]
     assert driftline(*command).code == 0
     shutil.rmtree(tree / "old")
     write(tree, {"new.txt": "word201\n"})
@@ -413,10 +406,10 @@ def test_a_mass_deletion_is_refused_until_it_is_confirmed(tmp_path: Path, tiny_m
     assert (source["deleted"], source["lines_total"]) == (150, 2)
 
 
-def test_renames_do_not_count_as_deletions(tmp_path: Path, tiny_model: Path, driftline: Cli) -> None:
+def test_renames_do_not_count_as_deletions(tmp_path: Path, model: Path, driftline: Cli) -> None:
     tree, workspace = tmp_path / "tree", tmp_path / "workspace"
     write(tree, {f"old/{number}.txt": WORDS[number] for number in range(150)})
-    command = ["index", tree, "--workspace", workspace, "--model", tiny_model, "--json"]
+    command = ["index", tree, "--workspace", workspace, "--model", model, "--json"]
     assert driftline(*command).code == 0
     (tree / "old").rename(tree / "renamed")
     outcome = driftline(*command)

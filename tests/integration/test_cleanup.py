@@ -37,15 +37,10 @@ from tests.support.waiting import PATIENCE_SECONDS
 RETENTION_DAYS = 90
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
-
-
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corner:
+def original(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Corner:
     root = tmp_path_factory.mktemp("original")
-    return make_corner(root, str(root / "workspace"), tiny_model)
+    return make_corner(root, str(root / "workspace"), model)
 
 
 @pytest.fixture

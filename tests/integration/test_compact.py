@@ -30,16 +30,11 @@ from driftline.storage.lines.table_searcher import TableSearcher
 from driftline.storage.workspace.records import RunHistory
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.search_quality import SearchQuality, measure
-from tests.support.oracle import WORDS, assert_in_step, files_below, manifest_of, save_tiny_model
+from tests.support.oracle import WORDS, assert_in_step, files_below, manifest_of
 from tests.support.waiting import until
 
 ENTITY = Entity.parse("source:tree")
 SMALL_RUN = Path(__file__).parents[1] / "faults" / "small_run.py"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

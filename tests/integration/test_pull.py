@@ -16,12 +16,7 @@ from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.storage.errors import CorruptFile, LeaseHeld, ObjectNotFound, StorageError, UsageError
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.copies import WorkspaceCopy
-from tests.support.oracle import WORDS, save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+from tests.support.oracle import WORDS
 
 
 @pytest.fixture(params=["bucket", "disk"])
