@@ -50,7 +50,6 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, LanceFragment
 
-    from driftline.storage.deltas.manifest import BatchId
 
 PATHS_PER_LOOKUP = 2_000
 UNKNOWN_OUTCOMES = 3
@@ -185,23 +184,14 @@ class LineTable(LanceTable):
 
         Raises LeaseLost, CommitConflict, StorageError.
         """
-        return self.commit_together([SourceCommit(entity, token)], ())[0]
+        return self.commit([SourceCommit(entity, token)], ())[0]
 
-    def commit(
-        self, entity: Entity, token: int, batch: BatchId, replaced: Sequence[str], fragments: Sequence[str]
-    ) -> None:
-        """Remove the rows of the ``replaced`` paths, add ``fragments`` and record ``batch``, in one version.
+    def commit(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> list[CommitMarker]:
+        """Commit ``parts`` of one or several sources, whose rows share ``fragments``, in one version: all or none.
 
-        Exactly once: a batch already recorded by the marker is skipped. Raises LeaseLost if the marker has a newer
-        token, CommitConflict after ``COMMIT_ATTEMPTS``; also StorageError.
-        """
-        self.commit_together([SourceCommit(entity, token, batch, tuple(replaced))], fragments)
-
-    def commit_together(self, parts: Sequence[SourceCommit], fragments: Sequence[str]) -> list[CommitMarker]:
-        """Commit ``parts`` of several sources, whose rows share ``fragments``, in one version: all or none.
-
-        Returns the old commit markers. Raises LeaseLost if a marker has a newer token: none of the parts can ever be
-        committed then. Also raises CommitConflict and StorageError, like ``commit``.
+        Exactly once: batches that the markers already record are skipped. Returns the old commit markers. Raises
+        LeaseLost if a marker has a newer token: none of the parts can ever be committed then. Also raises
+        CommitConflict after ``COMMIT_ATTEMPTS``, and StorageError.
 
         The transaction replaces every existing marker. Two transactions conflict only if they remove the same row.
         Sources with no marker therefore first get one that has only the token. If two holders write one concurrently,

@@ -70,7 +70,7 @@ class Committer:
         if changes.touches_lines:
             staged = self.stage(changes)
             self.table.create(self.dim)
-            self.table.commit_together([staged.part], changes.fragments)
+            self.table.commit([staged.part], changes.fragments)
             self._documents.publish_staged(staged.batch, staged.data)
             return
         self.batch += 1
@@ -104,7 +104,8 @@ class Committer:
         """Remove the lines of documents that are not in the manifest; the manifest does not change."""
         self.batch += 1
         self.lease.check()
-        self.table.commit(self.entity, self.lease.token, BatchId(self.run_id, self.batch), paths, ())
+        batch = BatchId(self.run_id, self.batch)
+        self.table.commit([SourceCommit(self.entity, self.lease.token, batch, tuple(paths))], ())
 
     def _delta(self, changes: ChangeSet) -> pa.Table:
         rev, now = revision(self.lease.token, self.batch), datetime.now(UTC)
@@ -144,7 +145,7 @@ def commit_together(changes: Sequence[tuple[Committer, ChangeSet]], fragments: S
         _discard(committer for committer, _ in changes)
         raise GroupCommitFailed from error
     try:
-        first.table.commit_together([each.part for each in staged], fragments)
+        first.table.commit([each.part for each in staged], fragments)
     except LeaseLost as error:
         _discard(committer for committer, _ in changes)
         raise GroupCommitFailed from error

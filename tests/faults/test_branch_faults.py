@@ -24,12 +24,11 @@ from tests.faults.test_interrupted_runs import (
     OLD_NS,
     index,
     small_batches,
-    tiny_model,
     write_tree,
 )
 from tests.support.oracle import assert_in_step, assert_nothing_staged, files_below
 
-__all__ = ["small_batches", "tiny_model"]
+__all__ = ["small_batches"]
 BRANCH = "feature/ä"
 MAIN_SINCE = {**LATER, "on main.txt": "word30\nword31\n"}
 ON_BRANCH = {**MAIN_SINCE, "on branch.txt": "word40\nword41\n"}
@@ -68,18 +67,18 @@ def restored(template: Path, folder: Path) -> Workspace:
 @pytest.mark.parametrize("known", [False, True], ids=["new", "brought forward"])
 @pytest.mark.usefixtures("small_batches")
 def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_completed_by_the_next(
-    tmp_path: Path, tiny_model: Path, known: bool
+    tmp_path: Path, model: Path, known: bool
 ) -> None:
     tree, template, folder = (tmp_path / name for name in ("tree", "template", "workspace"))
     workspace = str(folder)
     write_tree(tree, FIRST, OLD_NS)
-    index(tree, str(template), tiny_model)
+    index(tree, str(template), model)
     main_files = files_below(tree)
     if known:
         write_tree(tree, {**FIRST, "on branch.txt": "word50\n"}, OLD_NS)
-        index(tree, str(template), tiny_model, branch=BRANCH)
+        index(tree, str(template), model, branch=BRANCH)
         write_tree(tree, MAIN_SINCE, OLD_NS + 10**9)
-        index(tree, str(template), tiny_model)
+        index(tree, str(template), model)
         main_files = files_below(tree)
 
     def prepare() -> Workspace:
@@ -89,7 +88,7 @@ def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_completed_by_the_next
 
     def check(operation: str) -> None:
         assert_in_step(Workspace.open(workspace), ENTITY, main_files)
-        index(tree, workspace, tiny_model, branch=BRANCH)
+        index(tree, workspace, model, branch=BRANCH)
         opened = Workspace.open(workspace)
         assert_in_step(on_branch(opened, BRANCH), ENTITY, files_below(tree))
         assert_in_step(opened, ENTITY, main_files)
@@ -98,18 +97,18 @@ def test_a_run_of_a_branch_that_is_interrupted_anywhere_is_completed_by_the_next
         assert_nothing_staged(opened)
         assert_only_what_branches_need(opened)
 
-    everywhere(prepare, lambda: index(tree, workspace, tiny_model, branch=BRANCH), check)
+    everywhere(prepare, lambda: index(tree, workspace, model, branch=BRANCH), check)
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_an_interrupted_deletion_leaves_the_whole_branch_or_none_of_it(tmp_path: Path, tiny_model: Path) -> None:
+def test_an_interrupted_deletion_leaves_the_whole_branch_or_none_of_it(tmp_path: Path, model: Path) -> None:
     tree, template, folder = (tmp_path / name for name in ("tree", "template", "workspace"))
     workspace = str(folder)
     write_tree(tree, FIRST, OLD_NS)
-    index(tree, str(template), tiny_model)
+    index(tree, str(template), model)
     main_files = files_below(tree)
     write_tree(tree, LATER, OLD_NS + 10**9)
-    index(tree, str(template), tiny_model, branch=BRANCH)
+    index(tree, str(template), model, branch=BRANCH)
 
     def prepare() -> Workspace:
         return restored(template, folder)
@@ -130,16 +129,16 @@ def test_an_interrupted_deletion_leaves_the_whole_branch_or_none_of_it(tmp_path:
 
 
 def test_the_next_cleanup_removes_the_versions_that_a_killed_one_left_of_a_deleted_branch(
-    tmp_path: Path, tiny_model: Path
+    tmp_path: Path, model: Path
 ) -> None:
     tree, template, place = (tmp_path / name for name in ("tree", "template", "workspace"))
     workspace, request = str(place), CleanupRequest(str(place), 0.0, dry_run=False)
     write_tree(tree, FIRST, OLD_NS)
-    index(tree, str(template), tiny_model)
-    index(tree, str(template), tiny_model, branch=BRANCH)
+    index(tree, str(template), model)
+    index(tree, str(template), model, branch=BRANCH)
     clean_workspace(CleanupRequest(str(template), 0.0, dry_run=False))
     write_tree(tree, LATER, OLD_NS + 10**9)
-    index(tree, str(template), tiny_model)
+    index(tree, str(template), model)
     drop(str(template))
 
     def prepare() -> Workspace:
@@ -159,11 +158,11 @@ def test_the_next_cleanup_removes_the_versions_that_a_killed_one_left_of_a_delet
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("lost", ["manifest", "reference"])
 def test_a_cut_is_made_again_if_lance_repeats_its_requests(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     tree, workspace = tmp_path / "tree", str(tmp_path / "workspace")
     write_tree(tree, FIRST, OLD_NS)
-    index(tree, workspace, tiny_model)
+    index(tree, workspace, model)
     main_files = files_below(tree)
     write_tree(tree, LATER, OLD_NS + 10**9)
     create_branch: Callable[..., LanceDataset] = LanceDataset.create_branch
@@ -179,7 +178,7 @@ def test_a_cut_is_made_again_if_lance_repeats_its_requests(
         return create_branch(dataset, name, *arguments, **options)
 
     monkeypatch.setattr(LanceDataset, "create_branch", create_twice)
-    index(tree, workspace, tiny_model, branch=BRANCH)
+    index(tree, workspace, model, branch=BRANCH)
     assert len(calls) == 2
     opened = Workspace.open(workspace)
     assert_in_step(on_branch(opened, BRANCH), ENTITY, files_below(tree))

@@ -105,7 +105,7 @@ def test_in_any_order_a_successor_knows_the_commits_of_its_predecessor(tmp_path:
 
         def old_holder(table: StagedTable = tables[OLD]) -> None:
             try:
-                table.commit(ENTITY, OLD, OLD_BATCH, (), table.write_fragments(line("old")))
+                table.commit([SourceCommit(ENTITY, OLD, OLD_BATCH)], table.write_fragments(line("old")))
             except LeaseLost:
                 pass
             finally:
@@ -117,7 +117,9 @@ def test_in_any_order_a_successor_knows_the_commits_of_its_predecessor(tmp_path:
             try:
                 known = table.fence(ENTITY, NEW).holds(OLD_BATCH)
                 seen.append((known, plain.count()))
-                table.commit(ENTITY, NEW, NEW_BATCH, ("x",) if known else (), table.write_fragments(line("new")))
+                table.commit(
+                    [SourceCommit(ENTITY, NEW, NEW_BATCH, ("x",) if known else ())], table.write_fragments(line("new"))
+                )
             finally:
                 table.stage.leave(NEW)
 
@@ -150,7 +152,7 @@ def test_sources_that_share_a_commit_are_all_committed_or_none(tmp_path: Path, h
             both = pa.concat_tables([line("old"), line("other", OTHER)])
             parts = [SourceCommit(entity, OLD, OLD_BATCH) for entity in (ENTITY, OTHER)]
             try:
-                table.commit_together(parts, table.write_fragments(both))
+                table.commit(parts, table.write_fragments(both))
             except LeaseLost:
                 lost.append(plain.count(f"entity = '{OTHER}'"))
             finally:
@@ -160,7 +162,7 @@ def test_sources_that_share_a_commit_are_all_committed_or_none(tmp_path: Path, h
             try:
                 known.append(table.fence(ENTITY, NEW).holds(OLD_BATCH))
                 gone = ("x",) if known[0] else ()
-                table.commit(ENTITY, NEW, NEW_BATCH, gone, table.write_fragments(line("new")))
+                table.commit([SourceCommit(ENTITY, NEW, NEW_BATCH, gone)], table.write_fragments(line("new")))
             finally:
                 table.stage.leave(NEW)
 
@@ -202,6 +204,6 @@ def test_a_commit_that_landed_is_found_before_the_run_gives_up(tmp_path: Path, c
     fragments = table.write_fragments(line("new"))
     has_attempt = 0 < lands <= COMMIT_ATTEMPTS - conflicts
     with nullcontext() if has_attempt else pytest.raises((StorageError, CommitConflict)):
-        table.commit(ENTITY, NEW, NEW_BATCH, (), fragments)
+        table.commit([SourceCommit(ENTITY, NEW, NEW_BATCH)], fragments)
     assert table.count() == has_attempt
     assert table.commit_marker(ENTITY).holds(NEW_BATCH) == has_attempt

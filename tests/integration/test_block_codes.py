@@ -16,6 +16,7 @@ from driftline.storage.deltas.manifest import BatchId, ManifestRow
 from driftline.storage.entities import Entity
 from driftline.storage.layout import new_ulid
 from driftline.storage.lines import block_codes
+from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import LINES_PER_BLOCK, LineTable
 from driftline.storage.lines.table_searcher import TableSearcher, nearest_blocks
@@ -49,7 +50,7 @@ def committed(
         pa.array(["a line"] * documents * lines),
         vectors.reshape(-1, DIM).astype(np.float16),
     )
-    table.commit(SOURCE, 1, BatchId(new_ulid(), 1), replaced, table.write_fragments(rows))
+    table.commit([SourceCommit(SOURCE, 1, BatchId(new_ulid(), 1), tuple(replaced))], table.write_fragments(rows))
 
 
 def exact(vectors: NDArray[np.float32], paths: Sequence[str], query: NDArray[np.float32]) -> list[tuple[str, int]]:

@@ -25,6 +25,7 @@ from driftline.storage.garbage import Reason
 from driftline.storage.layout import CLEANUP, CONFIG, lease_path, new_ulid
 from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.leases.liveness import ProcessIdentity
+from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.workspace.records import RunHistory
 from tests.faults.faults import Crash, Faults, Mode, injected
@@ -309,7 +310,7 @@ with acquire(corner.workspace.objects, lease_path(ENTITY), "slow") as lease:
     fragments = corner.table.write_fragments(corner.rows())
     print("written", flush=True)
     sys.stdin.readline()
-    corner.table.commit(ENTITY, lease.token, BatchId(new_ulid(), 1), (), fragments)
+    corner.table.commit([SourceCommit(ENTITY, lease.token, BatchId(new_ulid(), 1))], fragments)
 """
 
 
@@ -342,7 +343,7 @@ def test_a_holder_that_was_taken_over_cannot_commit_fragments_that_are_gone(
     fragments = corner.table.write_fragments(corner.rows())
     assert [orphan.reason for orphan in clean(corner.uri).deleted] == [Reason.UNCOMMITTED]
     with pytest.raises(LeaseLost):
-        corner.table.commit(ENTITY, lease.token, BatchId(new_ulid(), 1), (), fragments)
+        corner.table.commit([SourceCommit(ENTITY, lease.token, BatchId(new_ulid(), 1))], fragments)
     corner.assert_alive()
 
 

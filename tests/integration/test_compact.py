@@ -25,6 +25,7 @@ from driftline.storage.lance.lance_table import VECTOR, plan_compaction
 from driftline.storage.layout import lease_path
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines import indexes
+from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.table_searcher import TableSearcher
 from driftline.storage.workspace.records import RunHistory
@@ -162,7 +163,7 @@ def test_the_commit_marker_survives_so_that_a_commit_still_counts_once(indexed: 
     table = opened.lines(ENTITY)
     assert table.commit_marker(ENTITY) == before
     version = table.open().version
-    table.commit(ENTITY, before.token, BatchId(before.run_id, before.batch), (), ())
+    table.commit([SourceCommit(ENTITY, before.token, BatchId(before.run_id, before.batch))], ())
     assert table.open().version == version, "a batch that is there already is not committed again"
 
 

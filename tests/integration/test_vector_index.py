@@ -14,6 +14,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.lance.lance_table import VECTOR
 from driftline.storage.layout import new_ulid
 from driftline.storage.lines import table_searcher
+from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.line_table import LineTable, schema
 from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
@@ -55,7 +56,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, vectors: NDArray[np.float32]
         "grams": [None] * ROWS,
     }
     fragments = table.write_fragments(pa.table(columns, schema=schema(DIM)))
-    table.commit(SOURCE, 1, BatchId(new_ulid(), 1), (), fragments)
+    table.commit([SourceCommit(SOURCE, 1, BatchId(new_ulid(), 1))], fragments)
     assert VECTOR in maintain(table)
     return table
 
@@ -110,6 +111,6 @@ def test_lines_not_yet_in_the_index_are_found(table: LineTable, monkeypatch: pyt
         "grams": [None],
     }
     fragments = table.write_fragments(pa.table(columns, schema=schema(DIM)))
-    table.commit(SOURCE, 1, BatchId(new_ulid(), 1), (), fragments)
+    table.commit([SourceCommit(SOURCE, 1, BatchId(new_ulid(), 1))], fragments)
     (found,) = nearest_lines(table, late[0], 1).to_pylist()
     assert (found["path"], found["distance"]) == ("late.py", pytest.approx(0, abs=1e-6))

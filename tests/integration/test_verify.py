@@ -26,6 +26,7 @@ from driftline.storage.lance import lance_table
 from driftline.storage.lance.reader_process import run_in_worker
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
+from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.workspace.records import PROGRAM_SCHEME
 from driftline.tasks.maintenance.verification import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
@@ -75,7 +76,9 @@ def commit(corner: Corner, replaced: tuple[str, ...] = (), rows: pa.Table | None
     """Change the table without the manifest."""
     table = corner.table
     fragments = table.write_fragments(rows) if rows is not None else []
-    table.commit(ENTITY, table.commit_marker(ENTITY).token, BatchId(new_ulid(), 1), replaced, fragments)
+    table.commit(
+        [SourceCommit(ENTITY, table.commit_marker(ENTITY).token, BatchId(new_ulid(), 1), tuple(replaced))], fragments
+    )
 
 
 def record(corner: Corner, **fields: Any) -> None:

@@ -13,7 +13,7 @@ from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions, rewrite
 from driftline.storage.lines import commit_marker
-from driftline.storage.lines.commit_marker import read_markers
+from driftline.storage.lines.commit_marker import SourceCommit, read_markers
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.store import ObjectStore
@@ -75,7 +75,7 @@ def test_cached_locations_equal_those_of_a_full_read(
             batches[entity] += 1
             path = f"{chance.randrange(4)}.md"
             batch = BatchId(f"run{tokens[entity]}", batches[entity])
-            table.commit(entity, tokens[entity], batch, [path], write(table, entity, path))
+            table.commit([SourceCommit(entity, tokens[entity], batch, (path,))], write(table, entity, path))
         elif event < 0.7:
             tokens[entity] += 1
             table.fence(entity, tokens[entity])

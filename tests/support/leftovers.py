@@ -19,6 +19,7 @@ from driftline.storage.deltas.manifest import BatchId, ManifestRow, revision
 from driftline.storage.entities import Entity
 from driftline.storage.garbage import Reason
 from driftline.storage.layout import new_ulid
+from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace
@@ -121,7 +122,7 @@ class Corner:
         manifest, batch = self.workspace.manifest(ENTITY), BatchId(new_ulid(), 1)
         manifest.stage(batch, self._change())
         token = self.table.commit_marker(ENTITY).token
-        self.table.commit(ENTITY, token, batch, (), self.table.write_fragments(self.rows()))
+        self.table.commit([SourceCommit(ENTITY, token, batch)], self.table.write_fragments(self.rows()))
         return f"{manifest.directory}/_staged_{batch.run_id}_{batch.batch:06}.parquet"
 
     def write_and_crash(self) -> str:
