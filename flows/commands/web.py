@@ -121,7 +121,7 @@ def web(
         closing(_searching(newest().objects.is_local, processes)) as searching,
     ):
         reader = Reader(newest, _memory(opened), searching.run)
-        server = web_server(reader, host, port, exposure, _tools(reader), hooks := _hooks(opened.objects.uri))
+        server = web_server(reader, host, port, exposure, _mcp_app(reader), hooks := _hooks(opened.objects.uri))
         searching.start(newest())
         searches.append(searching)
         with _indexing(hooks, opened if watch else None), suppress(KeyboardInterrupt):
@@ -279,7 +279,7 @@ def _memory(workspace: Workspace) -> Callable[[], Memory]:
     return find
 
 
-def _tools(reader: Reader) -> McpApp | None:
+def _mcp_app(reader: Reader) -> McpApp | None:
     """Return the MCP tools, if the extra is installed."""
     from driftline.flows.web.routes import McpApp
 

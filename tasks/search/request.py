@@ -12,6 +12,7 @@ import posixpath
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from math import inf
@@ -456,7 +457,8 @@ class Explanation:
         """
         return {**asdict(self), "hit_rate": self.matches / self.lines if self.lines else 0.0}
 
-    def timed(self, phase: str) -> "_Timer":
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
         """Return a context that adds the time of its ``with`` block to ``seconds``.
 
         Args:
@@ -472,17 +474,8 @@ class Explanation:
             >>> [*explanation.seconds]
             ['words']
         """
-        return _Timer(self.seconds, phase)
-
-
-@dataclass(slots=True)
-class _Timer:
-    seconds: dict[str, float]
-    phase: str
-    started: float = 0.0
-
-    def __enter__(self) -> None:
-        self.started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.started
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
