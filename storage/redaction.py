@@ -629,6 +629,11 @@ def redact(texts: Sequence[str], mode: Redaction) -> tuple[list[str], Counter[st
     return found, counts
 
 
+def suspected(texts: Sequence[str], mode: Redaction) -> list[int]:
+    """Return the indices of ``texts`` that ``redact`` might change."""
+    return [] if mode == "off" else _redactor(mode).suspected(texts)
+
+
 _KEY_BLOCK = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?"
     r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",

@@ -163,6 +163,8 @@ class SourceTally:
 
     def retouched(self, documents: pa.Table) -> None:
         """Count ``documents`` (diff.CHANGE_SCHEMA) whose metadata changed, but not their content."""
+        if not len(documents):
+            return
         indexed = pc.is_null(documents["reason"])
         self.report.states[DocumentState.TOUCHED] += pc.sum(indexed, min_count=0).as_py()
         skipped = documents.filter(pc.invert(indexed))
@@ -211,10 +213,11 @@ class SourceTally:
         report = self.report
         report.documents_total, report.lines_total = totals(documents)
         marks = [mark for mark in pc.unique(documents["extractor"]).to_pylist() if mark]
+        none = documents.slice(0, 0)
 
         def marked(pattern: str) -> pa.Table:
             found = [mark for mark in marks if re.search(pattern, mark)]
-            return documents.filter(pc.is_in(documents["extractor"], pa.array(found, pa.string())))
+            return documents.filter(pc.is_in(documents["extractor"], pa.array(found, pa.string()))) if found else none
 
         report.missing_extra, partially_indexed = len(marked(MISSING_MARK)), marked(ENDS_MARK)
         report.partially_indexed = dict(

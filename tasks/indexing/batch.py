@@ -24,7 +24,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition
-from driftline.storage.redaction import contains_private_key, with_mark
+from driftline.storage.redaction import contains_private_key, suspected, with_mark
 from driftline.storage.sources.content_encoding import StoredBytes
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.outlines import definitions_in_worker
@@ -310,6 +310,17 @@ def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: Cou
     return drafts
 
 
+def _redact(batches: Sequence[_Drafts]) -> list[Counter[str]]:
+    """Redact the batches like ``_Drafts.redact``, but search all of them at once: each search compiles its patterns."""
+    suspects = set[int]()
+    for mode in {drafts.how.redaction for drafts in batches}:
+        texts = [
+            (number, text) for number, each in enumerate(batches) if each.how.redaction == mode for text in each.texts()
+        ]
+        suspects.update(texts[at][0] for at in suspected([text for _, text in texts], mode))
+    return [drafts.redact() if number in suspects else Counter() for number, drafts in enumerate(batches)]
+
+
 @dataclass(slots=True)
 class _Texts:
     """The documents of one or several batches that must be embedded.
@@ -331,7 +342,7 @@ class _Texts:
     def of(cls, batches: Sequence[tuple[BatchSpec, _Drafts]], watch: Stopwatch) -> _Texts:
         """Collect and redact the documents of ``batches`` whose lines cannot be copied from a donor."""
         with watch.phase("redact"):
-            redacted = [drafts.redact() for _, drafts in batches]
+            redacted = _redact([drafts for _, drafts in batches])
         sizes = [len(drafts.readings) for _, drafts in batches]
         entities = [spec.entity for spec, drafts in batches for _ in drafts.readings]
         embedded = [row for _, drafts in batches for row in drafts.embedded]
@@ -607,6 +618,11 @@ class _Drafts:
         if path in self.container_only_paths:
             return Reading(path, f"-{UNOPENED}", reason=SkipReason.EXCLUDED)
         return read_document(path, data, outputs=self.how.outputs)
+
+    def texts(self) -> list[str]:
+        """Return what ``redact`` searches for credentials."""
+        found = [reading.extracted for reading in self.readings]
+        return [each.text for each in found] + [anchor.name for each in found for anchor in each.anchors]
 
     def redact(self) -> Counter[str]:
         """Redact credentials in the text and anchors of the readings, and count them by rule."""

@@ -148,6 +148,25 @@ def test_their_lines_are_found_by_their_words_and_the_name_of_the_rule(workspace
     assert hit.text in excerpt.lines
 
 
+def test_sources_that_share_a_batch_are_redacted_and_counted_one_by_one(tmp_path: Path, tiny_model: Path) -> None:
+    (line, secret) = next((line_of(rule.name), planted()[rule.name][1]) for rule in KNOWN if rule.name == "github")
+    texts = {
+        "clean.md": "nothing to hide\n",
+        "lines.md": f"{line}\n{line}\n",
+        "anchor.html": f'<h2 id="{line}">one</h2>',
+    }
+    for name, text in texts.items():
+        (tmp_path / name / "docs").mkdir(parents=True)
+        (tmp_path / name / "docs" / name).write_text(text + "\nsome heron lines\n" * 400)
+    report = dl.index(
+        [str(tmp_path / name) for name in texts], workspace=str(tmp_path / "ws"), model=str(tiny_model), workers=1
+    )
+    counts = {Path(source.uri).name: source.redacted for source in report.sources}
+    assert (counts["clean.md"], counts["lines.md"]) == ({}, {"github": 2})
+    assert counts["anchor.html"]["github"] >= 1
+    assert secret not in "".join(hit.text for hit in dl.search(str(tmp_path / "ws"), "github", mode="text").results)
+
+
 def test_a_changed_document_is_judged_by_its_redacted_lines(tmp_path: Path, tiny_model: Path) -> None:
     root = plant(tmp_path / "tree")
     dl.index(str(root), workspace=str(tmp_path / "ws"), model=str(tiny_model))
