@@ -29,6 +29,8 @@ WRITE_SECONDS = 30.0
 """Time limit for a client to read everything written to it."""
 DEFAULT_HEAD_BYTES = 16 << 10
 """Maximum size of the request line and headers, unless the server sets another; h11 has the same default."""
+MAX_DISCARDED_BYTES = 64 << 20
+"""How much of a body that the application did not read is received after the response, within REQUEST_SECONDS."""
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_OF_A_CLIENT = 64
 """Maximum connections from a single client's address, which is neither loopback nor a proxy."""
@@ -67,7 +69,8 @@ class TimeoutProtocol(H11Protocol):
         super().connection_made(transport)
         # Call pause_writing as soon as any byte is buffered, and resume_writing once the buffer is empty.
         transport.set_write_buffer_limits(high=1, low=0)
-        self.app = cast("ASGIApp", _HeadLimit(self.app, self.config.h11_max_incomplete_event_size))
+        limited = _HeadLimit(self.app, self.config.h11_max_incomplete_event_size)
+        self.app = cast("ASGIApp", _UnreadBody(limited))
         self._make_room()
         self._expect_request()
 
@@ -176,6 +179,42 @@ class _HeadLimit:
         )
         text = f"The request line and headers are larger than {self.max_bytes:,} bytes."
         await send({"type": "http.response.body", "body": text.encode()})
+
+
+class _UnreadBody:
+    """Receive the rest of a request's body after an early response, such as 413.
+
+    Most clients read no response before they have sent their body, and closing the connection would discard it.
+    """
+
+    __slots__ = ("app",)
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        is_unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+        async def receive_noted() -> Message:
+            nonlocal is_unread
+            message = await receive()
+            is_unread = message.get("more_body", False)
+            return message
+
+        async def send_and_discard(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if is_last and is_unread:
+                await send({**message, "more_body": True})
+                part: Message = {"more_body": True}
+                discarded = 0
+                while part.get("more_body", False) and discarded < MAX_DISCARDED_BYTES:
+                    part = await receive_noted()
+                    discarded += len(part.get("body", b""))
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        await self.app(scope, receive_noted, send_and_discard)
 
 
 def listen(host: str, port: int, *, what: str, only_loopback: str = "") -> socket.socket:

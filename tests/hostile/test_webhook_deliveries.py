@@ -116,6 +116,25 @@ def test_a_huge_body_is_refused_with_or_without_a_length(site: Site) -> None:
     assert site.ran == []
 
 
+@pytest.mark.parametrize("path", ["/hooks/github", "/nowhere"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+def test_a_client_that_sends_all_of_a_huge_body_gets_the_response(
+    site: Site, path: str, is_chunked: bool, connection: str
+) -> None:
+    data = b"x" * (MAX_HOOK_BYTES + (1 << 20))
+    length = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {len(data)}"
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data) if is_chunked else data
+    host, _, port = site.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as raw:
+        head = f"POST {path} HTTP/1.1\r\nHost: {site.address}\r\nConnection: {connection}\r\n{length}\r\n\r\n"
+        raw.sendall(head.encode() + body)
+        answer = raw.makefile("rb").readline()
+    assert answer.split()[1] in (b"404", b"405", b"413")
+    assert answer.split()[1] == b"413" or path != "/hooks/github"
+    assert ask(site.address, "/healthz").status == 200
+
+
 @pytest.mark.parametrize(
     "body",
     [
