@@ -109,6 +109,11 @@ def _branch(ref: str) -> str:
     return ref.removeprefix("refs/heads/") if ref.startswith("refs/heads/") else ""
 
 
+def _is_over(request: Any) -> bool:
+    """Return whether a pull request is closed: hosts also report comments and labels of closed ones."""
+    return _text(request, "state").lower() in ("closed", "merged", "declined", "superseded")
+
+
 def _of_github(kind: str, payload: Payload) -> Iterator[Event]:
     """Yield the events in a payload from GitHub, or from Gitea, whose payloads have the same shape."""
     default = _text(payload, "repository", "default_branch")
@@ -121,7 +126,7 @@ def _of_github(kind: str, payload: Payload) -> Iterator[Event]:
         request, action = payload.get("pull_request"), payload.get("action")
         whose = {_text(request, side, "repo", "id") for side in ("head", "base")}
         yield Event(
-            "gone" if action == "closed" else "changed",
+            "gone" if action == "closed" or _is_over(request) else "changed",
             _text(request, "head", "ref"),
             default,
             _text(payload, "number") or _NO_NUMBER,
@@ -139,7 +144,7 @@ def _of_gitlab(kind: str, payload: Payload) -> Iterator[Event]:
         request = payload.get("object_attributes")
         whose = {_text(request, f"{side}_project_id") for side in ("source", "target")}
         yield Event(
-            "gone" if _text(request, "action") in ("close", "merge") else "changed",
+            "gone" if _text(request, "action") in ("close", "merge") or _is_over(request) else "changed",
             _text(request, "source_branch"),
             default,
             _text(request, "iid") or _NO_NUMBER,
@@ -166,10 +171,9 @@ def _of_bitbucket(kind: str, payload: Payload) -> Iterator[Event]:
         ends = ("source", "destination") if is_cloud else ("fromRef", "toRef")
         name = ("branch", "name") if is_cloud else ("displayId",)
         whose = {_text(request, end, "repository", "full_name" if is_cloud else "id") for end in ends}
+        is_closing = kind.partition(":")[2] in ("fulfilled", "rejected", "merged", "declined", "deleted")
         yield Event(
-            "gone"
-            if kind.partition(":")[2] in ("fulfilled", "rejected", "merged", "declined", "deleted")
-            else "changed",
+            "gone" if is_closing or _is_over(request) else "changed",
             _text(request, ends[0], *name),
             default,
             _text(request, "id") or _NO_NUMBER,
