@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -92,10 +92,18 @@ class FleetRequest:
         return DeletionLimit.of_repositories(self.run)
 
     @classmethod
-    def of(cls, configuration: Configuration, workspace: str, given: Mapping[str, Any], **how: bool) -> Self:
+    def of(
+        cls,
+        configuration: Configuration,
+        workspace: str,
+        given: Mapping[str, Any],
+        *,
+        retry: bool = False,
+        has_all_fleets: bool = True,
+    ) -> Self:
         """Return the request for a run with the ``given`` options, falling back to the configuration's."""
         run = IndexRequest((), workspace, keep_going=True, **configuration.run_options() | given_values(given))
-        return cls(configuration, workspace, run, **how)
+        return cls(configuration, workspace, run, retry, has_all_fleets)
 
     @property
     def fleets(self) -> tuple[ConfiguredFleet, ...]:
@@ -134,12 +142,26 @@ class FleetPart:
         found = [str(error) for error in (self.listing.failure, *self.refused) if error is not None]
         known = self.repositories.values()
         for what, of in (("pull requests", "pulls_problem"), ("readers", "readers_problem")):
-            if unlisted := sum(bool(getattr(each, of)) for each in known):
+            if unlisted := sum(bool(getattr(repository, of)) for repository in known):
                 found.append(f"the {what} of {unlisted:,} repositories cannot be listed")
         return found + list(dict.fromkeys(self.listing.problems))
 
     def is_present(self, identifier: str) -> bool:
         return identifier in self.listing.repositories
+
+    def selected(self) -> Iterator[tuple[str, KnownRepository]]:
+        """Yield the listed repositories that are not excluded and have an entity, with their ids."""
+        for identifier, repository in self.repositories.items():
+            if self.is_present(identifier) and not repository.excluded and repository.entity:
+                yield identifier, repository
+
+    def current(self, repository: KnownRepository) -> KnownRepository:
+        """Return the current state of a repository that this sync may have replaced."""
+        return self.repositories[repository.listed.id]
+
+    def replace(self, repository: KnownRepository) -> None:
+        """Replace the state of a repository."""
+        self.repositories[repository.listed.id] = repository
 
     def source(self, repository: KnownRepository) -> SourceRequest:
         """Return the repository as a source of an index run at its commit."""
@@ -162,11 +184,14 @@ class FleetPart:
 
     def report(self, now: datetime) -> FleetReport:
         """Return the fleet and its repositories as they are now; the retired ones come last."""
-        by_path, before = sorted(self.repositories.values(), key=lambda each: each.listed.path), self.before
-        rows = [RepositoryReport.of(each, now, before.repositories.get(each.listed.id)) for each in by_path]
+        by_path, before = sorted(self.repositories.values(), key=lambda repository: repository.listed.path), self.before
+        rows = [
+            RepositoryReport.of(repository, now, before.repositories.get(repository.listed.id))
+            for repository in by_path
+        ]
         rows += [
-            RepositoryReport.of(each, now, before.repositories.get(each.listed.id), "retired")
-            for each in self.retired.values()
+            RepositoryReport.of(repository, now, before.repositories.get(repository.listed.id), "retired")
+            for repository in self.retired.values()
         ]
         listing = ListingReport(
             found=len(self.listing.repositories),
@@ -198,15 +223,19 @@ def sources_of_fleets(configuration: Configuration) -> dict[str, tuple[SourceReq
     found = {}
     for fleet in configuration.fleets:
         there = known.get(fleet.name, FleetRecord()).repositories.values()
-        present = (each for each in there if each.entity and not each.excluded and each.missed_since is None)
-        found[fleet.name] = tuple(_source(fleet, each) for each in present)
+        present = (
+            repository
+            for repository in there
+            if repository.entity and not repository.excluded and repository.missed_since is None
+        )
+        found[fleet.name] = tuple(_source(fleet, repository) for repository in present)
     return found
 
 
 def list_fleets(request: FleetRequest, progress: Progress | None = None) -> FleetsReport:
     """Discover each fleet's repositories without contacting any of them, and write nothing. Raises UsageError."""
     now = datetime.now(UTC)
-    known, _ = _known(request)
+    known, _ = _read_state(request)
     parts = _discover(request, known, progress or NullProgress(), now)
     return FleetsReport(request.workspace, tuple(part.report(now) for part in parts))
 
@@ -220,8 +249,8 @@ def fleet_status(request: FleetRequest) -> FleetsReport:
     fleets = []
     for name in sorted(configured.keys() | known.keys()):
         record, fleet = known.get(name, FleetRecord()), configured.get(name)
-        by_path = sorted(record.repositories.values(), key=lambda each: each.listed.path)
-        rows = (replace(RepositoryReport.of(each, now, None), is_new=False) for each in by_path)
+        by_path = sorted(record.repositories.values(), key=lambda repository: repository.listed.path)
+        rows = (replace(RepositoryReport.of(repository, now, None), is_new=False) for repository in by_path)
         provider, problems = fleet.host.provider if fleet is not None else None, (record.problem,)
         found = tuple(filter(None, problems))
         fleets.append(FleetReport(name, provider, found, tuple(rows), listed_at=record.listed_at))
@@ -250,67 +279,33 @@ def sync_fleets(
             lease = stack.enter_context(
                 fleet_lease(workspace.objects, new_ulid(), wait_seconds=request.run.wait_seconds)
             )
-        known, entities = _known(request)
+        known, entities = _read_state(request)
         parts = _discover(request, known, progress, now(), of_run)
         if request.has_all_fleets:
-            _adopt(parts, known)
-        others = {name: each for name, each in known.items() if name not in {part.fleet.name for part in parts}}
-        _name(parts, known, now())
-        _ask(parts, request, progress, now())
-        _ask_pulls(parts, request, progress, now())
-        if not request.run.dry_run:
-            _ask_readers(parts, progress, now())
-        changed = [(part, each) for part in parts for each in _due(part, entities, full=request.run.full)]
-        branches = _due_branches(parts, {each.entity for _, each in changed}, full=request.run.full)
-        run_id, of_branches = None, list[str]()
+            _adopt_former(parts, known)
+        names = {part.fleet.name for part in parts}
+        others = {name: record for name, record in known.items() if name not in names}
+        sync = _Sync(request, parts, others, entities, lease, progress, now)
+        sync.assign_entities(entities_in_use(known.values()))
+        sync.look_up_commits()
+        sync.look_up_pulls()
         if lease is not None:
-            run_id, of_branches = _run_changed(_Sync(request, parts, others, lease, progress, now), changed)
-    to_update = [BranchToIndex(each.entity, name, each.branches[name].commit or None) for _, each, name in branches]
+            sync.look_up_readers()
+        changed = sync.changed_repositories()
+        branches = sync.changed_branches({repository.entity for _, repository in changed})
+        run_id, of_branches = (None, list[str]()) if lease is None else sync.index_and_retire(changed)
+    to_update = [
+        BranchToIndex(repository.entity, name, repository.branches[name].commit or None)
+        for _, repository, name in branches
+    ]
     of_sync = SyncReport(
         dry_run=request.run.dry_run,
         run_id=run_id,
         branch_run_ids=tuple(of_branches),
-        to_index=tuple(each.entity for _, each in changed),
+        to_index=tuple(repository.entity for _, repository in changed),
         branches=tuple(to_update),
     )
     return FleetsReport(request.workspace, tuple(part.report(now()) for part in parts), of_sync)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sync:
-    """A sync of the fleets in ``parts``; ``others`` are the workspace's remaining fleets."""
-
-    request: FleetRequest
-    parts: Sequence[FleetPart]
-    others: Mapping[str, FleetRecord]
-    lease: Lease
-    progress: Progress
-    now: Callable[[], datetime]
-
-    def save(self) -> None:
-        """Save the state of all fleets."""
-        now, workspace = self.now(), Workspace.open(self.request.workspace, self.request.run.storage_options)
-        records = {part.fleet.name: part.record(now) for part in self.parts}
-        write_fleets(workspace.objects, {**self.others, **records}, self.lease)
-
-
-def _run_changed(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> tuple[str | None, list[str]]:
-    """Index changed repositories, retire missing ones, and save the state before and after.
-
-    Return the run's id, and the ids of the branch runs.
-    """
-    run_id, of_branches, failure = None, list[str](), None
-    try:
-        if changed:
-            run_id = _index(sync, changed)
-        of_branches = _update_branches(sync)
-        _retire(sync)
-    except DriftlineError as error:
-        failure = error
-    sync.save()
-    if failure is not None:
-        raise failure
-    return run_id, of_branches
 
 
 def _environ() -> Mapping[str, str]:
@@ -328,7 +323,7 @@ def _prepared(request: FleetRequest) -> Workspace:
     return Workspace.prepare(ObjectStore.open(request.workspace, request.run.storage_options), folders)
 
 
-def _known(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
+def _read_state(request: FleetRequest) -> tuple[dict[str, FleetRecord], set[str]]:
     """Return the state of all fleets, and the workspace's entities."""
     try:
         workspace = Workspace.open(request.workspace, request.run.storage_options)
@@ -351,7 +346,7 @@ def _discover(
     for fleet in request.fleets:
         before, host = known.get(fleet.name, FleetRecord()), fleet.host
         progress.phase(f"listing {fleet.name}")
-        lines = {identifier: each.listed for identifier, each in before.repositories.items()}
+        lines = {identifier: repository.listed for identifier, repository in before.repositories.items()}
         limit, notify = limits[host.provider, host.url, host.variable], progress.message
         listing = discover(host, lines, before.pages, limit=limit, environ=_environ(), notify=notify)
         if not listing.repositories and before.repositories and listing.is_complete and not request.limit.is_off:
@@ -361,123 +356,380 @@ def _discover(
     return parts
 
 
-def _adopt(parts: Sequence[FleetPart], known: dict[str, FleetRecord]) -> None:
+def _adopt_former(parts: Sequence[FleetPart], known: dict[str, FleetRecord]) -> None:
     """Take over the state of new repositories from fleets that are no longer configured."""
     for name in known.keys() - {part.fleet.name for part in parts}:
         former = dict(known[name].repositories)
-        of_uri = {each.uri: identifier for identifier, each in former.items() if each.uri and each.entity}
+        of_uri = {
+            repository.uri: identifier
+            for identifier, repository in former.items()
+            if repository.uri and repository.entity
+        }
         for part in parts if of_uri else ():
-            for identifier, each in part.repositories.items():
-                uri = part.source_uri(each) if not each.entity and part.is_present(identifier) else ""
+            for identifier, repository in part.repositories.items():
+                uri = part.source_uri(repository) if not repository.entity and part.is_present(identifier) else ""
                 if uri in of_uri:
-                    part.repositories[identifier] = former.pop(of_uri.pop(uri)).adopted_as(each)
+                    part.repositories[identifier] = former.pop(of_uri.pop(uri)).adopted_as(repository)
         known[name] = replace(known[name], repositories=former) if former else FleetRecord()
 
 
-def _name(parts: Iterable[FleetPart], known: Mapping[str, FleetRecord], now: datetime) -> None:
-    """Assign a permanent entity to each new repository."""
-    taken = entities_in_use(known.values())
-    for part in parts:
-        for identifier, each in sorted(part.repositories.items(), key=lambda item: (item[1].listed.path, item[0])):
-            if each.entity or each.excluded:
-                continue
+# -- sync ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Sync:
+    """A sync of the fleets in ``parts``; ``others`` are the workspace's remaining fleets.
+
+    ``entities`` are those that the workspace has. ``lease`` is None in a dry run, which writes nothing.
+    """
+
+    request: FleetRequest
+    parts: Sequence[FleetPart]
+    others: Mapping[str, FleetRecord]
+    entities: set[str]
+    lease: Lease | None
+    progress: Progress
+    now: Callable[[], datetime]
+
+    def save(self) -> None:
+        """Save the state of all fleets."""
+        if self.lease is not None:
+            now = self.now()
+            records = {part.fleet.name: part.record(now) for part in self.parts}
+            write_fleets(self.workspace().objects, {**self.others, **records}, self.lease)
+
+    def workspace(self) -> Workspace:
+        """Open the workspace as it is now."""
+        return Workspace.open(self.request.workspace, self.request.run.storage_options)
+
+    # -- look up -----------------------------------------------------------------------------
+
+    def assign_entities(self, taken: set[str]) -> None:
+        """Assign a permanent entity to each new repository, other than those ``taken``."""
+        for part in self.parts:
+            by_path = sorted(part.repositories.items(), key=lambda item: (item[1].listed.path, item[0]))
+            for identifier, repository in by_path:
+                if repository.entity or repository.excluded:
+                    continue
+                try:
+                    entity = entity_of(part.fleet.template, *repository.listed.naming, taken)
+                except BadEntity as error:
+                    part.repositories[identifier] = repository.failed(error, self.now())
+                    continue
+                taken.add(normalized_name(entity))
+                part.repositories[identifier] = replace(repository, entity=entity)
+
+    def look_up_commits(self) -> None:
+        """Look up each repository's commit, unless the listing shows that nothing was pushed."""
+        now = self.now()
+        due = [
+            (part, identifier)
+            for part in self.parts
+            for identifier, repository in part.repositories.items()
+            if repository.entity
+            and repository.needs_lookup(
+                now,
+                is_current=part.is_present(identifier),
+                retry=self.request.retry,
+                branch_globs=part.fleet.branches,
+            )
+        ]
+        self.progress.phase(f"looking up the commits of {len(due):,} repositories")
+        _replace_repositories(due, lambda part, repository: _at_current_commit(part, repository, now))
+        for part, _ in due:
+            part.asked += 1
+
+    def look_up_pulls(self) -> None:
+        """Look up each repository's open pull requests. If the host does not respond, the known ones are kept."""
+        now = self.now()
+        due = [
+            (part, identifier)
+            for part in self.parts
+            for identifier, repository in part.selected()
+            if part.fleet.pull_requests or repository.pulls
+        ]
+
+        def with_open_pulls(part: FleetPart, repository: KnownRepository) -> KnownRepository:
+            if not part.fleet.pull_requests:
+                return repository.with_pulls(dict.fromkeys(repository.pulls, ""), "")
+            if repository.is_waiting(now) and not self.request.retry:
+                return repository
             try:
-                entity = entity_of(part.fleet.template, *each.listed.naming, taken)
-            except BadEntity as error:
-                part.repositories[identifier] = each.failed(error, now)
-                continue
-            taken.add(normalized_name(entity))
-            part.repositories[identifier] = replace(each, entity=entity)
+                found = open_pulls(
+                    part.fleet.host,
+                    repository.listed,
+                    repository.pulls,
+                    repository.pulls_etag,
+                    listing=part.listing,
+                    environ=_environ(),
+                    notify=self.progress.message,
+                )
+            except DriftlineError as error:
+                return replace(repository, pulls_problem=str(error))
+            return repository.with_pulls(*found) if found is not None else repository
 
+        _replace_repositories(due, with_open_pulls)
 
-def _ask(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
-    """Look up each repository's commit, unless the listing shows that nothing was pushed."""
-    due = [
-        (part, identifier)
-        for part in parts
-        for identifier, each in part.repositories.items()
-        if each.entity
-        and each.needs_lookup(
-            now, is_current=part.is_present(identifier), retry=request.retry, branch_globs=part.fleet.branches
-        )
-    ]
-    progress.phase(f"looking up the commits of {len(due):,} repositories")
+    def look_up_readers(self) -> None:
+        """Look up who may read each repository of fleets that follow their hosts' permissions."""
+        now = self.now()
+        due = [
+            (part, identifier)
+            for part in self.parts
+            if part.fleet.readers
+            for identifier, repository in part.selected()
+            if repository.readers is not None or not repository.failures  # another source may have its entity
+        ]
 
-    def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:
-        branches = dict[str, str]()
+        def with_readers(part: FleetPart, repository: KnownRepository) -> KnownRepository:
+            if repository.listed.visibility == "public":
+                return repository.with_readers(KnownReaders(at=now, everyone=True))
+            known = repository.readers.pages if repository.readers is not None else ()
+            try:
+                pages = readers_of(
+                    part.fleet.host,
+                    repository.listed,
+                    known,
+                    listing=part.listing,
+                    environ=_environ(),
+                    notify=self.progress.message,
+                )
+            except DriftlineError as error:
+                return repository.with_readers(error)
+            return repository.with_readers(KnownReaders(at=now, pages=pages))
+
+        _replace_repositories(due, with_readers)
+
+    # -- index -------------------------------------------------------------------------------
+
+    def index_and_retire(self, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> tuple[str | None, list[str]]:
+        """Index changed repositories, retire missing ones, and save the state before and after.
+
+        Return the run's id, and the ids of the branch runs.
+        """
+        run_id, of_branches, failure = None, list[str](), None
         try:
-            remote = part.fleet.host.remote(each.listed)
-            if part.fleet.branches:
-                commit, branches = current_branches(remote)
+            if changed:
+                run_id = self.index_repositories(changed)
+            of_branches = self.update_branches()
+            self.retire()
+        except DriftlineError as error:
+            failure = error
+        self.save()
+        if failure is not None:
+            raise failure
+        return run_id, of_branches
+
+    def changed_repositories(self) -> list[tuple[FleetPart, KnownRepository]]:
+        """Return the repositories whose index does not match their current commit, URI and settings.
+
+        In a full run, return all that have a commit.
+        """
+        found = []
+        for part in self.parts:
+            for _, repository in part.selected():
+                if not repository.commit or repository.failures:
+                    continue
+                is_current = (repository.indexed, repository.settings) == (repository.commit, part.settings)
+                is_current = is_current and repository.entity in self.entities
+                if self.request.run.full or not is_current or repository.uri != part.source_uri(repository):
+                    found.append((part, repository))
+        return found
+
+    def owners(self) -> dict[str, str]:
+        """Map repository URIs to entities. If two fleets list the same repository, the entity already indexed wins."""
+        others = () if self.request.has_all_fleets else self.others.values()
+        found = {
+            repository.uri: repository
+            for record in others
+            for repository in record.repositories.values()
+            if repository.uri and repository.missed_since is None and not repository.excluded
+        }
+        for part in self.parts:
+            for _, repository in part.selected():
+                uri = part.source_uri(repository)
+                if uri not in found or (repository.uri == uri and found[uri].uri != uri):
+                    found[uri] = repository
+        return {uri: repository.entity for uri, repository in found.items()}
+
+    def index_repositories(self, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> str | None:
+        """Index the changed repositories in one run, and record the results.
+
+        The state is saved before anything else is written, so every source of a killed run belongs to a fleet.
+        Propagates errors from ``index_sources``.
+        """
+        workspace, owners = self.workspace(), self.owners()
+        planned: dict[str, tuple[FleetPart, KnownRepository]] = {}
+        for part, repository in changed:
+            uri = part.source_uri(repository)
+            error = _conflict(workspace, repository, uri, owners)
+            if error is not None:
+                part.replace(replace(repository.failed(error, self.now()), readers=None))
             else:
-                commit = current_commit(remote)
-        except DriftlineError as error:
-            return each.failed(error, now)
-        stamp = stable_stamp(part.fleet.host, part.listing, each.listed)
-        found = each.at_commit(commit, now, part.settings, stamp=stamp)
-        return found.with_branches(*_selected(part, each, branches), part.fleet.branches) if commit else found
+                is_new = bool(repository.branches) and not workspace.has_branches(Entity.parse(repository.entity))
+                part.replace(repository.indexed_next(uri, is_new=is_new))
+                planned[uri] = part, repository
+        displaced = _displace(self.parts, planned)
+        self.save()
+        for uri, entity in displaced:
+            if not _detach(workspace, entity, uri, self.request):
+                planned.pop(uri, None)
+        if not planned:
+            return None
+        sources = tuple(part.source(part.current(repository)) for part, repository in planned.values())
+        run_id, failed = self.run_index(sources)
+        for uri, (part, repository) in planned.items():
+            part.replace(_after_run(part, part.current(repository), uri, failed.get(uri), self.now()))
+        return run_id
 
-    _replace_each(due, ask)
-    for part, _ in due:
-        part.asked += 1
+    def run_index(
+        self, sources: tuple[SourceRequest, ...], branch: str | None = None
+    ) -> tuple[str, dict[str, DriftlineError]]:
+        """Index ``sources``. Return the run's id, and the failures keyed by URI (with no credentials)."""
+        run = self.request.run
+        reembed = run.reembed and branch is None  # a branch takes the main index's model
+        report = index_sources(replace(run, sources=sources, branch=branch, reembed=reembed), self.progress)
+        return report.run_id, {_without_credentials(uri): error for uri, error in report.failed}
+
+    # -- branches ----------------------------------------------------------------------------
+
+    def changed_branches(self, to_index: Collection[str] = ()) -> list[tuple[FleetPart, KnownRepository, str]]:
+        """Return the branches of indexed repositories that are gone, or whose index is not at their commit.
+
+        Repositories in ``to_index`` are treated as indexed; a full run returns all branches of indexed repositories.
+        """
+        return [
+            (part, repository, name)
+            for part in self.parts
+            for identifier, repository in part.repositories.items()
+            if part.is_present(identifier) and not repository.excluded and not repository.failures
+            if repository.indexed or repository.entity in to_index
+            for name, branch in repository.branches.items()
+            if self.request.run.full
+            or (branch.indexed, branch.uri, branch.settings)
+            != (branch.commit, part.source_uri(repository), part.settings)
+        ]
+
+    def update_branches(self) -> list[str]:
+        """Delete missing branches, and index changed ones in one run per name; return the runs' ids.
+
+        The state is saved first, so every branch of a killed run belongs to a fleet.
+        """
+        by_name: dict[str, dict[str, tuple[FleetPart, KnownRepository]]] = defaultdict(dict)
+        for part, repository, name in self.changed_branches():
+            if repository.branches[name].commit:
+                uri = _without_credentials(_at_branch(part, repository, name).uri)
+                by_name[name][uri] = part, repository
+        for part in self.parts:
+            for repository in [*part.repositories.values()]:
+                try:
+                    self.delete_branches(part, repository)
+                except DriftlineError as error:
+                    part.replace(repository.failed(error, self.now()))
+        run_ids = list[str]()
+        if by_name:
+            self.save()
+        for name, members in sorted(by_name.items()):
+            sources = tuple(_at_branch(part, part.current(repository), name) for part, repository in members.values())
+            try:
+                run_id, failed = self.run_index(sources, name)
+                run_ids.append(run_id)
+            except DriftlineError as error:  # of any single source
+                failed = dict.fromkeys(members, error)
+            for uri, (part, repository) in members.items():
+                current, why = part.current(repository), failed.get(uri)
+                if why is None:
+                    part.replace(current.with_indexed(name, part.source_uri(current), part.settings))
+                elif not isinstance(why, LeaseHeld):
+                    part.replace(current.failed(why, self.now()))
+        return run_ids
+
+    def delete_branches(self, part: FleetPart, repository: KnownRepository) -> None:
+        """Delete a repository's branches that are gone, unless there are suspiciously many or they are in use.
+
+        Closed pull requests are never suspicious, because the host reports each of them as closed.
+        """
+        gone = [name for name, branch in repository.branches.items() if not branch.commit]
+        if not gone or repository.failures:
+            return
+        branches = [branch for branch in repository.branches.values() if not branch.pull]
+        lost = sum(not branch.commit for branch in branches)
+        refused = self.request.limit.refusal(lost, len(branches), "branches", repository.listed.path)
+        if refused is not None:
+            part.refused.append(refused)
+            gone = [name for name in gone if repository.branches[name].pull]
+        workspace, kept = self.workspace(), dict(repository.branches)
+        for name in gone:
+            try:
+                delete_branch(workspace, Entity.parse(repository.entity), name, new_ulid())
+            except LeaseHeld:
+                continue
+            del kept[name]
+        part.replace(replace(repository, branches=kept))
+
+    # -- retire ------------------------------------------------------------------------------
+
+    def retire(self) -> None:
+        """Remove repositories missing for the grace period, unless they respond or there are suspiciously many."""
+        now = self.now()
+        for part in self.parts:
+            if not part.listing.is_complete:
+                continue
+            doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
+            doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
+            known = sum(bool(repository.indexed) for repository in part.repositories.values())
+            refused = self.request.limit.refusal(len(doomed), known, "repositories", part.fleet.name)
+            if refused is not None:
+                part.refused.append(refused)
+                continue
+            for identifier in doomed:
+                repository = part.repositories[identifier]
+                try:
+                    self.remove(repository)
+                except DriftlineError as error:
+                    part.repositories[identifier] = repository.failed(error, now)
+                    continue
+                self.progress.message(
+                    f"{repository.entity} is removed: the fleet no longer has {repository.listed.path}"
+                )
+                part.retired[identifier] = part.repositories.pop(identifier)
+
+    def remove(self, repository: KnownRepository) -> None:
+        """Remove a repository's source, unless its entity belongs to another source by now."""
+        known = self.workspace().readable_source(Entity.parse(repository.entity))
+        if known is None or known.uri not in repository.uris:
+            return  # removed manually, or the entity now belongs to another source
+        remove_source(
+            self.request.workspace,
+            repository.entity,
+            wait_seconds=self.request.run.wait_seconds,
+            storage_options=self.request.run.storage_options,
+        )
 
 
-def _replace_each(
-    due: Sequence[tuple[FleetPart, str]], ask: Callable[[FleetPart, KnownRepository], KnownRepository]
+def _at_current_commit(part: FleetPart, repository: KnownRepository, now: datetime) -> KnownRepository:
+    """Return the repository with the commits of its default branch and of the followed branches, as of ``now``."""
+    branches = dict[str, str]()
+    try:
+        remote = part.fleet.host.remote(repository.listed)
+        if part.fleet.branches:
+            commit, branches = current_branches(remote)
+        else:
+            commit = current_commit(remote)
+    except DriftlineError as error:
+        return repository.failed(error, now)
+    stamp = stable_stamp(part.fleet.host, part.listing, repository.listed)
+    found = repository.at_commit(commit, now, part.settings, stamp=stamp)
+    return found.with_branches(*_selected(part, repository, branches), part.fleet.branches) if commit else found
+
+
+def _replace_repositories(
+    due: Sequence[tuple[FleetPart, str]], look_up: Callable[[FleetPart, KnownRepository], KnownRepository]
 ) -> None:
-    """Replace the repositories in ``due``, given by id, with the results of ``ask``, which is called concurrently."""
-    asked = in_parallel(lambda item: ask(item[0], item[0].repositories[item[1]]), due, CONCURRENT_LOOKUPS)
-    for (part, identifier), answer in zip(due, asked, strict=True):
-        part.repositories[identifier] = answer
-
-
-def _ask_pulls(parts: Iterable[FleetPart], request: FleetRequest, progress: Progress, now: datetime) -> None:
-    """Look up each repository's open pull requests. If the host does not respond, the known ones are kept."""
-    due = [
-        (part, identifier)
-        for part in parts
-        for identifier, each in part.repositories.items()
-        if part.is_present(identifier) and each.entity and not each.excluded
-        if part.fleet.pull_requests or each.pulls
-    ]
-
-    def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:
-        if not part.fleet.pull_requests:
-            return each.with_pulls(dict.fromkeys(each.pulls, ""), "")
-        if each.is_waiting(now) and not request.retry:
-            return each
-        how: dict[str, Any] = {"listing": part.listing, "environ": _environ(), "notify": progress.message}
-        try:
-            found = open_pulls(part.fleet.host, each.listed, each.pulls, each.pulls_etag, **how)
-        except DriftlineError as error:
-            return replace(each, pulls_problem=str(error))
-        return each.with_pulls(*found) if found is not None else each
-
-    _replace_each(due, ask)
-
-
-def _ask_readers(parts: Iterable[FleetPart], progress: Progress, now: datetime) -> None:
-    """Ask who may read each repository of fleets that follow their hosts' permissions."""
-    due = [
-        (part, identifier)
-        for part in parts
-        for identifier, each in part.repositories.items()
-        if part.fleet.readers and part.is_present(identifier) and each.entity and not each.excluded
-        if each.readers is not None or not each.failures  # another source may have its entity
-    ]
-
-    def ask(part: FleetPart, each: KnownRepository) -> KnownRepository:
-        if each.listed.visibility == "public":
-            return each.with_readers(KnownReaders(at=now, everyone=True))
-        how: dict[str, Any] = {"listing": part.listing, "environ": _environ(), "notify": progress.message}
-        known = each.readers.pages if each.readers is not None else ()
-        try:
-            pages = readers_of(part.fleet.host, each.listed, known, **how)
-        except DriftlineError as error:
-            return each.with_readers(error)
-        return each.with_readers(KnownReaders(at=now, pages=pages))
-
-    _replace_each(due, ask)
+    """Replace the repositories in ``due``, given by id, with the results of concurrent calls of ``look_up``."""
+    found = in_parallel(lambda item: look_up(item[0], item[0].repositories[item[1]]), due, CONCURRENT_LOOKUPS)
+    for (part, identifier), repository in zip(due, found, strict=True):
+        part.repositories[identifier] = repository
 
 
 def _selected(
@@ -500,86 +752,25 @@ def _selected(
     return found, skipped
 
 
-# -- index --------------------------------------------------------------------------------------
+def _at_branch(part: FleetPart, repository: KnownRepository, name: str) -> SourceRequest:
+    """Return the source at an index branch. Raises UsageError if a URI cannot contain the branch name."""
+    source, known = part.source(repository), repository.branches.get(name, KnownBranch())
+    ref = part.fleet.host.pull_ref(known.pull) if known.pull else f"refs/heads/{branch_named(name)}"
+    uri = with_ref(source.uri, ref)
+    return replace(source, uri=uri, commit=known.commit)
 
 
-def _due(part: FleetPart, entities: set[str], *, full: bool = False) -> list[KnownRepository]:
-    """Return the repositories whose index does not match their current commit, URI and settings; all if ``full``."""
-    found = []
-    for identifier, each in part.repositories.items():
-        if not part.is_present(identifier) or each.excluded or not each.commit or not each.entity or each.failures:
-            continue
-        is_current = (each.indexed, each.settings) == (each.commit, part.settings) and each.entity in entities
-        if full or not is_current or each.uri != part.source_uri(each):
-            found.append(each)
-    return found
-
-
-def _owners(parts: Iterable[FleetPart], others: Iterable[FleetRecord]) -> dict[str, str]:
-    """Map repository URIs to entities. If two fleets list the same repository, the entity already indexed wins."""
-    elsewhere = (each for other in others for each in other.repositories.values())
-    found = {each.uri: each for each in elsewhere if each.uri and each.missed_since is None and not each.excluded}
-    for part in parts:
-        for identifier, each in part.repositories.items():
-            if part.is_present(identifier) and not each.excluded and each.entity:
-                uri = part.source_uri(each)
-                if uri not in found or (each.uri == uri and found[uri].uri != uri):
-                    found[uri] = each
-    return {uri: each.entity for uri, each in found.items()}
-
-
-def _index(sync: _Sync, changed: Sequence[tuple[FleetPart, KnownRepository]]) -> str | None:
-    """Index the changed repositories in one run, and record the results. Propagates errors from ``index_sources``.
-
-    The state is saved before anything else is written, so every source of a killed run belongs to a fleet.
-    """
-    request, now = sync.request, sync.now
-    workspace = Workspace.open(request.workspace, request.run.storage_options)
-    owners = _owners(sync.parts, () if request.has_all_fleets else sync.others.values())
-    planned: dict[str, tuple[FleetPart, KnownRepository]] = {}
-    for part, each in changed:
-        uri = part.source_uri(each)
-        error = _conflict(workspace, each, uri, owners)
-        if error is not None:
-            part.repositories[each.listed.id] = replace(each.failed(error, now()), readers=None)
-        else:
-            is_new = bool(each.branches) and not workspace.has_branches(Entity.parse(each.entity))
-            part.repositories[each.listed.id] = each.indexed_next(uri, is_new=is_new)
-            planned[uri] = part, each
-    displaced = _displace(sync.parts, planned)
-    sync.save()
-    for uri, entity in displaced:
-        if not _detach(workspace, entity, uri, request):
-            planned.pop(uri, None)
-    if not planned:
-        return None
-    sources = tuple(part.source(part.repositories[each.listed.id]) for part, each in planned.values())
-    run_id, failed = _run(request, sources, sync.progress)
-    for uri, (part, each) in planned.items():
-        known = part.repositories[each.listed.id]
-        part.repositories[each.listed.id] = _after_run(part, known, uri, failed.get(uri), now())
-    return run_id
-
-
-def _run(
-    request: FleetRequest, sources: tuple[SourceRequest, ...], progress: Progress, branch: str | None = None
-) -> tuple[str, dict[str, DriftlineError]]:
-    """Index ``sources``. Return the run's id, and the failures keyed by URI (with no credentials)."""
-    reembed = request.run.reembed and branch is None  # a branch takes the main index's model
-    report = index_sources(replace(request.run, sources=sources, branch=branch, reembed=reembed), progress)
-    failed: dict[str, DriftlineError] = {}
-    for uri, error in report.failed:
-        remote = parse_remote(uri)
-        failed[remote.uri if remote is not None else uri] = error
-    return report.run_id, failed
+def _without_credentials(uri: str) -> str:
+    remote = parse_remote(uri)
+    return remote.uri if remote is not None else uri
 
 
 def _after_run(
-    part: FleetPart, each: KnownRepository, uri: str, error: DriftlineError | None, now: datetime
+    part: FleetPart, repository: KnownRepository, uri: str, error: DriftlineError | None, now: datetime
 ) -> KnownRepository:
     if error is None:
-        return each.indexed_at_commit(uri, now, part.settings)
-    return each if isinstance(error, LeaseHeld) else each.failed(error, now)
+        return repository.indexed_at_commit(uri, now, part.settings)
+    return repository if isinstance(error, LeaseHeld) else repository.failed(error, now)
 
 
 def _conflict(
@@ -594,7 +785,7 @@ def _conflict(
     return SourceConflict(f"{repository.entity} is bound to another URI", known.uri, "Change the fleet's entity.")
 
 
-def _nowhere(uri: str, entity: str) -> str:
+def _placeholder_uri(uri: str, entity: str) -> str:
     """Return a placeholder URI for a source whose repository at ``uri`` was replaced by another."""
     digest = hashlib.blake2b(entity.encode(), digest_size=4).hexdigest()
     return f"{uri}@refs/displaced/{digest}"
@@ -607,12 +798,12 @@ def _displace(parts: Iterable[FleetPart], planned: Mapping[str, Any]) -> list[tu
     """
     found = []
     for part in parts:
-        for identifier, each in part.repositories.items():
-            for uri in each.uris & planned.keys():
-                if planned[uri][1].entity != each.entity:
+        for identifier, repository in part.repositories.items():
+            for uri in repository.uris & planned.keys():
+                if planned[uri][1].entity != repository.entity:
                     known = part.repositories[identifier]
-                    part.repositories[identifier] = known.indexed_next(_nowhere(uri, each.entity))
-                    found.append((uri, each.entity))
+                    part.repositories[identifier] = known.indexed_next(_placeholder_uri(uri, repository.entity))
+                    found.append((uri, repository.entity))
     return found
 
 
@@ -623,156 +814,30 @@ def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) 
         with acquire_source(workspace, source, new_ulid(), wait_seconds=request.run.wait_seconds):
             record = workspace.readable_source(source)
             if record is not None and record.uri == uri:
-                workspace.bind_source(source, replace(record, uri=_nowhere(uri, entity)))
+                workspace.bind_source(source, replace(record, uri=_placeholder_uri(uri, entity)))
     except LeaseHeld:
         return False
     return True
 
 
-# -- branches -----------------------------------------------------------------------------------
-
-
-def _at_branch(part: FleetPart, repository: KnownRepository, name: str) -> SourceRequest:
-    """Return the source at an index branch. Raises UsageError if a URI cannot contain the branch name."""
-    source, known = part.source(repository), repository.branches.get(name, KnownBranch())
-    ref = part.fleet.host.pull_ref(known.pull) if known.pull else f"refs/heads/{branch_named(name)}"
-    uri = with_ref(source.uri, ref)
-    return replace(source, uri=uri, commit=known.commit)
-
-
-def _due_branches(
-    parts: Iterable[FleetPart], to_index: Collection[str] = (), *, full: bool = False
-) -> list[tuple[FleetPart, KnownRepository, str]]:
-    """Return the branches of indexed repositories that are gone, or whose index is not at their commit.
-
-    Repositories in ``to_index`` are treated as indexed; ``full`` returns all branches of indexed repositories.
-    """
-    return [
-        (part, each, name)
-        for part in parts
-        for identifier, each in part.repositories.items()
-        if part.is_present(identifier) and not each.excluded and not each.failures
-        for name, branch in each.branches.items()
-        if (each.indexed or each.entity in to_index)
-        if full
-        or (branch.indexed, branch.uri, branch.settings) != (branch.commit, part.source_uri(each), part.settings)
-    ]
-
-
-def _update_branches(sync: _Sync) -> list[str]:
-    """Delete missing branches, and index changed ones in one run per name; return the runs' ids.
-
-    The state is saved first, so every branch of a killed run belongs to a fleet.
-    """
-    by_name: dict[str, dict[str, tuple[FleetPart, str]]] = defaultdict(dict)
-    for part, each, name in _due_branches(sync.parts, full=sync.request.run.full):
-        if each.branches[name].commit:
-            source = _at_branch(part, each, name)
-            remote = parse_remote(source.uri)
-            by_name[name][remote.uri if remote is not None else source.uri] = part, each.listed.id
-    for part in sync.parts:
-        for each in [*part.repositories.values()]:
-            try:
-                _delete_branches(part, each, sync.request)
-            except DriftlineError as error:
-                part.repositories[each.listed.id] = each.failed(error, sync.now())
-    run_ids = list[str]()
-    if by_name:
-        sync.save()
-    for name, members in sorted(by_name.items()):
-        sources = tuple(_at_branch(part, part.repositories[each], name) for part, each in members.values())
-        try:
-            run_id, failed = _run(sync.request, sources, sync.progress, name)
-            run_ids.append(run_id)
-        except DriftlineError as error:  # of any single source
-            failed = dict.fromkeys(members, error)
-        for uri, (part, identifier) in members.items():
-            each, why = part.repositories[identifier], failed.get(uri)
-            if why is None:
-                part.repositories[identifier] = each.with_indexed(name, part.source_uri(each), part.settings)
-            elif not isinstance(why, LeaseHeld):
-                part.repositories[identifier] = each.failed(why, sync.now())
-    return run_ids
-
-
-def _delete_branches(part: FleetPart, repository: KnownRepository, request: FleetRequest) -> None:
-    """Delete a repository's branches that are gone, unless there are suspiciously many or they are in use.
-
-    Closed pull requests are never suspicious, because the host reports each of them as closed.
-    """
-    gone = [name for name, each in repository.branches.items() if not each.commit]
-    if not gone or repository.failures:
-        return
-    branches = [each for each in repository.branches.values() if not each.pull]
-    lost = sum(not each.commit for each in branches)
-    refused = request.limit.refusal(lost, len(branches), "branches", repository.listed.path)
-    if refused is not None:
-        part.refused.append(refused)
-        gone = [name for name in gone if repository.branches[name].pull]
-    workspace, kept = Workspace.open(request.workspace, request.run.storage_options), dict(repository.branches)
-    for name in gone:
-        try:
-            delete_branch(workspace, Entity.parse(repository.entity), name, new_ulid())
-        except LeaseHeld:
-            continue
-        del kept[name]
-    part.repositories[repository.listed.id] = replace(repository, branches=kept)
-
-
-# -- retire -------------------------------------------------------------------------------------
-
-
-def _retire(sync: _Sync) -> None:
-    """Remove repositories missing for the grace period, unless they still respond or there are suspiciously many."""
-    request, now = sync.request, sync.now()
-    for part in sync.parts:
-        if not part.listing.is_complete:
-            continue
-        doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
-        doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
-        known = sum(bool(each.indexed) for each in part.repositories.values())
-        refused = request.limit.refusal(len(doomed), known, "repositories", part.fleet.name)
-        if refused is not None:
-            part.refused.append(refused)
-            continue
-        for identifier in doomed:
-            each = part.repositories[identifier]
-            try:
-                _remove(request, each)
-            except DriftlineError as error:
-                part.repositories[identifier] = each.failed(error, now)
-                continue
-            sync.progress.message(f"{each.entity} is removed: the fleet no longer has {each.listed.path}")
-            part.retired[identifier] = part.repositories.pop(identifier)
-
-
 def _is_gone(part: FleetPart, identifier: str) -> bool:
     """Return whether an unlisted repository is gone; if not, record why it is kept."""
-    each = part.repositories[identifier]
-    if each.excluded:
+    repository = part.repositories[identifier]
+    if repository.excluded:
         return True
     try:
         listed = part.listing.repositories.values()
-        if any(other.path == each.listed.path and other.id != identifier for other in listed):
+        if any(other.path == repository.listed.path and other.id != identifier for other in listed):
             return True  # the repository that now has this URL would respond
-        commit = current_commit(part.fleet.host.remote(each.listed))
+        commit = current_commit(part.fleet.host.remote(repository.listed))
     except (SourceNotFound, AccessDenied):
         return True
     except (StorageError, UsageError) as error:
         if error.what == REDIRECTS:
             return True
-        part.repositories[identifier] = replace(each, reason=f"not listed, and cannot be reached: {error}")
+        part.repositories[identifier] = replace(repository, reason=f"not listed, and cannot be reached: {error}")
         return False
     if part.is_present(identifier):
         return not commit
-    part.repositories[identifier] = replace(each, reason="not listed, but it still responds")
+    part.repositories[identifier] = replace(repository, reason="not listed, but it still responds")
     return False
-
-
-def _remove(request: FleetRequest, repository: KnownRepository) -> None:
-    options = request.run.storage_options
-    workspace = Workspace.open(request.workspace, options)
-    known = workspace.readable_source(Entity.parse(repository.entity))
-    if known is None or known.uri not in repository.uris:
-        return  # removed manually, or the entity now belongs to another source
-    remove_source(request.workspace, repository.entity, wait_seconds=request.run.wait_seconds, storage_options=options)

@@ -22,7 +22,7 @@ def pushed(host: str, name: str, kind: str = "branch", *, before: str = "2" * 40
     common: dict[str, Any] = {"ref": ref, "before": before, "after": after}
     match host:
         case "github" | "gitea":
-            state = {"created": before == ZEROS, "deleted": is_gone, "forced": True}
+            state: dict[str, Any] = {"created": before == ZEROS, "deleted": is_gone, "forced": True}
             return "push", common | state | {"repository": {"default_branch": "main"}}
         case "gitlab":
             kinds = {"branch": ("Push Hook", "push"), "tag": ("Tag Push Hook", "tag_push")}
@@ -30,7 +30,13 @@ def pushed(host: str, name: str, kind: str = "branch", *, before: str = "2" * 40
             return event, common | {"object_kind": named, "project": {"default_branch": "main"}}
         case "bitbucket":
             old, new = ({"type": kind, "name": name} if each != ZEROS else None for each in (before, after))
-            change = {"old": old, "new": new, "created": old is None, "closed": new is None, "forced": True}
+            change: dict[str, Any] = {
+                "old": old,
+                "new": new,
+                "created": old is None,
+                "closed": new is None,
+                "forced": True,
+            }
             return "repo:push", {"push": {"changes": [change]}, "repository": {"mainbranch": {"name": "main"}}}
         case _:
             verb = "DELETE" if is_gone else "ADD" if before == ZEROS else "UPDATE"
