@@ -45,6 +45,7 @@ from driftline.storage.layout import BASE, is_delta
 from driftline.storage.lines.commit_marker import MARKER_LINE
 from driftline.storage.lines.line_table import PACK_COLUMN, PACK_LINE_COLUMN, LineTable
 from driftline.storage.lines.outline import OUTLINE_COLUMN, decode
+from driftline.storage.lines.packs import texts_in
 from driftline.storage.memory.memory_indexes import FIELDS as MEMORY_FIELDS
 from driftline.storage.memory.memory_indexes import MemoryIndex
 from driftline.storage.workspace.branch_cuts import branch_records
@@ -538,7 +539,7 @@ class _Contents:
             if paths is not None:
                 of_packs &= pc.field("path").isin(paths)
             for packs in _scanned(table, ["entity", "path", PACK_LINE_COLUMN, PACK_COLUMN], of_packs):
-                texts = packs[PACK_COLUMN]
+                texts = texts_in(packs[PACK_COLUMN], table.uri)
                 is_cut = pc.invert(pc.ends_with(texts, "\n"))  # the last line of a file may have no line break
                 ends = pc.add(packs[PACK_LINE_COLUMN], pc.add(pc.count_substring(texts, "\n"), is_cut.cast(pa.int32())))
                 columns = (packs["entity"].to_pylist(), packs["path"].to_pylist(), ends.to_pylist())
@@ -587,7 +588,9 @@ class _Contents:
             if entities is not None:
                 of_files &= pc.field("entity").isin([str(each) for each in entities])
             for packs in _scanned(table, ["entity", "path", PACK_LINE_COLUMN, PACK_COLUMN], of_files):
-                for entity, path, first, text in zip(*packs.to_pydict().values(), strict=True):
+                texts = texts_in(packs[PACK_COLUMN], table.uri).to_pylist()
+                keys = (packs[name].to_pylist() for name in ("entity", "path", PACK_LINE_COLUMN))
+                for entity, path, first, text in zip(*keys, texts, strict=True):
                     files[entity, path].append((first, text))
         for each in (each for tenant in self._tenants() for each in self._entities(tenant)):
             record, entity = self.workspace.readable_source(each), str(each)

@@ -27,6 +27,7 @@ from driftline.storage.objects import store_requests
 from driftline.storage.objects.store_requests import in_parallel
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from lance import LanceDataset, LanceFragment
 
 REASON_CHARACTERS = 300
@@ -260,25 +261,40 @@ def with_indexes(dataset: LanceDataset, title: str, read: Callable[[bool], _Resu
     return result
 
 
-def _read_all(fragment: LanceFragment) -> None:
-    """Read all columns together, as any page may be damaged, and one row of each column separately, like searches."""
-    for _ in fragment.to_batches():
+Examine = Callable[[Iterator["pa.RecordBatch"]], set[Any]]
+"""Reads all rows of a fragment, and returns what it finds wrong with them."""
+
+
+def skim(batches: Iterator[pa.RecordBatch]) -> set[Any]:
+    """Read all rows, without judging them."""
+    for _ in batches:
         pass
+    return set()
+
+
+def _read_all(fragment: LanceFragment, examine: Examine) -> set[Any]:
+    """Read all columns together, as any page may be damaged, and one row of each column separately, like searches."""
+    found = examine(fragment.to_batches())
     for name in fragment.schema.names:
         for _ in fragment.to_batches(columns=[name], limit=1):
             pass
+    return found
 
 
-def unreadable_fragments(dataset: LanceDataset, among: Collection[int] | None = None) -> list[int]:
-    """Return the ids of fragments (all, or only ``among``) with missing, truncated, changed or unrecognized files."""
-    unreadable: list[int] = []
+def read_fragments(
+    dataset: LanceDataset, among: Collection[int] | None = None, examine: Examine = skim
+) -> tuple[list[int], set[Any]]:
+    """Read fragments, all or only ``among``: return the ids of those with missing, truncated, changed or unrecognized
+    files, and what ``examine`` finds in the others.
+    """
+    unreadable, found = list[int](), set[Any]()
     for fragment in dataset.get_fragments():
         if among is not None and fragment.fragment_id not in among:
             continue
         try:
-            with_lance_retries(partial(_read_all, fragment))
+            found |= with_lance_retries(partial(_read_all, fragment, examine))
         except BaseException as error:
             if not is_damage(error):
                 raise
             unreadable.append(fragment.fragment_id)
-    return unreadable
+    return unreadable, found

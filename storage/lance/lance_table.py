@@ -26,13 +26,15 @@ from driftline.storage.errors import CommitConflict, CorruptFile, StorageError, 
 from driftline.storage.globs import is_unicode
 from driftline.storage.lance.failures import (
     AGAIN,
+    Examine,
     is_conflict,
     is_lance_failure,
     is_network_failure,
     read_failed,
+    read_fragments,
     reading,
     retried,
-    unreadable_fragments,
+    skim,
     with_indexes,
     with_lance_retries,
     write_failed,
@@ -187,14 +189,21 @@ class LanceTable:
 
     def damaged_fragments(self) -> list[int]:
         """Return the ids of fragments that cannot be read completely; reading one may crash the process."""
+        return self.examined(skim)[0]
+
+    def examined(self, examine: Examine) -> tuple[list[int], set[Any]]:
+        """Return ``damaged_fragments``, and what ``examine``, which must be picklable, finds in the other fragments.
+
+        If reading one crashes the process, the others are not examined.
+        """
         try:
-            return run_in_worker(_unreadable, self)
+            return run_in_worker(_read, self, None, examine)
         except ProcessDied:
-            return [number for number in run_in_worker(_fragments, self) if not self._survives(number)]
+            return [number for number in run_in_worker(_fragments, self) if not self._survives(number)], set()
 
     def _survives(self, fragment: int) -> bool:
         try:
-            return not run_in_worker(_unreadable, self, fragment)
+            return not run_in_worker(_read, self, [fragment], skim)[0]
         except ProcessDied:
             return False
 
@@ -320,9 +329,9 @@ def _fragments(table: LanceTable) -> list[int]:
     return [fragment.fragment_id for fragment in table.open().get_fragments()]
 
 
-def _unreadable(table: LanceTable, fragment: int | None = None) -> list[int]:
+def _read(table: LanceTable, among: list[int] | None, examine: Examine) -> tuple[list[int], set[Any]]:
     with reading(table.TITLE, table.uri):
-        return unreadable_fragments(table.open(), None if fragment is None else [fragment])
+        return read_fragments(table.open(), among, examine)
 
 
 def allow_parallel_reads() -> None:

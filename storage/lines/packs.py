@@ -7,6 +7,7 @@ filter over its trigrams and parts of words that rules out most non-matching pac
 from __future__ import annotations
 
 import itertools
+import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from driftline.storage.documents import GAP_LINE
-from driftline.storage.lance.failures import with_indexes
+from driftline.storage.errors import CorruptFile
+from driftline.storage.lance.failures import REPAIR, with_indexes
 from driftline.storage.lance.lance_table import is_one_of
 from driftline.storage.lines.line_table import (
     GRAMS_COLUMN,
@@ -49,6 +51,8 @@ _SIZES = sorted(part << exponent for part in (9, 13) for exponent in range(5, 14
 alone, and 5 and 7 times these for trigrams and runs of four letters.
 """
 _TRIGRAMS, _LETTERS, _WORDS = range(3)
+_SEAL, _SEAL_BYTES = b"\0%08x\0", 10
+"""Ends a pack: the checksum of its text. Packs of earlier versions have none. A changed bit leaves one of the NULs."""
 _MAX_GRAMS = 64
 """Maximum number of grams of a literal to look up; more would rule out hardly any other pack."""
 _LOWER, _UPPER = (string.encode() for string in (ascii_lowercase, ascii_uppercase))
@@ -88,7 +92,7 @@ def packs(
     positions[rows] = np.arange(len(rows))
     indices = pa.array(positions, mask=positions < 0)
     return {
-        PACK_COLUMN: pa.array(found, pa.binary()).cast(pa.string()).take(indices),
+        PACK_COLUMN: pa.array(map(_sealed, found), pa.binary()).cast(pa.string()).take(indices),
         PACK_LINE_COLUMN: pa.array(first_lines, pa.int32()).take(indices),
         GRAMS_COLUMN: pa.array([grams(data) for data in found], pa.binary()).take(indices),
     }
@@ -107,6 +111,38 @@ def _cuts(data: bytes, line: NDArray[np.int32], column: NDArray[np.int32]) -> li
         if at == len(offsets):
             return cuts
         cuts.append((int(begins[at]), int(offsets[at]), int(line[begins[at]])))
+
+
+def _sealed(data: bytes) -> bytes:
+    return data + _SEAL % zlib.crc32(data)
+
+
+def text_in(pack: bytes) -> bytes | None:
+    """Return the text in a pack, or None if the pack was changed since it was written.
+
+    >>> pack = _sealed(b"a line")
+    >>> text_in(pack), text_in(pack.replace(b"line", b"lime")), text_in(b"a line of an earlier version")
+    (b'a line', None, b'a line of an earlier version')
+    """
+    text, seal = pack[:-_SEAL_BYTES], pack[-_SEAL_BYTES:]
+    if seal[:1] != b"\0" and seal[-1:] != b"\0":
+        return pack
+    return text if seal == _SEAL % zlib.crc32(text) else None
+
+
+def texts_in(packs: pa.StringArray | pa.ChunkedArray, where: str) -> pa.StringArray:
+    """Return the texts in packs of the table ``where``. Raises CorruptFile if one was changed since it was written."""
+    found = [text_in(pack) for pack in packs.cast(pa.binary()).to_pylist()]
+    if None in found:
+        raise CorruptFile(
+            "Cannot read the lines table (the checksum of a document's text does not match)", where, REPAIR
+        )
+    return pa.array(found, pa.binary()).cast(pa.string())
+
+
+def has_own_grams(text: bytes, filter: bytes) -> bool:
+    """Return whether ``filter`` is the gram filter of a text; those of earlier versions are not checked."""
+    return 8 * len(filter) not in _SIZES or filter == grams(text)
 
 
 def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
@@ -287,7 +323,7 @@ def texts(packs: Sequence[tuple[TableSearcher, int]]) -> pa.StringArray:
         if not missing:
             continue
         found = _scan(searcher, [PACK_COLUMN], f"_rowid IN ({', '.join(map(str, missing))})")
-        column = found[PACK_COLUMN].combine_chunks()
+        column = texts_in(found[PACK_COLUMN], searcher.table.uri)
         read = {(*searcher.exact_version, row): column.take([at]) for at, row in enumerate(found["_rowid"].to_pylist())}
         known |= read
         for key, text in read.items():
@@ -395,11 +431,12 @@ def _lines_among(searcher: TableSearcher, rows: Mapping[Passage, str]) -> dict[P
     late = [PACK_LINE_COLUMN, PACK_COLUMN]  # in one round: by default, the smaller one is read first
     read = _scan(searcher, ["entity", "path", *late], where, by_index=by_index, late_materialization=late)
     read = read.sort_by(PACK_LINE_COLUMN)
-    columns = (read[name].to_pylist() for name in ("entity", "path", PACK_LINE_COLUMN, PACK_COLUMN))
+    read = read.filter(pc.is_valid(read[PACK_LINE_COLUMN]))
+    columns = (read[name].to_pylist() for name in ("entity", "path", PACK_LINE_COLUMN))
     packs: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for entity, path, line, text in zip(*columns, strict=True):
-        if line is not None:
-            packs.setdefault((entity, path), []).append((line, text))
+    of_packs = texts_in(read[PACK_COLUMN], searcher.table.uri).to_pylist()
+    for entity, path, line, text in zip(*columns, of_packs, strict=True):
+        packs.setdefault((entity, path), []).append((line, text))
     found: dict[Passage, list[str]] = {}
     for each in rows:
         of_document = packs.get((each.entity, each.path), [])

@@ -139,16 +139,7 @@ def blocks(
     definitions: Sequence[Sequence[Definition]] | None = None,
 ) -> pa.StringArray:
     """Return the schema's ``block`` column, ``n`` rows; null except in each block's first row."""
-    starts = numbers.starts
-    # Lines that have no row are empty lines in the block.
-    breaks = np.diff(numbers.line, prepend=0)
-    breaks[starts] = numbers.line[starts] % LINES_PER_BLOCK + 1
-    before = pc.binary_repeat("\n", pa.array(breaks))
-    if numbers.column.any():
-        before = pc.if_else(pa.array(breaks == 0), CONTINUED, before)
-    lines = pc.binary_join_element_wise(before, text, "")
-    offsets = pa.array(np.append(starts, len(numbers.line)), pa.int32())
-    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, lines), "")
+    starts, joined = numbers.starts, lines_of_blocks(numbers, text)
     heads = pa.array(paths, pa.string()).take(pa.array(numbers.document[starts]))
     if definitions is not None:
         positions = zip(numbers.document[starts].tolist(), numbers.line[starts].tolist(), strict=True)
@@ -164,6 +155,20 @@ def blocks(
         more = pc.fill_null(pa.array(spelled, pa.string()), "")
         named = pc.binary_join_element_wise(heads, more, joined, "")
     return numbers.of_starts(named)
+
+
+def lines_of_blocks(numbers: RowPositions, text: pa.StringArray) -> pa.StringArray:
+    """Return the lines of each block, as ``(b,)``: what follows its head in the schema's ``block`` column."""
+    starts = numbers.starts
+    # Lines that have no row are empty lines in the block.
+    breaks = np.diff(numbers.line, prepend=0)
+    breaks[starts] = numbers.line[starts] % LINES_PER_BLOCK + 1
+    before = pc.binary_repeat("\n", pa.array(breaks))
+    if numbers.column.any():
+        before = pc.if_else(pa.array(breaks == 0), CONTINUED, before)
+    lines = pc.binary_join_element_wise(before, text, "")
+    offsets = pa.array(np.append(starts, len(numbers.line)), pa.int32())
+    return pc.binary_join(pa.ListArray.from_arrays(offsets, lines), "")
 
 
 def outlines(

@@ -39,6 +39,7 @@ from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
 from driftline.storage.workspace.records import BranchRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance.line_check import changed_documents
 
 _COLUMNS = ["path", "hash", "lines", "reason"]
 
@@ -108,6 +109,7 @@ class FindingKind(enum.StrEnum):
     STALE_LINES = "stale lines"
     NO_DOCUMENT = "lines without a document"
     DUPLICATE_LINES = "duplicate line"
+    CHANGED_LINES = "lines that changed on the disk"
     COMMIT_MARKER = "source without exactly one commit marker"
     STAGED = "staged delta of a dead run"
     INDEX = "index that does not cover what it claims"
@@ -125,6 +127,7 @@ OF_DOCUMENTS = {
     FindingKind.STALE_LINES,
     FindingKind.NO_DOCUMENT,
     FindingKind.DUPLICATE_LINES,
+    FindingKind.CHANGED_LINES,
 }
 """Findings that are repaired by reindexing the document."""
 OF_MEMORY = {FindingKind.CATALOG, FindingKind.BLOB, FindingKind.MEMORY_INDEX, FindingKind.MEMORY_VECTORS}
@@ -192,7 +195,7 @@ class _TenantCheck:
             exists = table.exists()
             try:
                 inventory = run_in_worker(take_inventory, table) if exists else EMPTY_INVENTORY
-                damaged = table.damaged_fragments() if exists else []
+                damaged, changed = table.examined(changed_documents) if exists else ([], set())
             except CorruptFile as error:
                 self._add(FindingKind.UNREADABLE, self._tenant, table.path, str(error), table.fingerprint)
                 continue
@@ -201,6 +204,11 @@ class _TenantCheck:
                 self._add(FindingKind.UNREADABLE, self._tenant, table.path, detail, table.fingerprint)
                 continue
             self._compare(table, inventory)
+            known = {(finding.entity, finding.path) for finding in self._findings}
+            for name, path in sorted(changed - known):
+                if name not in self._unknown:
+                    detail = "Its values contradict each other."
+                    self._add(FindingKind.CHANGED_LINES, name, path, detail, table.fingerprint)
             for index, detail in damaged_indexes(table, self._run_id) if exists else ():
                 self._add(FindingKind.INDEX, self._tenant, index, detail, table.fingerprint)
         for found in check_branches(self._workspace, self._tenant):

@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
+
+from lance.file import LanceFileReader
 
 from driftline.flows.commands.main import main
 from driftline.storage.lance.reader_process import ProcessDied, run_in_worker
@@ -38,6 +41,20 @@ WAYS: dict[str, Callable[[bytes], bytes | None]] = {
     ),
     "newer format": lambda data: re.sub(rb'("format_version": ?)\d+', rb"\g<1>99", data, count=1),
 }
+COLUMN_WAYS: dict[str, Callable[[bytes], bytes]] = {
+    "one bit flipped": lambda data: WAYS["one bit flipped"](data) or b"",
+    "zeroed": lambda data: bytes(len(data)),
+    "cut": lambda data: data[: len(data) // 2],
+}
+"""Damage to the values of one column. If any are missing, so is the rest of the file."""
+COLUMNS = {
+    "texts of lines": "text",
+    "packs": "pack",
+    "grams of packs": "grams",
+    "blocks": "block",
+    "codes of blocks": "block_code",
+}
+"""The columns of the largest file of lines that are damaged one by one."""
 KINDS = {
     "configuration": "_workspace.json",
     "record of a source": "*/*/source:*/_source.json",
@@ -67,6 +84,7 @@ KINDS = {
     "deletions of memory": "*/_tables/memory_*/_deletions/*",
     "vectors of memory": "*/_tables/memory_*/data/*.lance",
     "words of memory": "*/_tables/memory_*/_indices/*/metadata.lance",
+    **dict.fromkeys(COLUMNS, "*/_tables/line_*/data/*.lance"),
 }
 """File patterns in a workspace; the newest or largest match is damaged."""
 COMMANDS = {
@@ -188,7 +206,14 @@ class Example:
 
     def damage(self, kind: str, way: str) -> None:
         path = self.file_of(kind)
-        data = WAYS[way](path.read_bytes())
+        data: bytes | None = path.read_bytes()
+        assert data is not None
+        if kind in COLUMNS:
+            values = values_of(path, COLUMNS[kind])
+            damaged = COLUMN_WAYS[way](data[values])
+            data = data[: values.start] + damaged + (data[values.stop :] if way != "cut" else b"")
+        else:
+            data = WAYS[way](data)
         path.unlink()
         if data is not None:
             path.write_bytes(data)
@@ -216,8 +241,19 @@ class Example:
         return Ended(code, kind, out + err)
 
 
+def values_of(path: Path, column: str) -> slice:
+    """Return the bytes of a data file that hold most values of ``column``."""
+    metadata: Any = LanceFileReader(str(path)).metadata()
+    pages = metadata.columns[metadata.schema.names.index(column)].pages
+    largest = max((buffer for page in pages for buffer in page.buffers), key=lambda buffer: buffer.size)
+    return slice(largest.position, largest.position + largest.size)
+
+
 def cells(kind: str) -> Iterator[str]:
     """Yield the ways in which a file of ``kind`` can be damaged."""
+    if kind in COLUMNS:
+        yield from COLUMN_WAYS
+        return
     yield from (way for way in WAYS if way != "newer format" or KINDS[kind].endswith(".json"))
 
 

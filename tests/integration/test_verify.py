@@ -14,6 +14,7 @@ import lance
 import pyarrow as pa
 import pytest
 
+import driftline as dl
 from driftline.flows.commands import main as cli
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.output.progress import Progress
@@ -21,12 +22,14 @@ from driftline.flows.output.run_reports import IndexReport, SourceReport
 from driftline.flows.runs.verify_and_repair import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import BatchId, ManifestRow
-from driftline.storage.errors import StorageError, WorkspaceTooNew
+from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew
 from driftline.storage.lance import lance_table
 from driftline.storage.lance.reader_process import run_in_worker
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
+from driftline.storage.lines import packs
 from driftline.storage.lines.commit_marker import SourceCommit
+from driftline.storage.lines.line_table import each_document
 from driftline.storage.workspace.records import PROGRAM_SCHEME
 from driftline.tasks.maintenance.verification import FindingKind
 from tests.support.leftovers import ENTITY, Corner, make_corner
@@ -132,6 +135,26 @@ def repeat_commit_marker(corner: Corner) -> None:
     lance.write_dataset(rows, dataset.uri, mode="append", storage_options=corner.table.options)
 
 
+def change(column: str, value: Callable[[Any], Any]) -> Callable[[Corner], object]:
+    """Return damage that changes one value of a document."""
+
+    def damage(corner: Corner) -> None:
+        (rows,) = each_document(corner.table.of_documents(ENTITY, ["file3.txt"]), ["file3.txt"])
+        values = rows[column].to_pylist()
+        at = next(row for row, each in enumerate(values) if each)
+        values[at] = value(values[at])
+        kind = rows.schema.field(column)
+        changed = rows.set_column(rows.schema.get_field_index(column), kind, pa.array(values, kind.type))
+        commit(corner, ("file3.txt",), changed)
+
+    return damage
+
+
+def flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+CHANGED = {(FindingKind.CHANGED_LINES, "file3.txt")}
 DAMAGES: dict[str, tuple[Callable[[Corner], object], set[tuple[FindingKind, str]]]] = {
     "lost lines": (lose_lines, {(FindingKind.MISSING_LINES, "file3.txt")}),
     "lost some lines": (lose_some_lines, {(FindingKind.WRONG_COUNT, "file3.txt")}),
@@ -148,6 +171,12 @@ DAMAGES: dict[str, tuple[Callable[[Corner], object], set[tuple[FindingKind, str]
     "invented document": (invent_document, {(FindingKind.MISSING_LINES, "invented.txt")}),
     "lost commit marker": (lose_commit_marker, {(FindingKind.COMMIT_MARKER, "")}),
     "repeated commit marker": (repeat_commit_marker, {(FindingKind.COMMIT_MARKER, "")}),
+    "changed text": (change("text", lambda text: f"{text[:-1]}~"), CHANGED),
+    "changed block": (change("block", lambda block: f"{block[:-1]}~"), CHANGED),
+    "changed pack": (change("pack", lambda pack: f"~{pack[1:]}"), CHANGED),
+    "changed grams": (change("grams", flipped), CHANGED),
+    "changed code": (change("block_code", lambda code: bytes(byte ^ 1 for byte in code)), CHANGED),
+    "changed extension": (change("ext", lambda ext: ext.upper()), CHANGED),
 }
 
 
@@ -176,6 +205,32 @@ def test_damage_is_detected_and_repaired(local: Corner, damage: str) -> None:
     assert (repaired.findings, repaired.skipped) == ([], [])
     assert repaired.repaired == len(expected)
     local.assert_alive()
+
+
+def test_changed_text_of_a_pack_is_not_shown(local: Corner) -> None:
+    change("pack", lambda pack: f"~{pack[1:]}")(local)
+    assert dl.search(local.uri, "/word/", paths=["file1.txt", "file2.txt"]).results
+    for read in (
+        lambda: dl.search(local.uri, "/word/", paths=["file3.txt"]),
+        lambda: dl.sql(local.uri, "SELECT lines FROM documents WHERE path = 'file3.txt'"),
+    ):
+        with pytest.raises(CorruptFile, match="checksum"):
+            read()
+
+
+def test_packs_of_an_earlier_version_are_read_and_not_judged(own: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "_sealed", bytes)
+    (own.tree / "earlier.txt").write_text("an earlier valve\n\nof the pump")
+    own.index()
+    monkeypatch.undo()
+    (own.tree / "later.txt").write_text("a later valve\n")
+    own.index()
+    found = dl.search(own.uri, "/valve/", n_lines=2).results
+    assert sorted((hit.path, hit.context) for hit in found) == [
+        ("earlier.txt", ("an earlier valve", "", "of the pump")),
+        ("later.txt", ("a later valve",)),
+    ]
+    assert check(own).findings == []
 
 
 def test_damage_in_a_bucket_is_detected_and_repaired(s3_bucket: str, original: Corner) -> None:

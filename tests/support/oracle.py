@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,8 @@ from model2vec import StaticModel
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from driftline.storage.entities import Entity
+from driftline.storage.lines.line_table import PACK_COLUMN, PACK_LINE_COLUMN
+from driftline.storage.lines.packs import text_in
 from driftline.storage.workspace.workspace import Workspace
 
 WORDS = tuple(f"word{number}" for number in range(400))
@@ -55,13 +57,22 @@ def files_below(root: Path) -> dict[str, bytes]:
 
 
 def indexed_rows(workspace: Workspace, entity: Entity) -> list[Row]:
-    """Return a source's rows in the lines table, sorted."""
+    """Return a source's rows in the lines table, sorted, after asserting that the packs of each document hold them."""
     table = workspace.lines(entity)
     if not table.exists():
         return []
-    columns = ["path", "line_number", "text"]
+    columns = ["path", "line_number", "text", PACK_LINE_COLUMN, PACK_COLUMN]
     where = "entity = '" + str(entity).replace("'", "''") + "'"
-    return sorted(tuple(row.values()) for batch in table.rows(columns, where) for row in batch.to_pylist())
+    found = [tuple(row.values()) for batch in table.rows(columns, where) for row in batch.to_pylist()]
+    packs: dict[str, dict[int, str]] = defaultdict(dict)
+    for path, _, _, first, pack in found:
+        if pack is not None:
+            assert first not in packs[path], f"{path} is packed twice"
+            packs[path][first] = (text_in(pack.encode()) or b"").decode()
+    packed = {path: "".join(texts[first] for first in sorted(texts)).split("\n") for path, texts in packs.items()}
+    rows = sorted((path, number, text) for path, number, text, *_ in found)
+    assert [row for row in rows if row[2] not in packed.get(row[0], [])[row[1] : row[1] + 1]] == [], "not in a pack"
+    return rows
 
 
 def manifest_of(workspace: Workspace, entity: Entity) -> dict[str, tuple[str, int]]:
