@@ -13,6 +13,7 @@ from functools import cache
 
 from driftline.flows.config.driftline_toml import ConfiguredSource
 from driftline.flows.config.index_request import SETTINGS, IndexRequest, SourceRequest
+from driftline.flows.config.workspace_names import local_path
 from driftline.storage.deltas.manifest import SCHEMA
 from driftline.storage.documents import SkipReason, content_hash
 from driftline.storage.embedding import DeepModel
@@ -268,9 +269,12 @@ def plan_source(
     else:
         source = open_source(with_reference(named.uri, request.references), request.storage_options)
     origin = git_origin(source.uri) if source.is_local else None
+    folder = local_path(named.uri) if source.is_local else None
+    path = os.path.abspath(folder) if folder is not None else None
     record = SourceRecord(
         entity="",
         uri=source.uri,
+        given=path if path not in (None, source.uri) else None,
         origin=origin.url if origin else source.origin,
         subpath=origin.subpath if origin else "",
         include=named.include if not {*named.include} <= _EVERYTHING else (),
@@ -282,7 +286,7 @@ def plan_source(
         if entity.type != level:
             raise UsageError(f"Documents belong to a {level}", named.entity, f"Add /{level}:NAME.")
         known = _known_source(workspace, entity, record.uri)
-        may_move = request.rebind or named.rebind or request.branch is not None
+        may_move = request.rebind or named.rebind or request.branch is not None or _by_same_link(known, record)
         if known is not None and not known.same_location(record) and not may_move:
             raise SourceConflict(
                 f"{entity} is bound to another URI",
@@ -296,6 +300,8 @@ def plan_source(
     if known is not None:  # damaged files are reported before anything is written
         peek(workspace.objects, lease_path(entity))
         workspace.manifest(entity).check()
+    if known is not None and record.given is None and known.uri == record.uri:
+        record = replace(record, given=known.given)
     if known is not None and keeps_filters:
         record = replace(record, include=known.include, exclude=known.exclude)
     link = named.link if named.link is not None else known.link if known is not None else None
@@ -351,16 +357,23 @@ def _known_source(workspace: Workspace, entity: Entity, uri: str) -> SourceRecor
         raise
 
 
-def _enclosing_source(
-    workspace: Workspace, uri: str, free: Entity, taken: set[Entity]
+def _by_same_link(known: SourceRecord | None, record: SourceRecord) -> bool:
+    return known is not None and record.given is not None and known.given == record.given
+
+
+def _under_another_name(
+    workspace: Workspace, record: SourceRecord, free: Entity, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """Return the source recorded at ``uri``, under any name, if the workspace is inside ``uri``.
+    """Return the source recorded at the URI of ``record``, if the workspace is inside or a link leads there, or the
+    source that was given by the same link.
 
     Otherwise, return the new entity ``free``.
     """
-    if workspace.local_path is not None and workspace.local_path.startswith(uri.rstrip("/") + "/"):
+    is_inside = workspace.local_path is not None and workspace.local_path.startswith(record.uri.rstrip("/") + "/")
+    if is_inside or record.given is not None:
         for entity, known in workspace.readable_sources(Entity(free.parts[:-1])):
-            if known.uri == uri and entity not in taken and not PARTIAL.fullmatch(entity.id):
+            is_same = known.uri == record.uri or _by_same_link(known, record)
+            if is_same and entity not in taken and not PARTIAL.fullmatch(entity.id):
                 return entity, known
     return free, None
 
@@ -371,7 +384,7 @@ def _default_entity(
     """Use ``name`` as the entity, with a hash suffix if that entity is bound to a URI other than the one in ``record``.
 
     The hash is of the URI or, since build machines use one path for all repositories of a name, of the git origin. A
-    project that contains the workspace keeps its entity if its folder is renamed.
+    project that contains the workspace keeps its entity if its folder is renamed, as does a link if its target changes.
     """
     level = workspace.config.hierarchy[-1]
     uri = record.uri
@@ -381,5 +394,5 @@ def _default_entity(
         entity = Entity.parse(f"{level}:{candidate.replace('/', '_')}", workspace.config.hierarchy)
         known = _known_source(workspace, entity, uri)
         if entity not in taken and (known is None or known.same_location(record)):
-            return (entity, known) if known is not None else _enclosing_source(workspace, uri, entity, taken)
+            return (entity, known) if known is not None else _under_another_name(workspace, record, entity, taken)
     raise SourceConflict("Another source already has this default entity", uri, "Specify one with --entity.")

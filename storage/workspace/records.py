@@ -102,6 +102,8 @@ class SourceRecord:
     notebooks includes their outputs. Files above ``max_file_bytes``, and documents and records above
     ``max_document_bytes``, are skipped.
 
+    ``given`` is the path that the source was given by, if that leads to ``uri`` through a link.
+
     ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs that
     scan only changed paths set ``commit``, which becomes invalid as soon as the lease has another holder. ``reached``
     is the last commit that was set: documents not written by a later run still have that commit's content. ``link`` is
@@ -111,6 +113,7 @@ class SourceRecord:
     format_version: int = FORMAT_VERSION
     entity: str
     uri: str
+    given: str | None = None
     workspace: str | None = None
     origin: str | None = None
     subpath: str = ""
@@ -186,7 +189,7 @@ def _moved(uri: str, before: str, now: str) -> str:
     project = os.path.dirname(before).rstrip("/") + "/"
     if not uri.startswith("/") or not before.startswith("/") or not (uri.startswith(project) or not os.path.isdir(uri)):
         return uri
-    moved = os.path.normpath(os.path.join(now, os.path.relpath(uri, before)))
+    moved = os.path.realpath(os.path.join(now, os.path.relpath(uri, before)))
     return moved if os.path.isdir(moved) else uri
 
 

@@ -19,7 +19,7 @@ from driftline.flows.runs import index
 from driftline.flows.runs.executors import InlineExecutor, Result, Spec, Task
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.flows.runs.source_run import LeasedRun, SourceRun
-from driftline.storage.errors import StorageError
+from driftline.storage.errors import SourceConflict, StorageError
 from driftline.storage.garbage import scan_references
 from driftline.storage.layout import SOURCE, leased_entity
 from driftline.storage.objects.store import ObjectStore
@@ -265,6 +265,50 @@ def test_a_project_that_contains_its_index_can_be_moved(
     if change == "copied":
         assert found(before, "turbine") == []
         assert found(before, "valve") == [str(before / "docs/valve.txt")]
+
+
+def test_a_project_whose_source_is_a_link_can_be_moved(tmp_path: Path, tiny_model: Path) -> None:
+    """``data`` next to the index leads elsewhere, before and after the move."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk/pump.txt").write_text("how the pump is primed\n")
+    (tmp_path / "proj/data").mkdir(parents=True)
+    (tmp_path / "proj/data/pump.txt").write_text("how the pump is primed\n")
+    dl.index(str(tmp_path / "proj/data"), workspace=str(tmp_path / "proj/.driftline"), model=str(tiny_model))
+    shutil.move(tmp_path / "proj", tmp_path / "moved")
+    shutil.rmtree(tmp_path / "moved/data")
+    (tmp_path / "moved/data").symlink_to(tmp_path / "disk")
+    report = dl.index(str(tmp_path / "moved/data"), workspace=str(tmp_path / "moved/.driftline"))
+    assert [(each.entity, each.documents_total) for each in report.sources] == [
+        ("org:default/project:default/source:data", 1)
+    ]
+    (hit,) = dl.search(str(tmp_path / "moved/.driftline"), "pump", mode="text", n_lines=0).results
+    assert (hit.file, hit.freshness) == (str(tmp_path / "disk/pump.txt"), "fresh")
+
+
+@pytest.mark.parametrize("entity", [None, "source:app"])
+def test_a_source_given_by_a_link_follows_it(entity: str | None, tmp_path: Path, tiny_model: Path) -> None:
+    for release in ("one", "two"):
+        (tmp_path / release).mkdir()
+        (tmp_path / release / "same.txt").write_text("a valve\n")
+        (tmp_path / release / f"{release}.txt").write_text("a pump\n")
+    workspace, link = str(tmp_path / "ws"), tmp_path / "current"
+
+    def index(folder: Path, name: str | None = entity) -> dict[str, int]:
+        report = dl.index(str(folder), workspace=workspace, model=str(tiny_model), entity=name)
+        return {each.entity.rpartition(":")[2]: each.documents_total for each in report.sources}
+
+    def found() -> list[tuple[str, str | None]]:
+        return [(hit.path, hit.file) for hit in dl.search(workspace, "pump", mode="text", n_lines=0).results]
+
+    link.symlink_to(tmp_path / "one")
+    name = "app" if entity else "one"
+    assert index(link) == index(tmp_path / "one") == {name: 2}
+    link.unlink()
+    link.symlink_to(tmp_path / "two")
+    assert index(link) == index(link) == {name: 2}
+    assert found() == [("two.txt", str(tmp_path / "two/two.txt"))]
+    with pytest.raises(SourceConflict, match="bound to another URI"):
+        index(tmp_path / "one", f"source:{name}")
 
 
 @pytest.mark.parametrize("around", [True, False])
