@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
@@ -58,6 +58,7 @@ Dask's setting ``distributed.scheduler.no-workers-timeout`` of this process take
 """
 LOCAL_NO_WORKERS_TIMEOUT_SECONDS = 300
 """The same for workers started by this process: if all died, a busy machine needs minutes to start new ones."""
+NO_WORKERS_VARIABLE = "DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT"
 NO_WORKERS_CHECKS = 20
 """How often a run counts the workers within that time."""
 
@@ -260,7 +261,8 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 self._client = stack.enter_context(client)
             self.slots = sum(self._client.nthreads().values())
             if not self.slots:
-                raise ExecutorError("The Dask scheduler has no workers", self._address or "local", "Start a worker.")
+                fix = "Start a worker, or give an adaptive cluster a minimum of one."
+                raise ExecutorError("The Dask scheduler has no workers", self._address or "local", fix)
             watching: asyncio.AbstractEventLoop = loop.asyncio_loop  # type: ignore[attr-defined]  # of each IOLoop today
             watch = asyncio.run_coroutine_threadsafe(self._watch_workers(no_workers_seconds), watching)
             stack.callback(watch.cancel)
@@ -268,33 +270,33 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         return self
 
     async def _watch_workers(self, patience_seconds: float) -> None:
-        """Fail the running tasks after ``patience_seconds`` without a worker.
+        """Fail the running tasks after ``patience_seconds`` without a worker that accepts or executes tasks.
 
-        By default, a scheduler keeps them forever; the setting that limits this is the scheduler's own. An adaptive
-        cluster has no workers while it has no tasks.
+        By default, a scheduler keeps them forever; the setting that limits this is the scheduler's own, and it counts
+        workers that are paused because their memory is full. An adaptive cluster has no workers while it has no tasks.
         """
         since: float | None = None
         while self._lost is None:
             await asyncio.sleep(patience_seconds / NO_WORKERS_CHECKS)
             try:
-                has_workers = bool(await self._client.nthreads(asynchronous=True))
+                scheduler: Any = self._client.scheduler
+                workers = (await scheduler.identity())["workers"].values()
             except OSError:  # the scheduler is gone, which ends all tasks
                 return
-            if has_workers or not self._pending:
+            if not self._pending or any(map(_is_at_work, workers)):
                 since = None
             elif since is None:
                 since = time.monotonic()
-                _log.warning("No Dask worker is connected; waiting up to %.0f s for one", patience_seconds)
+                _log.warning("No Dask worker accepts tasks; waiting up to %.0f s for one", patience_seconds)
             elif time.monotonic() - since >= patience_seconds:
                 self._lost = self._no_worker(patience_seconds)
                 await self._client.cancel([*self._pending], asynchronous=True, force=True)
 
     def _no_worker(self, seconds: float) -> ExecutorError:
-        return ExecutorError(
-            f"No Dask worker was available for {seconds:.0f} s",
-            self._address or "local",
-            "Find out why the workers died (often because memory ran out), then run the command again.",
-        )
+        fix = "Find out why the workers died or are paused (often because memory ran out), then run the command again."
+        if self._address is not None:
+            fix += f" An adaptive cluster that starts workers more slowly needs a longer {NO_WORKERS_VARIABLE}."
+        return ExecutorError(f"No Dask worker was available for {seconds:.0f} s", self._address or "local", fix)
 
     def start(
         self,
@@ -436,6 +438,10 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+
+def _is_at_work(worker: Mapping[str, Any]) -> bool:
+    return worker["status"] == "running" or bool(worker["metrics"].get("task_counts", {}).get("executing"))
 
 
 def _counted(task: Task[Spec, Result], spec: Spec, context: TaskContext) -> tuple[Result, Counts]:

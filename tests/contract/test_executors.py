@@ -19,11 +19,19 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+from distributed import Status, Worker
 
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs import source_run
-from driftline.flows.runs.executors import DaskExecutor, Executor, InlineExecutor, open_executor, running_loop
+from driftline.flows.runs.executors import (
+    NO_WORKERS_VARIABLE,
+    DaskExecutor,
+    Executor,
+    InlineExecutor,
+    open_executor,
+    running_loop,
+)
 from driftline.flows.runs.index import index_sources
 from driftline.storage.errors import CorruptFile, ExecutorError, UsageError
 from driftline.storage.lines.line_table import LineTable
@@ -445,7 +453,7 @@ def test_a_run_ends_when_all_workers_are_killed_and_the_next_one_continues(
         ):
             runner.index(Choice(started.address, None))
     assert started.address in str(caught.value)
-    assert "No Dask worker is connected" in caplog.text
+    assert "No Dask worker accepts tasks" in caplog.text
     report = counts(runner.index(Choice("inline", 1)))
     first, first_rows = expected[0]
     assert 0 < report["unchanged"] < first["new"] == report["unchanged"] + report["new"]
@@ -469,6 +477,26 @@ def test_results_that_died_with_the_last_worker_are_not_awaited_forever(
             list(results)
         with pytest.raises(ExecutorError, match="No Dask worker"):
             next(executor.map(_double, [1]))
+
+
+def _pause(dask_worker: Worker) -> None:
+    """Pause a worker as if its memory were full, for good."""
+    dask_worker.memory_manager.memory_pause_fraction = False
+    dask_worker.status = Status.paused
+
+
+def test_workers_that_stay_paused_are_not_awaited_forever(
+    forking: ForkServerContext, context: TaskContext, tmp_path: Path
+) -> None:
+    with (
+        cluster(forking, tmp_path, workers=2) as started,
+        dask.config.set({"distributed.scheduler.no-workers-timeout": "500ms"}),
+        DaskExecutor(started.address, None) as executor,
+    ):
+        executor.start(context, [])
+        executor._client.run(_pause)
+        with pytest.raises(ExecutorError, match=f"paused .* {NO_WORKERS_VARIABLE}"):
+            list(executor.map(_double, range(4)))
 
 
 def test_a_worker_that_joins_after_all_others_died_finishes_their_tasks(
