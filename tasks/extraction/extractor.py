@@ -405,7 +405,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
         "subtitles",
         isolated=False,
     ),
-    Extractor("pdf", 5, ("pdf",), _is_pdf, "html_pdf", "pdf", needs="pypdfium2"),
+    Extractor("pdf", 6, ("pdf",), _is_pdf, "html_pdf", "pdf", needs="pypdfium2"),
     Extractor("html", 6, _HTML_SUFFIXES, _is_html, "html_pdf", "html", needs="lxml", is_text=True),
     Extractor("man", 1, (), _is_man, "text_formats", "man", packed=True),
     Extractor("notebook", 3, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),

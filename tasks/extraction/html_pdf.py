@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
 
 from driftline.storage.documents import SkipReason
 from driftline.tasks.extraction.extractor import MAX_EXTRACTED_CHARACTERS, SOFT_HYPHEN, Draft, Extracted
 from driftline.tasks.extraction.process import Refused
+from driftline.tasks.extraction.reading_order import Piece, is_apart, is_row, is_suspect, ordered
 from driftline.tasks.text import decode
 
 _SKIPPED = frozenset((
@@ -199,12 +201,15 @@ MAX_NOTES = 10_000
 MAX_NOTE_BYTES = 2**20
 Bookmark = tuple[int, str]
 """Level (1-based) and title."""
+_SAMPLED = 16
+"""How many of a page's characters tell the direction of its lines."""
+_BLANK_CODES = frozenset((0, 9, 10, 13, 32, 160))
 _BAD_PASSWORD = 4
 _UNSUPPORTED_SECURITY = 5
 
 
 def pdf(data: bytes) -> Extracted:
-    """Return a PDF's text by line in drawing order, with broken words joined and running heads only once.
+    """Return a PDF's text by line in reading order, with broken words joined and running heads only once.
 
     The anchor is the page. Lines that are bookmark titles are headings.
     """
@@ -282,15 +287,77 @@ def _notes(page: object) -> Iterator[str]:
 
 
 def _text_of(page: object) -> str:
-    """Return a page's characters in the library's order."""
+    """Return a page's characters in the library's order, which is the drawing order, or in reading order."""
     from pypdfium2 import raw
 
     count = raw.FPDFText_CountChars(page)
     if count <= 0:
         return ""
+    turns = _turns(page, range(0, count, max(1, count // _SAMPLED)))
+    if len(turns) == 1 and is_suspect(_runs(page, count, *turns)) and len(_turns(page, range(count))) == 1:
+        lines = ordered(_pieces(page, count, *turns))
+        if lines is not None:
+            return "\n".join(lines)
+    return _text_at(page, 0, count)
+
+
+def _text_at(page: object, first: int, count: int) -> str:
+    from pypdfium2 import raw
+
     buffer = (ctypes.c_ushort * (2 * count + 2))()
-    written = raw.FPDFText_GetText(page, 0, count, buffer)
+    written = raw.FPDFText_GetText(page, first, count, buffer)
     return bytes(memoryview(buffer).cast("B")[: 2 * max(0, written - 1)]).decode("utf-16-le", "replace")
+
+
+def _turns(page: object, characters: Iterable[int]) -> set[int]:
+    """Return the directions of characters, in quarter turns clockwise."""
+    from pypdfium2 import raw
+
+    drawn = (at for at in characters if raw.FPDFText_IsGenerated(page, at) == 0)
+    return {round(raw.FPDFText_GetCharAngle(page, at) / (math.pi / 2)) % 4 for at in drawn}
+
+
+def _place(left: float, bottom: float, right: float, top: float, turns: int) -> Piece:
+    """Return a place on a page whose characters are turned so that they are upright."""
+    for _ in range(turns):
+        left, bottom, right, top = -top, left, -bottom, right
+    return Piece(left, bottom, right, top)
+
+
+def _runs(page: object, count: int, turns: int) -> list[Piece]:
+    """Return the places of a page's runs of characters, without their text."""
+    from pypdfium2 import raw
+
+    place = [ctypes.c_double() for _ in range(4)]
+    left, top, right, bottom = place
+    references = [ctypes.byref(each) for each in place]
+    runs: list[Piece] = []
+    for at in range(raw.FPDFText_CountRects(page, 0, count)):
+        raw.FPDFText_GetRect(page, at, *references)
+        runs.append(_place(left.value, bottom.value, right.value, top.value, turns))
+    return runs
+
+
+def _pieces(page: object, count: int, turns: int) -> list[Piece]:
+    """Return the pieces of a page's lines, which end at wide gaps."""
+    from pypdfium2 import raw
+
+    box = raw.FS_RECTF()
+    reference = ctypes.byref(box)
+    places: list[Piece] = []
+    spans: list[tuple[int, int]] = []
+    for at in range(count):
+        if raw.FPDFText_GetUnicode(page, at) in _BLANK_CODES:
+            continue
+        raw.FPDFText_GetLooseCharBox(page, at, reference)
+        place = _place(box.left, box.bottom, box.right, box.top, turns)
+        if places and is_row(places[-1], place) and not is_apart(places[-1], place):
+            places[-1], spans[-1] = places[-1].joined(place), (spans[-1][0], at + 1)
+        else:
+            places.append(place)
+            spans.append((at, at + 1))
+    texts = (_text_at(page, first, end - first) for first, end in spans)
+    return [place._replace(text=text) for place, text in zip(places, texts, strict=True)]
 
 
 def _joined(page: str) -> list[str]:

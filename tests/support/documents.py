@@ -121,13 +121,16 @@ def epub(**chapters: str) -> bytes:
     return archive(parts | texts)
 
 
-def pdf(*pages: tuple[str, ...], trailer: str = "", bookmarks: tuple[tuple[str, int], ...] = ()) -> bytes:
-    """Return a PDF of pages of lines, in Helvetica; ``bookmarks`` are titles and their page indexes."""
+def pdf(*pages: tuple[str, ...] | str, trailer: str = "", bookmarks: tuple[tuple[str, int], ...] = ()) -> bytes:
+    """Return a PDF of pages of lines, in Helvetica, or of drawing operations (``drawn``).
+
+    ``bookmarks`` are titles and their page indexes.
+    """
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
     kids = []
     for lines in pages:
-        drawn = " T* ".join(f"({line}) Tj" for line in lines)
-        content = f"BT /F1 12 Tf 14 TL 50 750 Td {drawn} ET" if lines else ""
+        shown = " T* ".join(f"({line}) Tj" for line in lines)
+        content = lines if isinstance(lines, str) else f"BT /F1 12 Tf 14 TL 50 750 Td {shown} ET" if lines else ""
         objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
         resources = f"/Resources << /Font << /F1 3 0 R >> >> /Contents {len(objects)} 0 R"
         objects.append(f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] {resources} >>")
@@ -147,6 +150,13 @@ def pdf(*pages: tuple[str, ...], trailer: str = "", bookmarks: tuple[tuple[str, 
     table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
     end = f"trailer << /Size {len(objects) + 1} /Root 1 0 R {trailer} >>\nstartxref\n{len(out)}\n%%EOF\n"
     return out + f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}{end}".encode()
+
+
+def drawn(*texts: tuple[float, float, str], quarters: int = 0) -> str:
+    """Return the operations that draw ``(x, y, text)`` in this order, turned by quarters of a turn to the left."""
+    turns = {0: "1 0 0 1 0 0", 1: "0 1 -1 0 600 0", 2: "-1 0 0 -1 600 800", 3: "0 -1 1 0 0 800"}
+    shown = " ".join(f"1 0 0 1 {x} {y} Tm ({text}) Tj" for x, y, text in texts)
+    return f"q {turns[quarters]} cm BT /F1 10 Tf {shown} ET Q"
 
 
 def form(field: str, shown: str) -> bytes:
