@@ -2,7 +2,7 @@
 
 If there is a tree-sitter grammar for the file extension, the queries in ``queries/*.scm`` find them. Headings delimit
 sections in Markdown, reStructuredText and HTML. In languages with no grammar, patterns find lines that look like the
-start of a definition.
+start of a definition: their own (``line_patterns.py``) or those of any language.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from driftline.storage import helper_process
 from driftline.storage.errors import StorageError
 from driftline.storage.helper_process import HelperDied, HelperPool, HelperProcess, limit_cpu_time
 from driftline.storage.lines.outline import KINDS, Definition
+from driftline.tasks.definitions.line_patterns import Syntax, Where, begun, code_of, syntax_of
 
 if TYPE_CHECKING:
     from tree_sitter import Language, Node, Query
@@ -78,6 +79,9 @@ MAX_COMMENT_LINES = 200
 _MAX_DECLARATORS = 40
 _MAX_LABEL_BYTES = 4_096
 _HOLDS_METHODS = frozenset(("class", "enum", "impl", "interface", "struct", "trait", "union"))
+_OPENING = ("{", "(", "[", "=>", "struct")
+"""The ends of a line that continues the definition whose parameters or signature it closes."""
+_HOLDS_PARTS = _HOLDS_METHODS | {"type"}
 _DECLARATORS = ("declarator", "name")
 _NOISE = re.compile(r"^(?:module\.exports|exports|this|self)\.|\.prototype(?=\.)|[\"'`]")
 _SCOPES = re.compile(r"::|#(?=\w)")
@@ -245,8 +249,8 @@ HEADINGS: dict[str, Callable[[str], list[Definition]]] = {
 }
 
 
-_DOC, _END_OF_DOC = ("@doc", "@typedoc"), ('"""', "'''")
-"""The Elixir attributes whose text may span several lines, and the possible last lines of that text."""
+_DOC, _END_OF_DOC = ("@doc", "@typedoc", '"""'), ('"""', "'''")
+"""What starts a text of several lines above a definition in Elixir and Julia, and the possible last lines of it."""
 
 
 def begins_definition(line: str) -> bool:
@@ -265,28 +269,56 @@ def _begun(line: str) -> tuple[str, str] | None:
     return None
 
 
-def by_patterns(text: str) -> list[Definition]:
-    """Return the definitions whose first line matches a pattern; each ends before the next line not indented deeper."""
+def by_patterns(text: str, extension: str = "") -> list[Definition]:
+    """Return the definitions whose first line matches a pattern; each ends before the next line not indented deeper.
+
+    Neighbours of the same kind and name are clauses of one definition.
+    """
+    syntax = syntax_of(extension)
+    leading, skipped = (syntax.leading, syntax.skipped) if syntax else (_LEADING, ())
     lines = text.split("\n")
     found: list[Definition] = []
     open_: list[tuple[int, int]] = []  # (indent, position in found) of the definitions that contain the current line
-    for number, line in enumerate(lines):
-        bare = line.lstrip()
-        if not bare:
+    closed, before, is_bound = (-1, -1), 0, False
+    for number, line in enumerate(code_of(text, extension).split("\n")):
+        bare = line.strip()
+        if not bare or bare.startswith(skipped):
             continue
-        indent = len(line) - len(bare)
-        while open_ and indent <= open_[-1][0]:
-            outer, at = open_.pop()
-            closes = indent == outer and (bare[0] in "})]" or bare.startswith("end"))
-            found[at] = _until(found[at], number if closes else number - 1)
-        if len(open_) < MAX_DEPTH and (begun := _begun(line)):
-            kind, name = begun
-            name = f"{found[open_[-1][1]].name}.{name}"[-MAX_NAME_CHARACTERS:] if open_ else name
+        indent = len(line) - len(line.lstrip())
+        ends = bare[0] in "})]" or bare.startswith("end")
+        goes_on = bool(open_) and indent == open_[-1][0] and ends and bare.endswith(_OPENING)
+        while open_ and indent <= open_[-1][0] and not goes_on:
+            outer, at = closed = open_.pop()
+            found[at] = _until(found[at], number if ends and indent == outer else before)
+        around = found[open_[-1][1]] if open_ else None
+        before, is_bound = number, is_bound or closed[0] == indent
+        starts = _started(line, syntax, around, is_bound=is_bound) if len(open_) < MAX_DEPTH and not goes_on else None
+        is_bound = bare.endswith("where")
+        if starts is None:
+            continue
+        sibling = found[closed[1]] if closed[0] == indent else None
+        kind, name = starts[0] or (sibling.kind if sibling else "function"), starts[1][:MAX_NAME_CHARACTERS]
+        new = Definition(kind, name, number, _with_leading(lines, number, leading), number)
+        new = replace(_within(around, new), last=number) if around else new
+        if sibling and (sibling.kind, sibling.name) == (new.kind, new.name):
+            open_.append(closed)
+        else:
             open_.append((indent, len(found)))
-            found.append(Definition(kind, name, number, _with_leading(lines, number, _LEADING), number))
+            found.append(new)
     for _, at in open_:
-        found[at] = _until(found[at], len(lines) - 1)
+        found[at] = _until(found[at], before)
     return found
+
+
+def _started(line: str, syntax: Syntax | None, around: Definition | None, *, is_bound: bool) -> tuple[str, str] | None:
+    """Return the kind and name of the definition that a line starts inside ``around``, if any."""
+    if syntax is None:
+        return _begun(line)
+    in_type = around is not None and around.kind in _HOLDS_PARTS
+    at_top = in_type or not line[0].isspace() or (around is not None and around.kind == "module")
+    is_bound = is_bound or at_top or line.lstrip().startswith("where ")
+    applies: dict[Where, bool] = {"anywhere": True, "top": at_top, "bound": is_bound, "type": in_type}
+    return begun(syntax, line, applies.__getitem__)
 
 
 def _until(each: Definition, last: int) -> Definition:
@@ -307,7 +339,7 @@ def definitions(path: str, text: str) -> list[Definition]:
     if extension in ("js", "jsx") and "@flow" in text[:FLOW_PRAGMA_WITHIN]:
         grammar = BY_EXTENSION["tsx"]  # Flow type annotations are similar
     if grammar is None or len(text) > MAX_PARSED_CHARACTERS:
-        return by_patterns(text)
+        return by_patterns(text, extension)
     return _qualified(sorted(_parsed(grammar, text), key=lambda each: (each.start, -each.end)))
 
 

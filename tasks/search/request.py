@@ -354,19 +354,6 @@ def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-_WITHOUT_DEFINITIONS = frozenset(("clojure", "dart", "erlang", "haskell", "ocaml", "r"))
-"""Languages without a grammar, whose definitions have no form that the patterns for other languages find."""
-
-
-def languages_without_definitions(languages: Sequence[str]) -> tuple[str, ...]:
-    """Return which of ``languages`` have definitions that are not found, or only some.
-
-    >>> languages_without_definitions(("Haskell", "go"))
-    ('haskell',)
-    """
-    return tuple(name for name in map(str.lower, languages) if name in _WITHOUT_DEFINITIONS)
-
-
 def _check_options(owner: "SearchFilter", options: Mapping[str, Option]) -> None:
     """Check the values of ``options``, and convert lists to tuples. Raises UsageError."""
     for name, row in options.items():

@@ -14,7 +14,7 @@ from driftline.tasks.search.facets import chosen, with_alternatives, without_cho
 from driftline.tasks.search.hits import SearchReport
 from driftline.tasks.search.query_language import ParsedQuery, parse_request
 from driftline.tasks.search.ranked import model_of, search_ranked
-from driftline.tasks.search.request import SearchRequest, languages_without_definitions
+from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.task_context import load_embedder
 
 
@@ -63,10 +63,6 @@ def _explained(report: SearchReport, query: ParsedQuery) -> SearchReport:
     expressions = [term for term in terms if term.startswith("/") and term in query.text]
     if query.words and expressions:
         notes = (f"Exact: {', '.join(expressions)}. The other words rank the lines that match.", *notes)
-    names = (*query.terms.definitions, *query.terms.inside)
-    if names and not report.results and (unknown := languages_without_definitions(query.languages)):
-        what = f"Few definitions in {', '.join(unknown)} are known, so {names[0]} may be defined"
-        notes = (*notes, f'{what}: search for "{names[0]}".')
     exact = replace(report.exact, terms=terms) if report.exact else None
     return replace(report, query=query.text, notes=notes, exact=exact)
 

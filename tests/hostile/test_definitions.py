@@ -23,6 +23,8 @@ SLOW = {
     "markup.md": "# " + "<" * 200_000,
     "spaces.md": "# " + " " * 200_000 + "x",
     "modifiers.zig": "static " * 100_000,
+    "contexts.hs": ("class " * 40 + "=> " * 40 + "\n") * 2_000 + "{-" * 100_000,
+    "modifiers.dart": ("final get <" * 30 + "\n") * 2_000,
     "declarators.c": "int " + "(" * 20_000 + "f" + ")" * 20_000 + "() {}",
 }
 NESTED = {

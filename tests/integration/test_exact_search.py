@@ -528,12 +528,6 @@ def test_words_rank_what_exact_terms_find(workspace: Workspace) -> None:
     assert len(found) == 5
 
 
-def test_a_language_whose_definitions_are_not_found_says_so(workspace: Workspace) -> None:
-    for query in ("def:parseTree lang:haskell", "sym:parseTree lang:OCaml"):
-        assert any("parseTree may be defined" in note for note in find(workspace, query).notes)
-    assert not any("may be defined" in note for note in find(workspace, "def:parseTree lang:go").notes)
-
-
 def test_a_pattern_may_match_over_several_lines(workspace: Workspace) -> None:
     for first in (1_999, 2_500):  # from one pack or two
         expression = rf"line {first} of words \d+\n\}}\nline {first + 1} of"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import driftline
 from driftline.storage.lines.outline import KINDS, Definition, decode, encode, innermost
+from driftline.tasks.definitions.line_patterns import EXTENSIONS
 from driftline.tasks.definitions.outlines import (
     BY_EXTENSION,
     HEADINGS,
@@ -490,6 +491,340 @@ CODE = {
         """,
         [("function", "add", 0, 2)],
     ),
+    "Lease.hs": (
+        """
+        {-# LANGUAGE CPP #-}
+        {- |
+        this module
+        where leases live
+        -}
+        module Lease
+          ( Lease (..)
+          , renew
+          ) where
+
+        import Data.Text (Text)
+
+        -- | A lease.
+        data Lease
+          = Free
+          | Held
+              { holder :: !Text
+              , since, until :: Int
+              }
+          deriving (Eq)
+
+        newtype (Show a) => Box a = Box { unBox :: a }
+        type Name = Text
+
+        class (Monad m) => Store m where
+          load :: Name -> m Lease
+          load _ = pure Free
+
+        instance (ToJSON a, Show a) => ToJSON (Box a) where
+          toJSON (Box a) = toJSON a
+          toJSON other = helper
+            where
+              helper = 1
+
+        -- | Renews it.
+        renew, renewed
+          :: Lease
+          -> Lease
+        #if DEBUG
+        renew Free = Free
+        #endif
+        renew held
+          | isOld = Free
+          | otherwise = go held
+          where
+            isOld = since held < 3
+            go :: Lease -> Lease
+            go each = each
+
+        (<+>) :: Int -> Int -> Int
+        a <+> b = a + b
+
+        deriveJSON options ''Lease
+        main = do
+          let x = 1
+          print x
+        """,
+        [
+            ("module", "Lease", 5, 8),
+            ("type", "Lease", 12, 19),
+            ("struct", "Lease.Free", 14, 14),
+            ("struct", "Lease.Held", 15, 18),
+            ("property", "Lease.Held.holder", 16, 16),
+            ("property", "Lease.Held.since", 17, 18),
+            ("type", "Box", 21, 21),
+            ("type", "Name", 22, 22),
+            ("class", "Store", 24, 26),
+            ("method", "Store.load", 25, 26),
+            ("impl", "ToJSON.Box", 28, 32),
+            ("method", "ToJSON.Box.toJSON", 29, 32),
+            ("function", "ToJSON.Box.toJSON.helper", 32, 32),
+            ("function", "renew", 34, 47),
+            ("function", "renew.isOld", 45, 45),
+            ("function", "renew.go", 46, 47),
+            ("function", "<+>", 49, 50),
+            ("function", "main", 53, 55),
+        ],
+    ),
+    "Bird.lhs": (
+        """
+        > module Bird where
+
+        The text of a story, as it is told.
+
+        > fly :: Int -> Int
+        > fly height = up
+        >   where up = height + 1
+        """,
+        [("module", "Bird", 0, 0), ("function", "fly", 4, 6), ("function", "fly.up", 6, 6)],
+    ),
+    "Tex.lhs": (
+        """
+        the function below
+        \\begin{code}
+        land :: Int
+        land = 0
+        \\end{code}
+        land is safe
+        """,
+        [("function", "land", 2, 3)],
+    ),
+    "lease.ml": (
+        """
+        (** A lease. *)
+        type 'a t = { holder : 'a; since : int }
+        and name = string
+        exception Lost of string
+
+        module type STORE = sig
+          val load : name -> int t
+        end
+
+        module Memory : STORE = struct
+          let rec load name =
+            let found = find name in
+            found
+          and find _ = raise (Lost "x")
+        end
+
+        let ( >>= ) x f = f x
+        let () = print_endline "x"
+        """,
+        [
+            ("type", "t", 0, 1),
+            ("type", "name", 2, 2),
+            ("type", "Lost", 3, 3),
+            ("interface", "STORE", 5, 7),
+            ("method", "STORE.load", 6, 6),
+            ("module", "Memory", 9, 14),
+            ("function", "Memory.load", 10, 12),
+            ("function", "Memory.find", 13, 13),
+            ("function", ">>=", 16, 16),
+        ],
+    ),
+    "lease.dart": (
+        """
+        /// A lease.
+        sealed class Lease<T> extends Base {
+          final int since = now(3);
+          Lease({
+            required this.holder,
+          }) : super(key: 1);
+          factory Lease.free() => Lease(holder: null);
+          int get age => now() - since;
+          @override
+          Future<Map<String, T>> renew(
+            int seconds, {
+            bool wait = false,
+          }) async {
+            if (wait) {
+              check(seconds);
+            }
+          }
+          bool operator ==(Object other) => true;
+        }
+
+        mixin Timed on Lease {}
+        extension Ages on int {
+          bool isOld() => this > 3;
+        }
+        typedef Check = bool Function(int age);
+        enum State { free, held }
+        void main() {
+          print('x');
+        }
+        """,
+        [
+            ("class", "Lease", 0, 18),
+            ("method", "Lease.Lease", 3, 5),
+            ("method", "Lease.Lease.free", 6, 6),
+            ("method", "Lease.age", 7, 7),
+            ("method", "Lease.renew", 8, 16),
+            ("method", "Lease.operator.==", 17, 17),
+            ("trait", "Timed", 20, 20),
+            ("impl", "Ages", 21, 23),
+            ("method", "Ages.isOld", 22, 22),
+            ("type", "Check", 24, 24),
+            ("enum", "State", 25, 25),
+            ("function", "main", 26, 28),
+        ],
+    ),
+    "lease.jl": (
+        """
+        module Leases
+        abstract type Held end
+
+        \"""
+            Lease(holder)
+        \"""
+        mutable struct Lease{T} <: Held
+            holder::T
+            Lease(x) = new(x)
+        end
+
+        @inline function Base.show(io::IO, x::Lease)
+            found = map(x) do each
+                each
+            end
+        end
+        age(x::Lease; unit=1) where {T} = now() - x.since
+        Base.:+(a::Lease, b::Lease) = a
+        macro check(x) x end
+        total = sum(xs)
+        end
+        """,
+        [
+            ("module", "Leases", 0, 0),
+            ("type", "Held", 1, 1),
+            ("struct", "Lease", 3, 9),
+            ("method", "Lease.Lease", 8, 8),
+            ("function", "Base.show", 11, 15),
+            ("function", "age", 16, 16),
+            ("function", "Base.:+", 17, 17),
+            ("macro", "check", 18, 18),
+        ],
+    ),
+    "lease.R": (
+        """
+        #' Renews it.
+        #' @export
+        renew <- function(lease, seconds = 3) {
+          check <- function(x) x > 0
+          total <- sum(lease)
+        }
+        print.lease = function(x, ...) invisible(x)
+        `age<-` <- \\(x, value) x
+        setGeneric("held", function(x) standardGeneric("held"))
+        Lease <- R6::R6Class("Lease",
+          public = list(
+            take = function() {
+              1
+            }
+          )
+        )
+        """,
+        [
+            ("function", "renew", 0, 5),
+            ("function", "renew.check", 3, 3),
+            ("function", "print.lease", 6, 6),
+            ("function", "age<-", 7, 7),
+            ("function", "held", 8, 8),
+            ("class", "Lease", 9, 15),
+            ("method", "Lease.take", 11, 13),
+        ],
+    ),
+    "lease.clj": (
+        """
+        (ns app.lease
+          (:require [clojure.string :as str]))
+
+        (defprotocol Store
+          (load! [this name] "Loads it."))
+        (defrecord Memory [entries]
+          Store
+          (load! [_ name] (get entries name)))
+        ; Old.
+        (defn ^:private old?
+          "Whether it is old."
+          [lease]
+          (let [age 1] (> age 3)))
+        (defmethod age :held [lease] 1)
+        (def ^{:doc "x"} limit 3)
+        (s/def ::name string?)
+        """,
+        [
+            ("module", "app.lease", 0, 1),
+            ("interface", "Store", 3, 4),
+            ("method", "Store.load!", 4, 4),
+            ("struct", "Memory", 5, 7),
+            ("method", "Memory.load!", 7, 7),
+            ("function", "old?", 8, 12),
+            ("function", "age", 13, 13),
+            ("function", "limit", 14, 14),
+            ("function", "::name", 15, 15),
+        ],
+    ),
+    "lease.erl": (
+        """
+        -module(lease).
+        -export([renew/1]).
+        -record(lease, {holder, since = 0}).
+        -define(LIMIT, 3).
+        -type name() :: binary().
+
+        %% Renews it.
+        -spec renew(name()) -> ok.
+        renew(free) ->
+            ok;
+        renew(#lease{since = Since}) when Since > ?LIMIT ->
+            check(Since),
+            ok.
+
+        check(_) -> true.
+        """,
+        [
+            ("module", "lease", 0, 0),
+            ("struct", "lease", 2, 2),
+            ("macro", "LIMIT", 3, 3),
+            ("type", "name", 4, 4),
+            ("function", "renew", 6, 12),
+            ("function", "check", 14, 14),
+        ],
+    ),
+    "lease.proto": (
+        """
+        // A lease.
+        message Lease {
+          message Holder { string name = 1; }
+          enum State { FREE = 0; }
+        }
+        service Leases {
+          rpc Renew(Lease) returns (Lease);
+        }
+        """,
+        [
+            ("struct", "Lease", 0, 4),
+            ("struct", "Lease.Holder", 2, 2),
+            ("enum", "Lease.State", 3, 3),
+            ("interface", "Leases", 5, 7),
+            ("method", "Leases.Renew", 6, 6),
+        ],
+    ),
+    "thing.zig": (
+        """
+        pub fn renew(
+            self: *Lease,
+        ) !void {
+            const age = 1;
+        }
+        """,
+        [("function", "renew", 0, 4)],
+    ),
     "main.tf": (
         """
         # The size of a node.
@@ -527,6 +862,7 @@ def test_the_definitions_of_each_language(name: str) -> None:
 def test_every_grammar_is_tried() -> None:
     tried = {BY_EXTENSION[name.rsplit(".")[-1]] for name in CODE if name.rsplit(".")[-1] in BY_EXTENSION}
     assert tried == set(BY_EXTENSION.values())
+    assert {name.rsplit(".")[-1].lower() for name in CODE} >= EXTENSIONS - {"mli", "cljs", "cljc", "hrl"}
     assert {name.rsplit(".")[-1] for name in CODE} >= {"html", "md", "rst"} <= HEADINGS.keys()
     for grammar in tried:
         loaded(grammar)
@@ -548,7 +884,7 @@ def test_real_modules_have_the_definitions_of_their_syntax_trees() -> None:
         assert sorted((each.line, each.last, each.name.rsplit(".")[-1]) for each in found) == expected, path
 
 
-@pytest.mark.parametrize("extension", sorted(BY_EXTENSION))
+@pytest.mark.parametrize("extension", sorted([*BY_EXTENSION, *EXTENSIONS]))
 def test_unparsable_code_does_no_harm(extension: str) -> None:
     for text in ("", "\n", "\x0c{{{((([[[", "def class func fn <?php %% \ufffd é 漢字\n" * 50, "(" * 3_000, '"' * 999):
         lines = text.count("\n") + 1
@@ -557,7 +893,7 @@ def test_unparsable_code_does_no_harm(extension: str) -> None:
 
 
 @given(
-    st.sampled_from(sorted([*BY_EXTENSION, "md", "rst", "html", "lua"])),
+    st.sampled_from(sorted([*BY_EXTENSION, *EXTENSIONS, "md", "rst", "html", "lua"])),
     st.text(st.sampled_from("a ={}()[]:\n\t#-*<>h1'\"/")),
 )
 def test_definitions_are_nested_within_their_document(extension: str, text: str) -> None:
@@ -653,7 +989,7 @@ def test_the_text_above_a_definition_of_elixir_belongs_to_it() -> None:
     """
     found = by_patterns(dedent(text).strip())
     assert [(each.name, each.first, each.last) for each in found] == [
-        ("Lease", 0, 11), ("Lease.renew!", 1, 6), ("Lease.held?", 7, 10),
+        ("Lease", 0, 11), ("Lease.renew!", 1, 5), ("Lease.held?", 7, 10),
     ]  # fmt: skip
 
 
