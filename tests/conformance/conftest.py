@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.memory_support import without_variables
 from tests.conformance.table import ROWS, Row, carried_rows
 
 OPTION = "--conformance-table"
@@ -23,6 +24,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "criterion(document, number, what): the line of a specification that it checks")
     if config.getoption(OPTION):
         config.pluginmanager.register(_Table(), "conformance-table")
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_variables(monkeypatch)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -26,13 +26,11 @@ LARGE = "a value that is not inlined " * 100
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 """A database that rejects every connection immediately."""
 
-_PREFIXES = ("LTM_", "DATABASE_URL", "DRIFTLINE_")
-
 
 def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unset the environment variables that configure memory and workspaces."""
+    """Unset the environment variables that configure workspaces, models and memory."""
     for name in list(os.environ):
-        if name.startswith(_PREFIXES):
+        if name.startswith(("DRIFTLINE_", "LTM_", "SEMTOOLS_")) or name == "DATABASE_URL":
             monkeypatch.delenv(name)
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from driftline.flows.actions import register_actions
 from tests.support.mcp import text_of
 from tests.support.waiting import PATIENCE_SECONDS
@@ -56,13 +54,6 @@ def actions(home: Path | None = None, engine: Any = None) -> Registry:
     registry: Registry = {}
     register_actions(registry, engine, home=None if home is None else str(home))
     return registry
-
-
-def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unset the environment variables that configure workspaces and models."""
-    for name in list(os.environ):
-        if name.startswith(("DRIFTLINE_", "LTM_", "SEMTOOLS_")) or name == "DATABASE_URL":
-            monkeypatch.delenv(name)
 
 
 def ok(answer: Answer) -> Answer:

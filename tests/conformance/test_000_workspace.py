@@ -26,7 +26,6 @@ from tests.conformance.search_support import (
     names,
     ok,
     plant,
-    without_variables,
 )
 from tests.conformance.table import criterion
 from tests.support.yaml_engine import YamlEngine, run_yaml
@@ -40,11 +39,6 @@ WORKSPACE_ACTIONS = (
 
 
 OLD_NS = 1_600_000_000_000_000_000
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_variables(monkeypatch)
 
 
 @pytest.fixture(scope="module")

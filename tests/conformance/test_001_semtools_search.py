@@ -16,7 +16,6 @@ from tests.conformance.search_support import (
     error_type,
     ok,
     plant,
-    without_variables,
 )
 from tests.conformance.table import criterion
 from tests.support.semtools_program import (
@@ -45,7 +44,6 @@ QUERY = "quality gate concerns issues problems"
 @pytest.fixture(autouse=True)
 def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test in its own project, without any semtools program."""
-    without_variables(monkeypatch)
     monkeypatch.chdir(plant(tmp_path / "project", STORIES))
     monkeypatch.setenv("PATH", "/nonexistent")
 

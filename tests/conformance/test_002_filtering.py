@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from tests.conformance.search_support import ROOT, Driftline, actions, ok, plant, without_variables
+from tests.conformance.search_support import ROOT, Driftline, actions, ok, plant
 from tests.conformance.table import criterion
 
 STRATEGIES = ("auto", "prefilter", "postfilter", "hybrid")
@@ -42,11 +42,6 @@ dirs = ["home/work/notes"]
 sources = ["source:other"]
 [workspaces.empty]
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_variables(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,6 @@ from tests.conformance.memory_support import (
     keys,
     ok,
     open_backend,
-    without_variables,
 )
 from tests.conformance.table import criterion
 from tests.servers.postgres_server import PostgresServer
@@ -78,11 +77,6 @@ settings:
       row_group_size: 122880
       compression: zstd
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_variables(monkeypatch)
 
 
 @pytest.fixture

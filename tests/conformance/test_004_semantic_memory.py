@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import driftline as dl
 from driftline.flows.actions import register_actions
 from driftline.storage.memory.store import MemoryItem, MemoryStore
-from tests.conformance.memory_support import ok, reference_pages, without_variables
+from tests.conformance.memory_support import ok, reference_pages
 from tests.conformance.table import criterion
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -85,11 +85,6 @@ def store(folder: Path, embedder: Directions) -> Iterator[MemoryStore]:
         )
         opened.flush()
         yield opened
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_variables(monkeypatch)
 
 
 def found(

@@ -32,7 +32,6 @@ from tests.conformance.search_support import (
     locations,
     ok,
     plant,
-    without_variables,
 )
 from tests.conformance.table import criterion
 from tests.support.yaml_engine import YamlEngine, run_yaml
@@ -61,7 +60,6 @@ def indexed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _in_the_project(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_variables(monkeypatch)
     monkeypatch.chdir(indexed / "project")
 
 

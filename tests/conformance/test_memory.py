@@ -66,11 +66,6 @@ COMMAND = (sys.executable, "-c", PROGRAM)
 """The command, run like its console script."""
 
 
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_variables(monkeypatch)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The store's folder."""

@@ -42,7 +42,6 @@ from tests.conformance.memory_support import (
     open_backend,
     public_calls,
     reference_pages,
-    without_variables,
 )
 from tests.conformance.table import criterion
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -50,11 +49,6 @@ from tests.support.yaml_engine import run_yaml
 
 Run = Callable[..., Any]
 """Maximum time for other processes to take over the work of a process that ended."""
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_variables(monkeypatch)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from driftline.flows.runs import source_run
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.scanning.scan import plan_partitions
 from driftline.tasks.search.unindexed import open_embedder
-from tests.conformance.search_support import ROOT, pages, plant, without_variables
+from tests.conformance.search_support import ROOT, pages, plant
 from tests.conformance.table import criterion
 from tests.servers.prefect_server import PrefectServer
 
@@ -31,11 +31,6 @@ from driftline.flows.prefect_flows import index
 report = index(json.loads(sys.argv[1]), sys.argv[2], model=sys.argv[3])
 print("REPORT" + json.dumps(report))
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_variables(monkeypatch)
 
 
 # -- 1: stages -------------------------------------------------------------------------------

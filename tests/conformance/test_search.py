@@ -30,18 +30,12 @@ from tests.conformance.search_support import (
     names,
     ok,
     plant,
-    without_variables,
 )
 from tests.conformance.table import criterion
 from tests.support.mcp import hits_of
 from tests.support.semtools_program import VERSIONS, calls, install
 
 WORDS = ("parser", "group", "action", "option", "value", "prefix", "usage", "namespace", "default", "string")
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_variables(monkeypatch)
 
 
 @pytest.fixture
