@@ -68,8 +68,8 @@ class Committer:
         the next run can settle it. Raises LeaseLost, CommitConflict, StorageError.
         """
         if changes.touches_lines:
+            self.table.create(self.dim)  # before the lease is checked: a successor can then fence the table
             staged = self.stage(changes)
-            self.table.create(self.dim)
             self.table.commit([staged.part], changes.fragments)
             self._documents.publish_staged(staged.batch, staged.data)
             return
