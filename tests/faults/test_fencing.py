@@ -13,13 +13,17 @@ import pytest
 from lance import LanceDataset, Transaction
 from lance.commit import CommitConflictError
 
-from driftline.storage.deltas.manifest import BatchId
+from driftline.storage.deltas.manifest import SCHEMA, BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CommitConflict, LeaseLost, StorageError
 from driftline.storage.lance.lance_table import COMMIT_ATTEMPTS
+from driftline.storage.layout import new_ulid
+from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.line_table import UNKNOWN_OUTCOMES, LineTable, schema
 from driftline.storage.objects.store import ObjectStore
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.indexing.commit import ChangeSet, Committer, settle
 from tests.support.waiting import PATIENCE_SECONDS
 
 ENTITY, OTHER = Entity.parse("source:one"), Entity.parse("source:other")
@@ -207,3 +211,23 @@ def test_a_commit_that_landed_is_found_before_the_run_gives_up(tmp_path: Path, c
         table.commit([SourceCommit(ENTITY, NEW, NEW_BATCH)], fragments)
     assert table.count() == has_attempt
     assert table.commit_marker(ENTITY).holds(NEW_BATCH) == has_attempt
+
+
+def test_a_new_table_of_a_holder_that_lost_its_lease_is_fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = ObjectStore.open(str(tmp_path))
+    workspace = Workspace.prepare(objects).bind_model("model", "00000001", DIM)
+    path, check, now = workspace.lease_of(ENTITY), Lease.check, [0.0]
+    old, table = acquire(objects, path, new_ulid()), workspace.lines(ENTITY, "00000002")
+    committer = Committer(workspace, ENTITY, old, new_ulid(), table, DIM)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def lose_after(lease: Lease) -> None:
+        check(lease)
+        successor = acquire(objects, path, new_ulid(), wait_seconds=1e6, clock=lambda: now[0], sleep=sleep)
+        settle(workspace, ENTITY, successor)
+
+    monkeypatch.setattr(Lease, "check", lose_after)
+    with pytest.raises(LeaseLost):
+        committer.commit(ChangeSet(SCHEMA.empty_table(), removed=("gone.txt",)))
