@@ -46,7 +46,6 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "dask_scale": (),
     "many_sources": (),
     "fleet": (),
-    "fleet_host": (),
     "store_requests": (),
     "public_repositories": (),
     "handbook": (),

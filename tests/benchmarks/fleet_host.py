@@ -68,7 +68,14 @@ def main() -> int:
     options = measure.begin(__doc__, repositories=2_000, discovered=10_000)
     count, discovered = (20, 300) if options.small else (options.repositories, options.discovered)
     verdict = measure.Verdict(options.small)
-    with measure.scratch() as folder, running_git_server(folder) as server:
+    with measure.scratch() as folder:
+        measure_host(folder, count, discovered, verdict)
+    return verdict.exit_code
+
+
+def measure_host(folder: Path, count: int, discovered: int, verdict: measure.Verdict) -> None:
+    """Measure the discovery of ``discovered`` repositories, and syncs of ``count``."""
+    with running_git_server(folder) as server:
         api = Api(server, discovered)
         server.api = api
         head = f'workspace = "index"\nmodel = "{corpus.model()}"\n'
@@ -101,7 +108,6 @@ def main() -> int:
             raise SystemExit(f"{len(report['to_index'])} repositories were indexed instead of one")
         print(f"  {pushed.cpu_seconds:.2f} CPU s")
         verdict.at_most(f"one push to one of {count:,} repositories until it is found", pushed.seconds, 3.0, "s")
-    return verdict.exit_code
 
 
 def multiply(workspace: Path, count: int) -> None:
