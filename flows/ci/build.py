@@ -19,7 +19,16 @@ from urllib.parse import unquote
 from driftline.storage.errors import UsageError
 from driftline.storage.sources.git_isolation import COMMIT_ID, find_repository
 from driftline.storage.sources.mirror import parse_remote
-from driftline.tasks.git.commits import default_branch, head, index_name, is_in_branch, is_on_remote_branch, remote_url
+from driftline.tasks.git.commits import (
+    ORIGIN,
+    default_branch,
+    head,
+    index_name,
+    is_in_branch,
+    is_on_remote_branch,
+    remote_url,
+    remotes,
+)
 
 USUAL_DEFAULTS = ("main", "master")
 """Assumed names of the default branch if neither the CI system nor git reports it."""
@@ -77,8 +86,9 @@ class Build:
     the branch of pull request ``pull_request``, to be merged into ``target``. ``is_own`` is set if the branch is known
     to belong to the repository itself, and ``head_commit`` is its last commit. ``other_commit`` is the commit of the
     branch whose workflow runs, if the build is about something else. ``is_inferred`` is set if the CI system does not
-    report a push. ``repository`` is the URL or path of what is built. ``unclear`` is the reason why the branch is
-    unknown, ``fix`` how to correct it, and ``nothing_to_index`` the reason why there is none.
+    report a push. ``repository`` is the URL or path of the built repository, ``remote`` its name in git. ``unclear``
+    is the reason why the branch is unknown, ``fix`` how to correct it, and ``nothing_to_index`` the reason why there is
+    none.
     """
 
     system: str = ""
@@ -97,6 +107,7 @@ class Build:
     other_commit: str | None = None
     is_inferred: bool = False
     repository: str | None = None
+    remote: str = ORIGIN
     unclear: str = ""
     fix: str = ""
     nothing_to_index: str = ""
@@ -116,6 +127,9 @@ class Build:
         if not build.system:
             build = replace(build, branch=checked_out.branch or build._branch_of_detached(folder))
         elif not build.unclear:
+            build = build._with_remote(folder) if build.is_inferred else build
+            if build._is_push_of_main(folder, checked_out.id):
+                build = replace(build, is_request=False, pull_request=None, target=None)
             build = replace(build, unclear=build._why_not_checked_out(folder))
         if build.commit is None or checked_out.id in (build.commit, build.head_commit):
             build = replace(build, commit=checked_out.id, committed=checked_out.committed)
@@ -239,6 +253,26 @@ class Build:
             raise UsageError("This build's commit is unknown", fix=fix)
         return self.commit
 
+    def _with_remote(self, folder: str) -> Build:
+        """Return the build with its remote, from which Jenkins named the branch, if there is no ``origin``."""
+        known = remotes(folder)
+        remote, _, branch = (self.branch or "").partition("/")
+        return replace(self, remote=remote, branch=branch) if remote in known and ORIGIN not in known else self
+
+    def _is_push_of_main(self, folder: str, commit: str) -> bool:
+        """Return whether the default branch was pushed, and a pull request from it to another branch is only mentioned.
+
+        CircleCI and Buildkite do this. The commit must be in this branch of the repository that is built.
+        """
+        if self.system not in (_BUILDKITE.name, _CIRCLE.name) or not (self.is_request and self.is_own):
+            return False
+        if self.branch is None or self.branch == self.target or not self._is_main(None) or self.commit != commit:
+            return False
+        origin = remote_url(folder)
+        if not origin or not self.repository or not _is_same_repository(origin, self.repository):
+            return False
+        return bool(is_on_remote_branch(folder, commit, self.branch) or is_in_branch(folder, commit, self.branch))
+
     def _why_not_checked_out(self, folder: str) -> str:
         """Return why the working tree may not be at this build's branch, or "" if it is."""
         if self.checked_out is None:
@@ -259,17 +293,17 @@ class Build:
         The branches of ``origin`` only prove it if ``origin`` is the repository that is built, not a fork.
         """
         is_other = self.commit not in (None, commit)
-        origin = remote_url(folder) if commit != self.commit or self.is_inferred else None
+        origin = remote_url(folder, self.remote) if commit != self.commit or self.is_inferred else None
         if origin and self.repository and not _is_same_repository(origin, self.repository):
             return f"This build is of {self.repository}, but {_without_password(origin)} is checked out"
-        is_pushed = is_on_remote_branch(folder, commit, branch)
+        is_pushed = is_on_remote_branch(folder, commit, branch, self.remote)
         if is_pushed is False and not is_other and not self.is_inferred:
             is_pushed = is_in_branch(folder, commit, branch)
         if is_pushed or (is_pushed is None and not is_other):
             return ""
         if is_other and (is_pushed is None or not self.is_inferred):
             return f"This build is of {str(self.commit)[:12]}, but {commit[:12]} is checked out"
-        return f"{commit[:12]} is checked out, which is not in origin's {branch}"
+        return f"{commit[:12]} is checked out, which is not in {self.remote}'s {branch}"
 
     def _branch_of_detached(self, folder: str) -> str | None:
         """Return the default branch if it contains the commit that is checked out, or None."""

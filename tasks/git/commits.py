@@ -31,7 +31,8 @@ MAX_CHANGED_PATHS = 20_000
 
 _ATTRIBUTES = ".gitattributes"
 """The file that determines how git writes other files to disk."""
-_REMOTE, _HEADS = "refs/remotes/origin/", "refs/heads/"
+ORIGIN = "origin"
+_REMOTE, _HEADS = f"refs/remotes/{ORIGIN}/", "refs/heads/"
 _SUBMODULE = b"160000"
 _PLAIN_ENTRY, _SUBMODULE_ENTRY = b"\0H 1", b"\0H 160000"
 """The starts of entries in a list of tracked files. Other entries have a flag or a conflict."""
@@ -266,12 +267,12 @@ def local_branches(root: str) -> frozenset[str]:
     return frozenset(name.removeprefix(_HEADS) for name in names)
 
 
-def is_on_remote_branch(root: str, commit: str, branch: str) -> bool | None:
-    """Return whether ``commit`` is in ``branch`` of ``origin``, as last fetched by the working tree around ``root``.
+def is_on_remote_branch(root: str, commit: str, branch: str, remote: str = ORIGIN) -> bool | None:
+    """Return whether ``commit`` is in ``branch`` of ``remote``, as last fetched by the working tree around ``root``.
 
     Returns None if the branch was never fetched.
     """
-    answer = ask(root, "rev-parse", "--verify", "--quiet", f"{_REMOTE}{branch}")
+    answer = ask(root, "rev-parse", "--verify", "--quiet", f"refs/remotes/{remote}/{branch}")
     tip = answer.decode().strip() if answer else ""
     return (commit == tip or is_ancestor(root, commit, tip)) if tip else None
 
@@ -292,10 +293,15 @@ def is_in_branch(root: str, commit: str, branch: str) -> bool | None:
     return commit == tip or is_ancestor(root, commit, tip)
 
 
-def remote_url(root: str) -> str | None:
-    """Return the URL of ``origin``, or None if there is none."""
-    answer = ask(root, "config", "--get", "remote.origin.url")
+def remote_url(root: str, remote: str = ORIGIN) -> str | None:
+    """Return the URL of ``remote``, or None if there is none."""
+    answer = ask(root, "config", "--get", f"remote.{remote}.url")
     return answer.decode("utf-8", "replace").strip() or None if answer else None
+
+
+def remotes(root: str) -> list[str]:
+    """Return the names of the remotes of the working tree around ``root``."""
+    return (ask(root, "remote") or b"").decode("utf-8", "replace").split()
 
 
 def default_branch(root: str) -> str | None:

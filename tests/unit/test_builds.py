@@ -109,6 +109,7 @@ BASES = {
     "Azure Pipelines": AZURE,
     "Bitbucket Pipelines": BITBUCKET,
 }
+BASE_COMMITS = {"Buildkite": "BUILDKITE_COMMIT", "CircleCI": "CIRCLE_SHA1"}
 NUMBERED = set(BASES) - {"Jenkins"}
 SITUATIONS = ("push", "tag", "own request", "fork request", "request on the target", "closed", "again", "by hand")
 
@@ -492,6 +493,55 @@ def test_the_checked_out_commit_must_be_on_the_branch(tmp_path: Path) -> None:
     git(clone, "checkout", "-q", "--detach", "origin/main")
     with pytest.raises(UsageError, match="target"):
         Build.detect(environ, str(clone)).index_branch()
+
+
+@pytest.mark.parametrize("system", ["Buildkite", "CircleCI"])
+def test_a_push_of_main_with_an_open_request_from_main_is_a_push(system: str, tmp_path: Path) -> None:
+    """Both systems name the request in each build of its branch; git proves that the commit is in origin's main."""
+    origin, clone = tmp_path / "team" / "web", tmp_path / "clone"
+    origin.mkdir(parents=True)
+    git(origin, "init", "-q", "-b", "main")
+    git(origin, "commit", "-q", "--allow-empty", "-m", "one")
+    git(tmp_path, "clone", "-q", str(origin), str(clone))
+    commit = git(clone, "rev-parse", "HEAD")
+
+    def outcome(checked_out: str, **changed: str) -> str | None:
+        variables = requested(system, "main", fork=False, event=tmp_path / "event.json") | {
+            BASE_COMMITS[system]: checked_out,
+            "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "release",
+            "CIRCLE_REPOSITORY_URL": "git@github.com:team/web.git",
+        }
+        return Build.detect(variables | changed, str(clone)).index_branch()
+
+    assert outcome(commit) is None
+    assert outcome(commit, BUILDKITE_PULL_REQUEST_REPO="git://a.example/b/c", CIRCLE_PR_USERNAME="someone") == "pr/7"
+    assert outcome(commit, BUILDKITE_BRANCH="topic", CIRCLE_BRANCH="topic") == "topic"
+    assert outcome(COMMIT) == "pr/7"
+    git(clone, "commit", "-q", "--allow-empty", "-m", "not pushed")
+    assert outcome(git(clone, "rev-parse", "HEAD")) == "pr/7"
+    git(clone, "checkout", "-q", commit)
+    git(clone, "remote", "set-url", "origin", "https://git.example/other/web")
+    assert outcome(commit) == "pr/7"
+
+
+def test_jenkins_builds_a_branch_of_a_remote_with_another_name(tmp_path: Path) -> None:
+    hosted, clone = tmp_path / "hosted", tmp_path / "clone"
+    hosted.mkdir()
+    git(hosted, "init", "-q", "-b", "main")
+    git(hosted, "commit", "-q", "--allow-empty", "-m", "one")
+    git(tmp_path, "clone", "-q", "--origin", "upstream", str(hosted), str(clone))
+
+    def outcome(name: str) -> str | None:
+        variables = JENKINS | {"GIT_BRANCH": name, "GIT_COMMIT": git(clone, "rev-parse", "HEAD")}
+        return Build.detect(variables, str(clone)).index_branch("main")
+
+    assert outcome("upstream/main") is None
+    git(clone, "remote", "add", "origin", "https://git.example/fork/web")
+    assert outcome("upstream/main") == "upstream/main"
+    git(clone, "remote", "remove", "origin")
+    git(clone, "commit", "-q", "--allow-empty", "-m", "not pushed")
+    with pytest.raises(UsageError, match="not in upstream's main"):
+        outcome("upstream/main")
 
 
 @pytest.fixture(scope="module")
