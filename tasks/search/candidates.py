@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, repeat
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -253,8 +254,8 @@ BEYOND_WORDS = 10.0
 """The contribution of cosines and definitions to the score of a good result. It is limited to the words' contribution,
 because words have little weight in a small tree.
 """
-LINES_OF_LARGE = 64
-"""A definition with this many lines is more than a declaration."""
+DOUBLINGS_OF_LARGE = 12
+"""How often a line doubles to the size of a large definition. The parts of a partial class differ widely in size."""
 OTHER_CASE_OF_CONSTANT = 0.3
 """Factor for a definition named like a constant in another case: ``download_delay()`` is not DOWNLOAD_DELAY."""
 IMPLEMENTS = 0.25
@@ -393,7 +394,7 @@ def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
             found[at] = max(found[at], 1.0 if is_set else mention if mentions.search(text) else 0.0)
     begins = np.flatnonzero(_begins_known(candidates, np.arange(len(candidates))))
     for at, position in zip(begins.tolist(), candidates.definition[begins].tolist(), strict=True):
-        found[at] = max(found[at], _share(candidates.definitions[position], candidates.names))
+        found[at] = max(found[at], share_of_name(candidates.definitions[position], candidates.names))
     return found
 
 
@@ -428,7 +429,7 @@ def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[
     return np.asarray(first[candidates.definition[chosen].clip(-1)] == candidates.lines.number[chosen], np.bool_)
 
 
-def _share(definition: Definition, names: Sequence[str]) -> float:
+def share_of_name(definition: Definition, names: Sequence[str]) -> float:
     """Return how well a definition matches a name: less for prose, another case, nesting, few lines, an ``impl``, or a
     constructor.
     """
@@ -439,7 +440,7 @@ def _share(definition: Definition, names: Sequence[str]) -> float:
     exact = any(own[-len(parts) :] == parts for parts in named)
     in_another_case = OTHER_CASE_OF_CONSTANT if all(map(is_constant, names)) else 0.8
     whole = (1.0 if definition.is_code else 0.5) * (1.0 if exact else in_another_case)
-    size = min(1.0, (definition.last - definition.line) / LINES_OF_LARGE)
+    size = min(1.0, log2(1 + definition.last - definition.line) / DOUBLINGS_OF_LARGE)
     implements = definition.kind == "impl" or (definition.is_constructor and len(named[0]) == 1)
     return whole - 0.05 * (len(own) - len(named[0])) - 0.1 * (1 - size) - IMPLEMENTS * implements
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.tokenizer import terms
 from driftline.tasks.search import ranking
+from driftline.tasks.search.candidates import share_of_name
 from driftline.tasks.search.query_language import QueryForm, name_in, query_form
 from driftline.tasks.search.ranking import (
     WEIGHTS,
@@ -471,3 +472,10 @@ def test_windows_with_a_common_text_take_linear_time() -> None:
 
     small = max(seconds(200), 0.01)
     assert seconds(2_000) < 40 * small
+
+
+def test_of_the_parts_of_a_class_the_largest_fits_its_name_best() -> None:
+    parts = [Definition("class", "Shop.Store", 3, 3, 3 + lines) for lines in (4_000, 300, 120, 3, 0)]
+    shares = [share_of_name(part, ["Store"]) for part in parts]
+    assert shares == sorted(set(shares), reverse=True)
+    assert share_of_name(Definition("function", "Store.store", 0, 0, 4_000), ["Store"]) < shares[-1]
