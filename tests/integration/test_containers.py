@@ -29,7 +29,8 @@ def run(*command: object, environment: dict[str, str] | None = None) -> subproce
 
 
 def test_the_compose_file_is_valid() -> None:
-    done = run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", FILE)
+    files = FILE, FILE.parent / "web" / "compose.yaml"
+    done = run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
     assert done.returncode == 0, done.stdout + done.stderr
     names = set(services())
     for service in services().values():
@@ -113,6 +114,10 @@ def test_the_store_accepts_a_workspace_only_with_its_password(tmp_path: Path) ->
 def manifests(kind: str) -> dict[str, dict[str, Any]]:
     """Return the objects of a kind that ``kubectl apply --kustomize`` creates, by name."""
     kustomization = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+    keys = {"apiVersion", "kind", "namespace", "resources", "images", "configMapGenerator"}
+    assert set(kustomization) == keys, "kubectl would refuse another one"
+    named = kustomization["images"] + kustomization["configMapGenerator"]
+    assert [set(each) for each in named] == [{"name", "newName", "newTag"}, {"name", "files"}]
     files = kustomization["resources"]
     assert {path.name for path in KUBERNETES.iterdir()} == {"kustomization.yaml", "driftline.toml", *files}
     found = [each for name in files for each in yaml.safe_load_all((KUBERNETES / name).read_text())]
@@ -177,6 +182,10 @@ def test_pods_have_no_privileges() -> None:
         }, name
     for name, deployment in manifests("Deployment").items():
         pod = deployment["spec"]["template"]["spec"]
+        for resources in (container["resources"] for container in pod["containers"]):  # the schema accepts any name
+            assert {*resources["requests"], *resources.get("limits", ())} <= {"cpu", "memory", "ephemeral-storage"}, (
+                name
+            )
         assert (pod["securityContext"]["runAsNonRoot"], pod["automountServiceAccountToken"]) == (True, False), name
 
 

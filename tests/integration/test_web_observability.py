@@ -197,12 +197,25 @@ def test_the_dashboard_names_metrics_that_exist(names_of_metrics: set[str]) -> N
 
 
 def test_the_alerts_name_metrics_that_exist(names_of_metrics: set[str]) -> None:
-    (group,) = yaml.safe_load((DEPLOYMENTS / "alerts.yml").read_text())["groups"]
+    alerts = yaml.safe_load((DEPLOYMENTS / "alerts.yml").read_text())
+    (group,) = alerts["groups"]
+    assert (set(alerts), set(group)) == ({"groups"}, {"name", "rules"}), "Prometheus refuses other keys"
+    for rule in group["rules"]:
+        assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}, rule
+        assert (rule["labels"]["severity"], set(rule["annotations"])) in (
+            ("page", {"summary"}),
+            ("ticket", {"summary"}),
+        )
+        assert re.fullmatch(r"\d+[smhd]", rule["for"])
+        assert rule["expr"].count("(") == rule["expr"].count(")")
     named = set(re.findall(r"driftline_[a-z_]+", "".join(rule["expr"] for rule in group["rules"])))
     assert len(named) >= 5
     assert named <= names_of_metrics
     assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
-    (job,) = yaml.safe_load((DEPLOYMENTS / "prometheus.yml").read_text())["scrape_configs"]
+    prometheus = yaml.safe_load((DEPLOYMENTS / "prometheus.yml").read_text())
+    assert prometheus["rule_files"] == ["alerts.yml"]
+    (job,) = prometheus["scrape_configs"]
+    assert set(job) == {"job_name", "scheme", "metrics_path", "authorization", "static_configs"}
     assert set(re.findall(r'job="([^"]+)"', str(group))) == {job["job_name"]}
 
 
