@@ -568,6 +568,11 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     if table.pull_requests and not host.has_pulls:
         fix = "Remove pull_requests, or follow branches."
         raise UsageError(f"A {provider} fleet does not support pull requests", "", fix)
+    for name in sorted(host.unlisted):
+        if getattr(table, name) != type(table).model_fields[name].default:
+            raise UsageError(
+                f"A fleet of {host.name} cannot select by {name}", "", f"Remove it: {provider} lists none."
+            )
     if table.readers is not None:
         _check_readers(table.readers, host)
     selection = FleetSelection(

@@ -144,14 +144,19 @@ class FleetTable(Table):
         default=[], description="Repository globs, such as `acme/*`. Select only matching repositories."
     )
     exclude: list[Text] = Field(default=[], description="Repository globs. Exclude matching repositories.")
-    topics: list[Text] = Field(default=[], description="Select only repositories with one of these topics.")
-    archived: bool = Field(default=True, description="Whether to include archived repositories.")
+    topics: list[Text] = Field(
+        default=[], description="Select only repositories with one of these topics. Not on `bitbucket`."
+    )
+    archived: bool = Field(
+        default=True, description="Whether to include archived repositories. Not on Bitbucket Cloud."
+    )
     forks: bool = Field(default=True, description="Whether to include forks.")
     visibility: list[Visibility] = Field(
         default=[], description="Select only these: `public`, `internal`, `private`. Default: all."
     )
     max_size: PositiveInt | None = Field(
-        default=None, description="Exclude repositories larger than this many bytes, according to the host."
+        default=None,
+        description="Exclude repositories with more bytes, according to `github`, `gitea` or Bitbucket Cloud.",
     )
     token: Annotated[str, Field(pattern=r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$")] | None = Field(
         default=None, description="A reference `${NAME}` to the variable with the token, for the API and for git."

@@ -137,6 +137,13 @@ class Host:
         return api_of(self).pull_ref.format(number)
 
     @property
+    def unlisted(self) -> frozenset[str]:
+        """The settings of a fleet that select by what this host does not list, so they would have no effect."""
+        if self.provider in ("folder", "list"):
+            return frozenset({"topics", "archived", "forks", "visibility", "max_size"})
+        return api_of(self).unlisted
+
+    @property
     def has_readers(self) -> bool:
         """Whether the host lists everyone who may read a repository of the owner."""
         if self.provider in ("folder", "list") or not self.variable:
@@ -165,7 +172,7 @@ class HostApi:
     ``root`` is the URL of the API of a site, and ``targets`` the path of a listing by the kind of its owner.
     ``pulls`` is the path of the open pull requests of a repository, and ``pull_ref`` the ref of one. ``readers`` are
     the paths of the people who may read a repository; ``reader`` returns the login of an entry, "" if it may not read
-    code, or the path of a further listing.
+    code, or the path of a further listing. ``unlisted`` contains the settings of a fleet that no entry answers.
     """
 
     site: str
@@ -182,6 +189,7 @@ class HostApi:
     pull_ref: str = "refs/pull/{}/head"
     readers: tuple[str, ...] = ()
     reader: Callable[[Any], str] = str
+    unlisted: frozenset[str] = frozenset()
 
 
 def _github(item: Any) -> HostedRepository:
@@ -299,6 +307,7 @@ _API_OF: dict[str, HostApi] = {
         pull_ref="refs/merge-requests/{}/head",
         readers=("/projects/{id}/members/all?per_page=100",),
         reader=_gitlab_reader,
+        unlisted=frozenset({"max_size"}),  # the projects of a group have no statistics
     ),
     "gitea": HostApi(
         "https://gitea.com",
@@ -323,6 +332,7 @@ _API_OF: dict[str, HostApi] = {
         _embedded,
         _bitbucket_cloud,
         git_user="x-token-auth",
+        unlisted=frozenset({"topics", "archived"}),
     ),
 }
 _BITBUCKET_SERVER = HostApi(
@@ -335,6 +345,7 @@ _BITBUCKET_SERVER = HostApi(
     git_user="x-token-auth",
     clone_path="/scm",
     stamp_resolution_seconds=None,
+    unlisted=frozenset({"topics", "max_size"}),
 )
 OWNERS: Mapping[str, frozenset[str]] = {
     "github": frozenset({"org", "user", ""}),

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -18,6 +19,7 @@ import pytest
 
 import driftline
 from driftline.flows.commands.web import _access_rules, _reread
+from driftline.flows.config.driftline_toml import load_config
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs.remove import remove_source
 from driftline.flows.web import access
@@ -129,6 +131,54 @@ def test_a_failing_page_is_retried_and_a_lost_one_makes_the_listing_incomplete(a
 def test_a_redirect_on_the_same_host_is_followed(api: HostApi, git_server: GitServer) -> None:
     api.faults = [moved("")]
     assert look(api)[0].is_complete
+
+
+@pytest.mark.parametrize("fork", [False, True])
+@pytest.mark.parametrize("archived", [False, True])
+@pytest.mark.parametrize("visibility", ["public", "internal", "private"])
+def test_what_a_host_says_of_a_repository_is_read(api: HostApi, visibility: Any, archived: bool, fork: bool) -> None:
+    if visibility == "internal" and api.provider in ("cloud", "server"):
+        visibility = "private"  # which has no such level
+    api.repositories[:] = [
+        Hosted(7, "acme/app", "2024-05-06T07:08:09Z", "trunk", archived, fork, visibility, ("search", "Rust"), 2048)
+    ]
+    (found,) = look(api)[0].repositories.values()
+    assert (found.path, found.visibility, found.id.strip("{}")) == ("acme/app", visibility, "7")
+    lacking: dict[str, dict[str, Any]] = {
+        "cloud": {"archived": False, "topics": ()},
+        "server": {"fork": False, "topics": (), "branch": "", "changed": "", "size_bytes": 0},
+        "gitlab": {"size_bytes": 0},
+    }
+    expected: dict[str, Any] = {"archived": archived, "fork": fork, "topics": ("search", "Rust"), "branch": "trunk"}
+    expected |= {"changed": "2024-05-06T07:08:09Z", "size_bytes": 2 << 20} | lacking.get(api.provider, {})
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+SELECTING = {"topics": '["x"]', "archived": "false", "forks": "false", "visibility": '["public"]', "max_size": "9"}
+
+
+@pytest.mark.parametrize("setting", SELECTING)
+@pytest.mark.parametrize(
+    ("provider", "unlisted"),
+    [
+        ('"github"\norg = "acme"', set()),
+        ('"gitea"\norg = "acme"', set()),
+        ('"gitlab"\ngroup = "acme"', {"max_size"}),
+        ('"bitbucket"\norg = "acme"', {"topics", "archived"}),
+        ('"bitbucket"\nurl = "https://code.example"\norg = "acme"', {"topics", "max_size"}),
+        ('"folder"\nurl = "."', set(SELECTING)),
+        ('"list"\nrepositories = ["git+https://code.example/a/b.git"]', set(SELECTING)),
+    ],
+)
+def test_a_setting_that_a_host_cannot_answer_is_refused(
+    tmp_path: Path, provider: str, unlisted: set[str], setting: str
+) -> None:
+    file = tmp_path / "driftline.toml"
+    file.write_text(f"[[fleet]]\nprovider = {provider}\n")
+    load_config(file)
+    file.write_text(f"[[fleet]]\nprovider = {provider}\n{setting} = {SELECTING[setting]}\n")
+    with pytest.raises(UsageError, match=f"select by {setting}") if setting in unlisted else nullcontext():
+        load_config(file)
 
 
 @pytest.mark.parametrize(
