@@ -38,6 +38,7 @@ from driftline.storage.errors import (
     UsageError,
 )
 from driftline.storage.sources.commit_tree import TreeEntry
+from driftline.storage.sources.content_encoding import StoredBytes
 from driftline.storage.sources.source import FileInfo, RepositorySource, Source, open_source
 from driftline.storage.workspace.records import SourceRecord, WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
@@ -303,6 +304,9 @@ def _open(
             data = spec.source.read(path)
         except (AccessDenied, ObjectNotFound):  # the batch that reads it reports the reason
             unread.append(path)
+            continue
+        if isinstance(data, StoredBytes) and data.is_unreadable:
+            opened[path] = OpenedArchive(content_hash(data), SkipReason.CONTENT_ENCODING)
             continue
         try:
             found += members_of(path, data)

@@ -409,13 +409,14 @@ def test_objects_are_read_without_their_content_encoding(
         for step in steps:
             body = step(body)
         client.put_object(Bucket=s3_environment.bucket, Key=f"{folder}/{name}", Body=body, ContentEncoding=encoding)
-    for name, encoding in {"unknown.txt": "compress", "wrong.txt": "br"}.items():
+    for name, encoding in {"unknown.txt": "compress", "wrong.txt": "br", "unknown.tar": "compress"}.items():
         key = {"Key": f"{folder}/{name}", "ContentEncoding": encoding}
         client.put_object(Bucket=s3_environment.bucket, Body=b"\x1f\x9d\x90\0\xff" * 9, **key)
     at = ("--workspace", tmp_path / "ws")
-    (source,) = driftline("index", s3_bucket, *at, "--model", tiny_model, "--json").json["sources"]
+    (source,) = driftline("index", s3_bucket, *at, "--model", tiny_model, "--archives", "--json").json["sources"]
     reason = SkipReason.CONTENT_ENCODING.value
     assert {(each["path"], each["reason"]) for each in source["skipped"]} == {
+        ("unknown.tar", reason),
         ("unknown.txt", reason),
         ("wrong.txt", reason),
     }
