@@ -1,4 +1,4 @@
-"""Measure the run time, size and search latency of a branch, and the effect of a hundred branches on the main index.
+"""Measure the run time, size and search latency of a branch, and the effect of many branches on the main index.
 
     .venv/bin/python tests/benchmarks/branches.py
 
@@ -31,15 +31,15 @@ from tests.servers.s3_server import running_s3
 from tests.support.searches import search
 
 CHANGED_FILES = 20
-BRANCHES = 100
+BRANCHES = 30
 SOURCES = 10
 """The number of sources on branches in one search."""
-ROUNDS = 3
+ROUNDS = 2
 TURNS = 4
 
 
 def main() -> int:
-    options = measure.begin(__doc__, lines=1_000_000)
+    options = measure.begin(__doc__, lines=200_000)
     verdict = measure.Verdict(options.small)
     tree = corpus.packages(1_000 if options.small else options.lines)
     branches, rounds = (2, 1) if options.small else (BRANCHES, ROUNDS)
