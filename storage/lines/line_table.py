@@ -61,10 +61,10 @@ LINES_PER_BLOCK = 16
 up. A block has at most this many rows.
 """
 CODE_COLUMN = "block_code"
-METADATA_BYTES = 2**16
-END_BYTES_PER_ROW, PLACE_BYTES_PER_ROW = 11, 5
+METADATA_BYTES = 2**13
+END_BYTES_PER_ROW, EXACT_BYTES_PER_ROW = 14, 9
 """Sizes in a data file of the columns that every search needs: CODE_COLUMN and later columns, and for exact searches
-``entity`` and later columns. The metadata of the file follows them.
+PACK_LINE_COLUMN and later columns. The metadata of the file follows them.
 """
 PACK_COLUMN, PACK_LINE_COLUMN, GRAMS_COLUMN = "pack", "pack_line", "grams"
 SPELLED, CONTINUED = "\x1f", "\r"
@@ -94,9 +94,9 @@ def schema(dim: int) -> pa.Schema:
     Some rows have a ``pack``: their document's text from line ``pack_line`` to the next pack, exactly as decoded, with
     ``grams``, the filter over its trigrams and parts of words (packs.py).
 
-    Files hold the columns in this order. The columns that every search reads come last, next to the metadata of the
-    file, so that one read of the end of the file gets both (block_cache.py). ``grams`` are away from ``block``, so that
-    a search that needs one of them does not read the other.
+    Files hold the columns in this order; the files of earlier tables may have another. The columns that every search
+    reads come last, next to the metadata of the file, so that one read of the end of the file gets both
+    (block_cache.py). Exact searches read the end from ``pack_line`` on, ranked searches from ``block_code`` on.
     """
     return pa.schema(
         [
@@ -105,11 +105,11 @@ def schema(dim: int) -> pa.Schema:
             pa.field("vector", pa.list_(VECTOR_TYPE, dim)),
             pa.field("parent_dirs", pa.list_(pa.string())),
             pa.field("ext", pa.string()),
-            pa.field(PACK_LINE_COLUMN, pa.int32()),
-            pa.field(GRAMS_COLUMN, pa.binary(), metadata=_COMPRESSED),
             pa.field(PACK_COLUMN, pa.string(), metadata=_PACKED),
             pa.field(TEXT_COLUMN, pa.string(), metadata=_COMPRESSED),
             pa.field(CODE_COLUMN, pa.binary(), metadata=_COMPRESSED),
+            pa.field(PACK_LINE_COLUMN, pa.int32()),
+            pa.field(GRAMS_COLUMN, pa.binary(), metadata=_COMPRESSED),
             pa.field("entity", pa.string()),
             pa.field("path", pa.string()),
             pa.field("line_number", pa.int32()),

@@ -27,10 +27,10 @@ from driftline.storage.errors import CorruptFile
 from driftline.storage.lance.failures import REPAIR, with_indexes
 from driftline.storage.lance.lance_table import is_one_of
 from driftline.storage.lines.line_table import (
+    EXACT_BYTES_PER_ROW,
     GRAMS_COLUMN,
     PACK_COLUMN,
     PACK_LINE_COLUMN,
-    PLACE_BYTES_PER_ROW,
     searched_parts,
 )
 from driftline.storage.lines.regex_patterns import GRAM_BYTES, Clause, folded
@@ -275,7 +275,7 @@ def packs_of(searcher: TableSearcher) -> Packs:
 
 def _read_packs(searcher: TableSearcher) -> Packs:
     if not searcher.table.is_local:
-        searcher.table.read_ahead(searched_parts(searcher.dataset.get_fragments(), PLACE_BYTES_PER_ROW))
+        searcher.table.read_ahead(searched_parts(searcher.dataset.get_fragments(), EXACT_BYTES_PER_ROW))
     columns = ["entity", "path", "hash", PACK_LINE_COLUMN, GRAMS_COLUMN]
     # All columns in one round: by default, the others are read after the smallest one.
     rows = _scan(searcher, columns, f"{PACK_LINE_COLUMN} IS NOT NULL", late_materialization=False).combine_chunks()

@@ -65,12 +65,10 @@ DATA_END_BYTES, DATA_END_SHARE = 2**20, 0.018
 """The end of a data file, read in one request: metadata and the columns that every search needs
 (``line_table.schema``).
 """
-TEXT_SHARE, AHEAD_BYTES = 0.05, 32 * 2**20
+TEXT_SHARE, AHEAD_BYTES = 0.04, 32 * 2**20
 """Block texts take at most TEXT_SHARE of a data file, before the end that every search needs. They are read whole, up
 to AHEAD_BYTES per bucket and process, which saves this and later searches many requests.
 """
-GRAMS_SHARE = 0.009
-"""Filters of packs, needed by exact searches, take less than this share of a data file and precede the texts."""
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000
 CLIENTS_REMEMBERED = 16
@@ -377,10 +375,11 @@ class _Files:
         if any(first <= start and end <= last for (first, last), _ in (*file.coming, *file.waiting)):
             return start, end
         if len(file.blocks) == 1 and end - start < TAIL_BYTES and (size := file.size):
-            # Searches read the column before the end of a data file at many positions, starting at its beginning.
+            # Searches read a column at many positions, starting at its beginning: block texts, up to the end that is
+            # already there, or packs.
             more = file.blocks[0].start - end
             if more > TEXT_SHARE * size:
-                more = int(GRAMS_SHARE * size)
+                more = MERGED_GAP_BYTES
             if 0 < more <= self._ahead_bytes:
                 self._ahead_bytes -= more
                 return start, end + more

@@ -307,7 +307,7 @@ def copy_rows(
         paths = [path for path, donated in requested.items() if donated.branch == branch]
         table = workspace.on([branch] if branch else ()).lines(entity, fingerprint)
         try:
-            rows = table.of_documents(entity, paths)
+            rows = table.of_documents(entity, paths, columns.names)  # an earlier table may have another order
         except DriftlineError as error:  # the branch may have been deleted
             log.info("Re-embedding lines of %s: %s", entity, error)
             continue

@@ -15,17 +15,19 @@ import pytest
 
 import driftline
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
+from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspace
 from driftline.flows.search import search as served
 from driftline.flows.search import searches_table
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.lines import definition_lookup
+from driftline.storage.lines import definition_lookup, line_table
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import GRAMS_COLUMN
 from driftline.storage.lines.packs import _PACKS, LINES_BEFORE, _scan, lines_of, texts
 from driftline.storage.lines.regex_patterns import MAX_PATTERN_CHARACTERS, Pattern
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.indexing import batch, rows
 from driftline.tasks.search.exact import (
     MAX_FACET_PACKS,
     MAX_IMPORT_PACKS,
@@ -733,6 +735,40 @@ def test_a_branch_is_searched_in_its_own_state(tmp_path: Path) -> None:
     for on_branch in (find(at, regex=["^}$"], branch="topic"), find(at, "/^}$/ branch:topic")):
         assert locations(on_branch) == [("a.txt", 3)]
     assert find(at, fixed=["branch"]).results == ()
+
+
+def test_a_table_with_another_order_of_columns_is_searched_and_kept_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, at, again, copied = tmp_path / "tree", str(tmp_path / "ws"), str(tmp_path / "again"), list[str]()
+    root.mkdir()
+    (root / "app.py").write_bytes(FILES["src/app.py"])
+    today, copy_rows = line_table.schema, rows.copy_rows
+    names = random.Random(31).sample(today(1).names, len(today(1)))
+
+    def watched(*arguments: Any) -> Iterator[tuple[str, pa.Table]]:
+        for path, of_path in copy_rows(*arguments):
+            copied.append(path)
+            yield path, of_path
+
+    with monkeypatch.context() as earlier:
+        for module in (line_table, rows):
+            earlier.setattr(module, "schema", lambda dim: pa.schema([today(dim).field(name) for name in names]))
+        driftline.index(str(root), workspace=at, indexes="none")
+    monkeypatch.setattr(batch, "copy_rows", watched)
+    opened = Workspace.open(at)
+    assert opened.lines(opened.tenants()[0]).open().schema.names == names
+    (root / "new.py").write_text("def csrf_token():\n    }\n")
+    for branch in ("topic", None):  # main copies the lines of the branch
+        driftline.index(str(root), workspace=at, branch=branch, indexes="none")
+    assert copied == ["new.py"]
+    driftline.index(str(root), workspace=again, indexes="none")
+    for _ in range(2):
+        for query in ("/csrf_\\w+/", "/^}$/", "def:csrf_token", "csrf token of the request"):
+            ours, expected = ({(hit.path, hit.line) for hit in find(each, query).results} for each in (at, again))
+            assert ours == expected != set()
+        compact_workspace(CompactRequest(at))
+    assert verify_workspace(VerifyRequest(at)).findings == []
 
 
 def test_a_search_stops_reading_packs_at_its_time_limit(workspace: Workspace) -> None:
