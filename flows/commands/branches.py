@@ -51,7 +51,18 @@ def list_all(
 ) -> int:
     """List the branches: base, commit, changed documents, bytes, age."""
     if context.invoked_subcommand is not None:
+        if workspace or entity or as_json:
+            fix = f"Write: driftline branches {context.invoked_subcommand} --workspace ..."
+            raise UsageError("The options of 'driftline branches' do not apply to its commands", fix=fix)
         return DONE
+    return list_branches_of(workspace, entity, as_json)
+
+
+@branches.command("list")
+def list_branches_of(
+    workspace: WorkspaceOption = None, entity: EntityOption = None, as_json: JsonOption = False
+) -> int:
+    """List the branches: base, commit, changed documents, bytes, age."""
     opened, within = _opened(workspace, entity)
     from driftline.flows.output.terminal_reports import print_branches
     from driftline.flows.runs.branches import list_branches

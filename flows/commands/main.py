@@ -106,8 +106,8 @@ COMMANDS = {
 """The commands, and the modules in this folder that add them to ``app``."""
 _READERS = frozenset(("search", "grep", "sql", "status", "sources", "diff", "runs"))
 """Commands that only read, so there is nothing to continue after Ctrl-C."""
-_MEANT_OPTIONS = {"help": "--help", "version": "--version", "-V": "--version"}
-"""Maps commands of other programs to the options that replace them here."""
+_MEANT_OPTIONS = {"help": "--help", "version": "--version"}
+"""Options that are accepted as commands, as in git: ``driftline help search`` is ``driftline search --help``."""
 _HINTS = {("grep", "FILE"): "Specify files or folders, such as '.', or - for standard input. "}
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _STOPPED = threading.Event()
@@ -225,6 +225,10 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
     kept = ""
     before = list(_before_command(arguments))
     command = next(iter(arguments[len(before) :]), None)
+    if command in _MEANT_OPTIONS:
+        arguments = [*before, *arguments[len(before) + 1 :], _MEANT_OPTIONS[command]]
+        before = list(_before_command(arguments))
+        command = next(iter(arguments[len(before) :]), None)
     try:
         load(None if "--help" in before else command)
         _check_arguments(command, arguments)
@@ -281,14 +285,15 @@ def _usage_message(error: Any, command: str | None) -> tuple[str, str]:
     of = f"{command} " if command in COMMANDS else ""
     message, fix = error.format_message().rstrip("."), f"Try 'driftline {of}--help'."
     if (option := getattr(error, "option_name", None)) and getattr(error, "possibilities", None):
-        close = difflib.get_close_matches(option, error.possibilities, n=1)
-        message, fix = f"No such option: {option}", f"Did you mean {close[0]}? {fix}" if close else fix
+        names = {name.strip("-"): name for name in error.possibilities}  # dashes would make all options similar
+        close = difflib.get_close_matches(option.strip("-"), names, n=1, cutoff=0.7)
+        message, fix = f"No such option: {option}", f"Did you mean {names[close[0]]}? {fix}" if close else fix
     elif message.startswith("No such command"):
-        meant = _MEANT_OPTIONS.get(str(command))
-        close = [meant] if meant else difflib.get_close_matches(str(command), COMMANDS, n=1)
-        message, fix = f"No such command {command!r}", f"Did you mean {close[0]!r}? {fix}" if close else fix
-    elif message.startswith("No such option") and (meant := _MEANT_OPTIONS.get(message.split()[-1].strip("'"))):
-        fix = f"Did you mean {meant}? {fix}"
+        group, named = error.ctx.command_path.partition(" ")[2], message.split("'")[1]
+        close = difflib.get_close_matches(named, error.ctx.command.list_commands(error.ctx), n=1)
+        other = "" if group else "To search for words: driftline search WORDS. "
+        message = f"No such command {f'{group} {named}'.strip()!r}"
+        fix = f"Did you mean {f'{group} {close[0]}'.strip()!r}? {fix}" if close else f"{other}{fix}"
     elif message.startswith("Missing argument"):
         name = message.split("'")[1].rstrip(".")
         hint = _HINTS.get((str(command), name), "")
@@ -296,6 +301,9 @@ def _usage_message(error: Any, command: str | None) -> tuple[str, str]:
     elif message.startswith("Missing command"):
         fix = f"Add one of {', '.join(error.ctx.command.list_commands(error.ctx))}. {fix}"
     elif message.startswith("Got unexpected extra argument"):
+        if all(each.param_type_name == "option" for each in error.ctx.command.params):
+            given = message.rpartition("(")[2].rstrip(")")
+            return f"'{error.ctx.command_path}' takes options only, no argument {given!r}", fix
         fix = f'Quote several words, as in "two words". {fix}'
     message = re.sub(r"is not a valid int(eger)?( range)?$", "is not an integer", message.rstrip("?. "))
     return re.sub(r"is not a valid float( range)?$", "is not a number", message), fix

@@ -287,8 +287,23 @@ _WARNINGS = ("yellow", "red")
 
 def _print_done(parts: Iterable[Text | Table]) -> None:
     """Print a run's report, or only its warnings and failures if the command is quiet."""
-    warned = (part for part in parts if isinstance(part, Text) and part.style in _WARNINGS)
-    _print(warned if appearance().quiet else parts)
+    _print(_warnings(parts) if appearance().quiet else parts)
+
+
+def _warnings(parts: Iterable[Text | Table]) -> Iterator[Text]:
+    """Yield the warnings and failures of a report, indented ones below the line that names their source."""
+    about: Text | None = None
+    for part in parts:
+        if not isinstance(part, Text):
+            continue
+        is_indented, is_warning = part.plain.startswith(" "), part.style in _WARNINGS
+        if not is_indented and not is_warning:
+            about = part
+        if is_warning:
+            if is_indented and about is not None:
+                yield about
+                about = None
+            yield part
 
 
 def _print(parts: Iterable[Text | Table]) -> None:

@@ -174,6 +174,9 @@ def test_quiet_prints_only_problems_and_verbose_each_phase(
     assert "4 changed" in verbose.out
     assert any(record.getMessage().startswith("index run") for record in caplog.records)
     assert driftline("search", "parser", "-q", "--color", "always", "--workspace", tree / ".driftline").out[0] == "\x1b"
+    (tree / "picture.bin").write_bytes(bytes(9))
+    heading, reason = driftline("index", tree, "-q").out.splitlines()
+    assert (heading.split()[-1], reason) == (str(tree), "  not indexed: 1 binary")
     assert driftline("remove", "source:web", "-q", "--workspace", tree / ".driftline").out == ""
 
 

@@ -136,9 +136,13 @@ def test_no_command_says_what_to_do_where_nothing_is_indexed(nowhere: Path, caps
             ["index", ".", "--includ", "x"],
             "No such option: --includ. Did you mean --include? Try 'driftline index --help'.",
         ),
-        (["status", "two", "words"], '"two words"'),
-        (["help"], "Did you mean '--help'?"),
-        (["version"], "Did you mean '--version'?"),
+        (["sql", "two", "words"], '"two words"'),
+        (["search", "x", "--includ", "y"], "No such option: --includ. Try 'driftline search --help'."),
+        (["who", "renews", "it"], "No such command 'who'. To search for words: driftline search WORDS."),
+        (["branches", "lst"], "No such command 'branches lst'. Did you mean 'branches list'?"),
+        (["branches", "x"], "No such command 'branches x'. Try 'driftline branches --help'."),
+        (["branches", "--workspace", "x", "prune"], "Write: driftline branches prune --workspace ..."),
+        (["sources", "list"], "'driftline sources' takes options only, no argument 'list'."),
         (["memory"], "Add one of put, get, list,"),
         (["grep", "x"], "The argument FILE is missing. Specify files or folders, such as '.'"),
         (["search", "x", "--top-k", "many"], "'many' is not an integer."),
@@ -149,6 +153,24 @@ def test_wrong_use_suggests_the_nearest_right_one(
 ) -> None:
     assert cli.main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["help"], ["--help"]),
+        (["help", "search"], ["search", "--help"]),
+        (["help", "branches", "prune"], ["branches", "prune", "--help"]),
+        (["version"], ["--version"]),
+    ],
+)
+def test_help_and_version_are_commands_as_well(
+    words: list[str], option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = [(cli.main(each), capsys.readouterr().out) for each in (words, option)]
+    assert shown[0] == shown[1]
+    assert shown[0][0] == 0
+    assert shown[0][1]
 
 
 @pytest.mark.parametrize(
