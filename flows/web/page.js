@@ -326,7 +326,8 @@ function copyLinks() {
   document.addEventListener("click", async ({ target }) => {
     if (!target.matches("button.copy")) return;
     const before = target.textContent;
-    const link = target.matches(".own") ? target.parentElement.querySelector("a") : target.previousElementSibling;
+    const own = () => target.closest("h3")?.querySelector("a") ?? document.getElementById("own");
+    const link = target.matches(".own") ? own() : target.previousElementSibling;
     await navigator.clipboard.writeText(link.href);
     target.textContent = "Copied";
     setTimeout(() => (target.textContent = before), COPIED_MILLISECONDS);

@@ -465,6 +465,10 @@ def test_prose_is_laid_out_and_linked_by_line(site: Site) -> None:
     page.get_by_role("link", name="Rendered").click()
     page.wait_for_url("**/notes.md#L5")
     expect(prose.locator(".best")).to_have_text("the lease ends by itself")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == page.url.partition("#")[0]
     page.get_by_role("link", name="Source", exact=True).click()
     expect(page.locator(".document .found > .code #L1")).to_be_visible()
 
@@ -680,6 +684,27 @@ def test_a_search_without_results_suggests_wider_ones(site: Site) -> None:
     page.get_by_role("link", name="by the words alone").click()
     page.wait_for_url("**/?q=renews+zebra*")
     assert results(page).count() > 0
+
+
+def test_links_of_a_result_are_shown_while_it_is_used(site: Site) -> None:
+    page = site.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    site.browser.open(f"{site.url}?q=lease&mode=text", "notes.md")
+    heading = page.locator("article h3").first
+    links = heading.locator(".links")
+    page.mouse.move(0, 0)
+    expect(links).to_have_css("opacity", "0")
+    heading.get_by_role("link").first.focus()
+    expect(links).to_have_css("opacity", "1")
+    page.locator("#q").focus()
+    heading.locator("+ .code").hover()
+    expect(links).to_have_css("opacity", "1")
+    links.get_by_role("button", name="Copy link").click()
+    expect(links.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()").endswith(results(page).first.get_attribute("href"))
+    page.set_viewport_size({"width": 390, "height": 800})
+    expect(links.get_by_role("button").first).to_be_hidden()
+    page.set_viewport_size({"width": 1200, "height": 800})
 
 
 def test_filters_are_folded_where_there_is_no_room(site: Site) -> None:
