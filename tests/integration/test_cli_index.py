@@ -180,6 +180,19 @@ def test_quiet_prints_only_problems_and_verbose_each_phase(
     assert driftline("remove", "source:web", "-q", "--workspace", tree / ".driftline").out == ""
 
 
+def test_a_folder_after_the_words_is_said_to_be_part_of_the_query(
+    tree: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tree)
+    driftline("index", ".")
+    for folder in ("src/", "./src", str(tree / "src")):
+        said = driftline("search", "parser", folder).err.splitlines()[-1]
+        assert "is part of the query" in said
+        narrower = driftline("search", "parser", *said.split()[-2:], "--json")
+        assert narrower.json["results"], said
+    assert "is part of the query" not in driftline("search", "parser", "src").err
+
+
 def test_removing_an_unknown_source_is_a_usage_error(tree: Path, driftline: Driftline) -> None:
     driftline("index", tree)
     for entity in ("source:other", "org:acme/project:x/source:web", "nonsense", "source:..", "org:default"):
