@@ -122,7 +122,8 @@ def search(
     request = search_request(query, given | _exact_defaults(query, given, EXACT_LINES), on_this_machine=True)
     report = run_search(opened, request, config=config)
     code = show_search(report.to_dict(), as_json, partial(_print_hits, opened))
-    if len(words or ()) > 1 and "/" in (last := words[-1]) and os.path.isdir(last):  # as in: grep -r WORD FOLDER/
+    last = words[-1] if words and len(words) > 1 else ""
+    if "/" in last and os.path.isdir(last):  # as in: grep -r WORD FOLDER/
         warn(f"{last!r} is part of the query. To search below this folder only: --dir {last.rstrip('/')}")
     return code
 

@@ -694,6 +694,7 @@ def test_links_of_a_result_are_shown_while_it_is_used(site: Site) -> None:
     links = heading.locator(".links")
     page.mouse.move(0, 0)
     expect(links).to_have_css("opacity", "0")
+    expect(links).to_have_css("position", "absolute")  # takes no row of its own
     heading.get_by_role("link").first.focus()
     expect(links).to_have_css("opacity", "1")
     page.locator("#q").focus()
