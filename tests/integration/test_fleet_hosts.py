@@ -136,7 +136,9 @@ def test_a_redirect_on_the_same_host_is_followed(api: HostApi, git_server: GitSe
 @pytest.mark.parametrize("fork", [False, True])
 @pytest.mark.parametrize("archived", [False, True])
 @pytest.mark.parametrize("visibility", ["public", "internal", "private"])
-def test_what_a_host_says_of_a_repository_is_read(api: HostApi, visibility: Any, archived: bool, fork: bool) -> None:
+def test_each_entry_of_a_listing_is_read_as_the_host_means_it(
+    api: HostApi, visibility: Any, archived: bool, fork: bool
+) -> None:
     if visibility == "internal" and api.provider in ("cloud", "server"):
         visibility = "private"  # which has no such level
     api.repositories[:] = [

@@ -157,7 +157,7 @@ def test_a_pull_request_is_indexed_while_it_is_open(host: str, happens: str) -> 
         "",
     ],
 )
-def test_what_happens_to_the_repository_itself_is_left_to_the_next_sync(host: str, event: str) -> None:
+def test_renames_and_archiving_are_left_to_the_next_sync(host: str, event: str) -> None:
     for action in ("renamed", "archived", "transferred", "deleted", "privatized"):
         named = {"default_branch": "main", "archived": True}
         assert works(host, (event, {"action": action, "repository": named, "project": named}), "*") == []
