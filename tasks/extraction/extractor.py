@@ -372,9 +372,9 @@ def _is_man(data: bytes, suffix: str) -> bool:
 
 _ODF_SUFFIXES = ("odt", "ods", "odp")
 EXTRACTORS: tuple[Extractor, ...] = (
-    Extractor("docx", 5, ("docx", "docm"), _holds(rb"word/document\d*\.xml", "docx", "docm"), "office", "docx"),
-    Extractor("pptx", 5, ("pptx", "pptm"), _holds(rb"ppt/presentation\d*\.xml", "pptx", "pptm"), "office", "pptx"),
-    Extractor("xlsx", 5, ("xlsx", "xlsm"), _holds(rb"xl/workbook\d*\.xml", "xlsx", "xlsm"), "office", "xlsx"),
+    Extractor("docx", 6, ("docx", "docm"), _holds(rb"word/document\d*\.xml", "docx", "docm"), "office", "docx"),
+    Extractor("pptx", 6, ("pptx", "pptm"), _holds(rb"ppt/presentation\d*\.xml", "pptx", "pptm"), "office", "pptx"),
+    Extractor("xlsx", 6, ("xlsx", "xlsm"), _holds(rb"xl/workbook\d*\.xml", "xlsx", "xlsm"), "office", "xlsx"),
     Extractor(
         "opendocument",
         6,
@@ -384,7 +384,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
         "opendocument",
     ),
     Extractor(
-        "epub", 6, ("epub",), _says(b"epub+zip", rb"META-INF/container\.xml", "epub"), "office", "epub", needs="lxml"
+        "epub", 7, ("epub",), _says(b"epub+zip", rb"META-INF/container\.xml", "epub"), "office", "epub", needs="lxml"
     ),
     Extractor("rtf", 5, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
     Extractor("mail", 5, ("eml", "emlx"), _is_mail, "text_formats", "mail"),
@@ -406,7 +406,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
         isolated=False,
     ),
     Extractor("pdf", 6, ("pdf",), _is_pdf, "html_pdf", "pdf", needs="pypdfium2"),
-    Extractor("html", 6, _HTML_SUFFIXES, _is_html, "html_pdf", "html", needs="lxml", is_text=True),
+    Extractor("html", 7, _HTML_SUFFIXES, _is_html, "html_pdf", "html", needs="lxml", is_text=True),
     Extractor("man", 1, (), _is_man, "text_formats", "man", packed=True),
     Extractor("notebook", 3, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )

@@ -16,7 +16,7 @@ from driftline.tasks.extraction.reading_order import Piece, is_apart, is_row, is
 from driftline.tasks.text import decode
 
 _SKIPPED = frozenset((
-    "button", "canvas", "datalist", "iframe", "map", "nav", "noscript", "object", "rp", "rt",
+    "button", "canvas", "datalist", "iframe", "map", "nav", "noembed", "noframes", "noscript", "object", "rp", "rt",
     "script", "select", "style", "svg", "template", "textarea", "video", "audio",
 ))  # fmt: skip
 """Elements with no text, with the same text on each page of a site, or with the pronunciation of a word."""
@@ -42,6 +42,9 @@ _CELLS = frozenset(("td", "th"))
 _ALONE_IN_CELLS = frozenset(("p", "div"))
 """The first such element in a cell does not break the row's line."""
 _BLANKS = re.compile(r"[ \t\r\n\f\xa0]+")
+_DECLARATIONS = re.compile(r"(<!DOCTYPE[^<>\[]{0,1000})\[.{0,65536}?\]\s*>", re.DOTALL | re.IGNORECASE)
+"""A document type with declarations, which the library takes for text."""
+_PROLOGUE_CHARACTERS = 65_536
 
 
 class _HtmlLines:
@@ -160,6 +163,7 @@ def add_html(draft: Draft, data: bytes, file: str = "") -> None:
     text, reason = decode(data)
     if reason is not None:
         raise Refused(reason)
+    text = _DECLARATIONS.sub(r"\1>", text[:_PROLOGUE_CHARACTERS], count=1) + text[_PROLOGUE_CHARACTERS:]
     try:
         parser.feed(text.encode("utf-8", "replace"))
         parser.close()

@@ -168,7 +168,7 @@ class _Paragraphs(_Handler):
                 self._reads = True
             case "v":
                 self._reads = self._in_chart
-            case "strCache":
+            case "strCache" | "tx":  # a series is named by its cells, or directly
                 self._in_chart = True
             case "tab" | "ptab":
                 self._text.append("\t")
@@ -205,7 +205,7 @@ class _Paragraphs(_Handler):
                 self._end_paragraph()
                 if self._outer:
                     self._text, self._prefix = self._outer.pop()
-            case "strCache":  # each series repeats the category names
+            case "strCache" | "tx":  # each series repeats the category names
                 self._in_chart = False
                 if (names := "".join(self._text)) in self._in_charts:
                     self._text.clear()
@@ -739,6 +739,21 @@ class _Package(_Handler):
         return [posixpath.normpath(posixpath.join("/", folder, href)).lstrip("/") for href in hrefs]
 
 
+_ENCRYPTION = "META-INF/encryption.xml"
+
+
+class _Encryption(_Handler):
+    """Finds the encrypted files of a book, which may be only its fonts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        if tag == "CipherReference":
+            self.names.add(unquote(attributes.get("URI", "")).lstrip("/"))
+
+
 def epub(data: bytes) -> Extracted:
     """Return the text of a book in reading order.
 
@@ -751,6 +766,11 @@ def epub(data: bytes) -> Extracted:
         book = _Package()
         archive.parse("META-INF/container.xml", book)
         archive.parse(book.package, book)
+        encryption = _Encryption()
+        if _ENCRYPTION in archive.names:
+            archive.parse(_ENCRYPTION, encryption)
+        if not encryption.names.isdisjoint(book.chapters):
+            raise Refused(SkipReason.ENCRYPTED)
         for chapter in book.chapters:
             if chapter in archive.names:
                 file = posixpath.basename(chapter)

@@ -102,7 +102,7 @@ def test_a_page_is_read_in_the_encoding_that_it_declares(name: str, text: str) -
 )
 def test_a_template_is_source_code(data: bytes) -> None:
     reading = read_document("a.html", data)
-    assert (reading.mark, reading.extracted.text) == ("-html/6", data.decode())
+    assert (reading.mark, reading.extracted.text) == ("-html/7", data.decode())
 
 
 def test_source_code_with_markup_in_it_is_source_code() -> None:
@@ -285,6 +285,19 @@ def test_mail_has_the_subject_of_a_forwarded_mail() -> None:
 def test_the_text_of_a_page_is_what_it_shows(body: str, text: str) -> None:
     assert lines(read_document("a.html", f"<html><body>{body}</body></html>".encode())) == text.split("\n")
     assert lines(read_document("a.epub", epub(one=body))) == text.split("\n")
+
+
+@pytest.mark.parametrize("element", ["noframes", "noembed", "noscript"])
+def test_a_page_omits_its_text_for_old_browsers(element: str) -> None:
+    page = f"<html><body><p>a</p><{element}><p>See <b>b</b></p></{element}></body></html>".encode()
+    assert lines(read_document("a.html", page)) == ["a"]
+
+
+@pytest.mark.parametrize("declared", ["", '<!ENTITY nbsp "&#160;">', "<!-- don't -->\n<!ENTITY b 'x>y'>\n"])
+@pytest.mark.parametrize("public", ["", ' PUBLIC "-//W3C//DTD XHTML 1.0 Strict//EN" "http://www.w3.org/a.dtd"'])
+def test_a_page_omits_its_declarations(declared: str, public: str) -> None:
+    page = f"<?xml version='1.0'?>\n<!DOCTYPE html{public} [{declared}]>\n<html><body><p>a [b]&gt;</p></body></html>"
+    assert lines(read_document("a.xhtml", page.encode())) == ["a [b]>"]
 
 
 def test_pronunciations_and_soft_hyphens_are_left_out() -> None:
@@ -533,6 +546,13 @@ def test_a_document_type_may_not_declare_entities(declared: str, reason: SkipRea
     assert read_document("a.epub", documents.archive(parts)).reason is reason
 
 
+@pytest.mark.parametrize(("file", "reason"), [("one.xhtml", SkipReason.ENCRYPTED), ("font.otf", None)])
+def test_a_book_is_encrypted_if_a_chapter_is(file: str, reason: SkipReason | None) -> None:
+    said = f"<encryption><EncryptedData><CipherReference URI='OPS/{file}'/></EncryptedData></encryption>".encode()
+    book = documents.parts(epub(one="<p>a</p>")) | {"META-INF/encryption.xml": said}
+    assert read_document("a.epub", documents.archive(book)).reason is reason
+
+
 CHART = (
     "<c:chart xmlns:c='c' xmlns:a='a'><a:p><a:r><a:t>Herons by year</a:t></a:r></a:p>"
     + 2 * "<c:strCache><c:pt><c:v>2024</c:v></c:pt><c:pt><c:v>2025</c:v></c:pt></c:strCache>"
@@ -549,6 +569,15 @@ def test_slides_have_the_words_of_charts_and_comments() -> None:
     assert anchored(read_document("a.pptx", data)) == [
         ("slide 1", ["one", "Herons by year", "2024\t2025", "Count again"])
     ]
+
+
+@pytest.mark.parametrize("name", ["<c:v>Ruffs</c:v>", "<c:strRef><c:strCache><c:v>Ruffs</c:v></c:strCache></c:strRef>"])
+def test_the_series_of_a_chart_have_their_names(name: str) -> None:
+    series = f"<c:ser><c:tx>{name}</c:tx><c:val><c:v>7</c:v></c:val></c:ser>"
+    chart = {"ppt/charts/chart1.xml": CHART.replace("<c:numCache>", f"{series}<c:numCache>")}
+    data = with_parts(pptx("one"), ("ppt/slides/slide1.xml", "ppt/charts/chart1.xml"), chart)
+    found = lines(read_document("a.pptx", data))
+    assert (found.count("Ruffs"), "7" in found) == (1, False)
 
 
 def test_a_chart_of_a_word_document_is_read_once() -> None:
