@@ -238,7 +238,7 @@ def _is_key(match: re.Match[str]) -> bool:
 
 # -- tokens inside text --------------------------------------------------------------------------
 
-RULES_VERSION = 4
+RULES_VERSION = 5
 """Part of each document's mark in the manifest. Increment it when a rule changes: documents are then read again."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
@@ -280,6 +280,14 @@ def _is_jwt(value: str) -> bool:
         return "alg" in json.loads(base64.urlsafe_b64decode(head + "=" * (-len(head) % 4)))
     except (binascii.Error, ValueError, TypeError, RecursionError):
         return False
+
+
+def _is_jwt_in_base64(value: str) -> bool:
+    try:
+        decoded = base64.b64decode(value + "=" * (-len(value) % 4)).decode("ascii")
+    except ValueError:
+        return False
+    return decoded.count(".") == 2 and _is_jwt(decoded)
 
 
 _PLACEHOLDER = re.compile(r"[$<{%*\[]|(?:your|my|the|some|example|changeme|password|passwd|secret|xxx)", re.IGNORECASE)
@@ -343,6 +351,9 @@ _ASSIGNED = r"[\"']?[ \t]*(?:=>|:=|[:=])[ \t]*[\"']?"
 _COLON = r"(?::|%(?:25)*3[aA]|\\(?:x|u00)3[aA]|&#58;)"
 _EQUALS = r"(?:=|%(?:25)*3[dD]|\\(?:x|u00)3[dD]|&#61;)"
 _SLASH = r"(?:\\{0,8}/|%(?:25)*2[fF]|\\(?:x|u00)2[fF])"
+_BLANK = r"(?:[ \t]|%(?:25)*(?:20|09)|=(?:20|09)|\\t)"
+_DOLLAR = r"(?:\$|%(?:25)*24|\\(?:x|u00)24|&#36;)"
+_BAR = r"(?:\||%(?:25)*7[cC]|\\(?:x|u00)7[cC])"
 _QUOTES = "&quot;|&apos;"
 _ENCODED_URL = r":\\+/\\+/[^\s\\:@]*:[^\s\\@]+@|%(?:25)*3[aA]%(?:25)*2[fF]%(?:25)*2[fF][^\s%]*%(?:25)*3[aA]"
 """Signs in hints, which apply to lines as they are: as such, or escaped."""
@@ -403,6 +414,8 @@ _BY_PREFIX = (
     ("launchdarkly", r"sdk-[a-f0-9]{8}-", rf"(?:{_HEX}{{4}}-){{3}}{_HEX}{{12}}"),
     ("neon", rf"napi_{_WORD}{{24}}", rf"{_WORD}{{36,}}"),
     ("yandex", "AQVN", r"[\w-]{35,38}"),
+    ("bedrock", "ABSK", r"[A-Za-z0-9+/]{109,}={0,2}"),
+    ("settlemint", "sm_[aps]at_", rf"{_WORD}{{16}}"),
 )
 """Issuers' names, and the fixed beginning and the rest of their tokens; nothing may continue either end."""
 _SHORT = 4
@@ -413,6 +426,18 @@ def _by_prefix(name: str, prefix: str, rest: str) -> Rule:
     hint = prefix if len(prefix) > _SHORT else f"{prefix}[A-Za-z0-9_.=-]{{8}}"
     return Rule(name, hint, rf"{_STARTS}{prefix}{rest}(?![\w-])")
 
+
+_DIGITS = "(?:[MNO][DTjz][AEIMQUYcgk][w-z0-5])"
+"""Three digits in base64."""
+_CRYPT = "[./A-Za-z0-9]"
+_HASHES = (
+    rf"2[abxy]\${{1,2}}\d\d\${{1,2}}{_CRYPT}{{53}}",
+    rf"(?:apr1|1)\${{1,2}}{_CRYPT}{{1,8}}\${{1,2}}{_CRYPT}{{22}}",
+    rf"[56]\${{1,2}}(?:rounds=\d{{1,9}}\${{1,2}})?{_CRYPT}{{1,16}}\${{1,2}}(?:{_CRYPT}{{86}}|{_CRYPT}{{43}})",
+    rf"y\${{1,2}}{_CRYPT}{{2,8}}\${{1,2}}{_CRYPT}{{1,86}}\${{1,2}}{_CRYPT}{{43}}",
+    r"argon2i?d?\${1,2}v=\d+\${1,2}m=\d+,t=\d+,p=\d+\${1,2}[A-Za-z0-9+/]{11,}\${1,2}[A-Za-z0-9+/]{16,}",
+)
+"""Hashed passwords in htpasswd, shadow and databases, after the first dollar; Compose files double their dollars."""
 
 KNOWN: tuple[Rule, ...] = (
     *(_by_prefix(*each) for each in _BY_PREFIX),
@@ -497,6 +522,20 @@ KNOWN: tuple[Rule, ...] = (
     Rule("npmrc-token", "_authToken", r"[\w+/=-]{16,}", _is_random, before=rf"_authToken{_ASSIGNED}"),
     Rule("curl-password", r"(?:-u|--user)[ =]{1,8}[^\s:]{1,65}:", r"[^\s\"'@]{6,128}", _is_password,
          before=r"\bcurl\b[^\n]{0,300}?[ \t](?:-u|--user)[ =]{1,8}[\"']?[^\s:\"'@/]{1,64}:"),
+    Rule("jwt-base64", "ZXlK[A-Za-z0-9+/]{8}", rf"{_STARTS}ZXlK[A-Za-z0-9+/]{{60,}}={{0,2}}", _is_jwt_in_base64),
+    Rule("discord-bot", rf"{_DIGITS}{{5}}",
+         rf"{_STARTS}{_DIGITS}{{5,6}}[DTjzMNOAEIQUYcgkw]{{0,3}}\.[\w-]{{6}}\.[\w-]{{27,40}}(?![\w-])"),
+    Rule("facebook-app", rf"[0-9]{_BAR}[A-Za-z0-9_-]{{27}}", r"(?<!\d)\d{15,16}\|[\w-]{27,40}(?![\w-])", _is_random),
+    Rule("clickhouse", "4b1d[A-Za-z0-9]{8}", rf"{_STARTS}4b1d{_WORD}{{38}}{_ENDS}",
+         lambda value: _is_varied(value) and not set(value) <= set("0123456789abcdef")),
+    Rule("voyage", "pa-[A-Za-z0-9_-]{40}", r"(?<![\w-])pa-[\w-]{43}(?![\w-])", _is_random),
+    Rule("password-hash", rf"{_DOLLAR}(?:2[abxy]|apr1|[156y]|argon2i?d?){_DOLLAR}",
+         rf"\${{1,2}}(?:{'|'.join(_HASHES)})(?![A-Za-z0-9/])"),
+    Rule("netrc-password", rf"machine{_BLANK}{{1,8}}[A-Za-z0-9_.:-]{{1,64}}{_BLANK}{{1,8}}login{_BLANK}",
+         r"[^\s\"']{4,128}", lambda value: _varied(4)(value) and not _PLACEHOLDER.match(value),
+         before=r"\bmachine[ \t]{1,8}[\w.:-]{1,64}[ \t]{1,8}login[ \t]{1,8}[^\s,;]{1,128}[ \t]{1,8}password[ \t]{1,8}"),
+    Rule("connection-string", rf"[;?&6BbFf] ?(?i:password|pwd) ?{_EQUALS}", r"[^\s;&\"'<>,)]{6,128}", _is_password,
+         before=r"[;?&] ?(?i:password|pwd) ?= ?"),
     Rule("maxmind", "_mmk", rf"{_STARTS}{_WORD}{{6}}_{_WORD}{{29}}_mmk{_ENDS}"),
     Rule("teams-webhook", rf"webhook\.office\.com{_SLASH}", r"[\w@/-]{60,}", before=r"webhook\.office\.com/webhookb2/"),
     Rule("url-password", rf"://[^\s/:@]*:[^\s/@]+@|{_ENCODED_URL}", r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password,

@@ -33,6 +33,10 @@ const API_KEY = process.env.API_KEY_PRODUCTION
 <a href="https://hooks.slack.com/services/">Slack</a> npm_config_registry=https://registry
 secret_token_generator(name="default", rounds=20000)
 docker run -u 1000:1000 image1 and curl -u "$USER1:$TOKEN1" https://host/
+connect(user="heron", password="<password>") and ?password={0}&pwd=$PWD1;password=%s12345
+machine learning, login page, password reset; machine HOST login USER password $PASSWORD1
+$1$2$3 and $2y$ and s/(a)(b)/$1$apr1/ and spa-heron-wades-slowly-in-the-pond-of-the-village-green-today
+self.client.format.the_name_of_a_long_attribute_of_the_module and 4b1d0123456789abcdef0123456789abcdef012345
 curl http://:8080/ and test_ready_for_live_use and x.webhook.office.com/webhookb2/ID
 """.strip().split("\n")
 
@@ -72,6 +76,15 @@ def test_lines_that_only_look_like_credentials_stay(line: str) -> None:
         "aws.secretKey={:x<40}",
         'secret_key = "{:x<40}"',
         "Authorization: SSWS 00{:x<40}",
+        "jdbc:postgresql://db/birds?user=heron&password={}",
+        "Server=db;User Id=heron; Pwd = {};Encrypt=true",
+        "heron:$apr1$Xy9.k2/a${:.22}",
+        "heron:$1$Xy9.k2/a${:.22}:19000:0",
+        "heron:$6$rounds=5000$Xy9.k2/a${0}{0:.26}{0:.20}:19000",
+        "heron:$5$Xy9.k2/a${0}{0:.3}:19000",
+        "root:$y$j9T$Xy9.k2/aXy9.k2/aXy9.k2$Qw1{0}:19000",
+        "users: heron:$$2y$$05$$Aa0{0}{0:.10}",
+        "$argon2id$v=19$m=65536,t=3,p=4$c29tZXNhbHQxMjM$aB3{}",
     ],
 )
 def test_other_spellings_of_credentials_are_redacted(line: str) -> None:
