@@ -474,7 +474,7 @@ def test_windows_with_a_common_text_take_linear_time() -> None:
     assert seconds(2_000) < 40 * small
 
 
-def test_of_the_parts_of_a_class_the_largest_fits_its_name_best() -> None:
+def test_the_largest_part_of_a_class_fits_its_name_best() -> None:
     parts = [Definition("class", "Shop.Store", 3, 3, 3 + lines) for lines in (4_000, 300, 120, 3, 0)]
     shares = [share_of_name(part, ["Store"]) for part in parts]
     assert shares == sorted(set(shares), reverse=True)
