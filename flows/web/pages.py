@@ -132,7 +132,7 @@ def search_page(
         request,
         report=report,
         files=_by_file(question, branch, hits, folders) if question is not None else (),
-        count=_count(report) if report is not None else "",
+        count=_count(report) + ("" if report.exact else _matching(request, counted, hits)) if report else "",
         names=short_names({hit.source for hit in hits}),
         branches=others[:MAX_FACETS],
         complete=counted.complete,
@@ -162,6 +162,20 @@ def _count(report: SearchReport, unit: str = "result") -> str:
     if exact.documents and not exact.lines:
         return f"{shown} of {files}{more}"
     return f"{shown} of {exact.lines:,}{more} in {files}"
+
+
+def _matching(request: SearchRequest, counted: Facets, hits: Sequence[Hit]) -> str:
+    """Format how many files match, if more than those of ``hits``.
+
+    Examples:
+        >>> _matching(SearchRequest("lease"), Facets({"tests": {"false": 38, "true": 25}}), ())
+        ' · 63 files match'
+    """
+    tests = counted.counts.get("tests", {})
+    files = tests.get("false", 0) + (tests.get("true", 0) if request.tests else 0)
+    if files <= len({(hit.source, hit.path) for hit in hits}):
+        return ""
+    return f" · {files:,}{'' if counted.complete else '+'} files match"
 
 
 MAX_TERMS = 50

@@ -23,6 +23,7 @@ from driftline.flows.web.api import Reader
 from driftline.flows.web.pages import DocumentView, document_page, search_page
 from driftline.flows.web.server import web_server
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.facets import Facets
 from driftline.tasks.search.hits import ExactCounts, Hit, SearchReport
 from driftline.tasks.search.request import SearchRequest
 from tests.servers.axe import SCRIPT as AXE
@@ -519,6 +520,20 @@ def test_a_result_begins_with_its_definition_and_has_links_to_copy() -> None:
     page = search_page(SearchRequest("renew"), SearchReport("renew", (hit,))).decode()
     assert re.findall(r"<div(?: class=\"best\")?><span>(\d+)</span>", page) == [str(line) for line in range(3, 13)]
     assert re.findall(r"<button type=\"button\" class=\"copy.*?>(.*?)<", page) == ["Copy link", "Copy permalink"]
+
+
+@pytest.mark.parametrize(
+    ("tests", "counts", "complete", "status"),
+    [
+        (True, {"false": 38, "true": 25}, True, "1 result · 63 files match<"),
+        (False, {"false": 38, "true": 25}, False, "1 result · 38+ files match<"),
+        (True, {"false": 1}, True, "1 result<"),
+        (True, {}, True, "1 result<"),
+    ],
+)
+def test_a_page_says_how_many_files_match(tests: bool, counts: dict[str, int], complete: bool, status: str) -> None:
+    report = SearchReport("lease", (HIT,), facets=Facets({"tests": counts}, complete))
+    assert f'role="status">{status}' in search_page(SearchRequest("lease", tests=tests), report).decode()
 
 
 def test_a_page_shows_more_results_on_request() -> None:
