@@ -60,6 +60,12 @@ BATCH_ROWS = 65_536
 RESULT_ROWS = 2_048
 """Maximum number of rows per batch of a result, so that callers can stop before a large one is in memory."""
 _OUT_OF_MEMORY = ("Out of Memory", "bad_alloc", "bad allocation", "Cannot allocate memory")
+_FIXES = {
+    "Catalog Error: Table": "SHOW TABLES lists the views.",
+    "Binder Error": "DESCRIBE a view to see its columns.",
+    "Permission Error": "A query can only read the views.",
+}
+"""What to do about DuckDB's errors that suggest no name."""
 MAX_SCANS = 200
 """Number of recorded runs that are searched for the last complete scan of each source."""
 
@@ -147,8 +153,11 @@ class Limits:
             return self.too_slow()
         if isinstance(error, MemoryError) or any(each in text for each in _OUT_OF_MEMORY):
             return self.too_large()
-        what = text.partition("\n\nLINE")[0].rstrip(".! \n")
-        return UsageError("Cannot run the query", what, "DESCRIBE a view to see its columns.")
+        what, did_you_mean, name = text.partition("\n\nLINE")[0].partition("Did you mean ")
+        fix = f"{did_you_mean}{name.strip()}" or next(
+            (fix for start, fix in _FIXES.items() if text.startswith(start)), ""
+        )
+        return UsageError("Cannot run the query", what.rstrip(".! \n"), fix)
 
 
 @dataclass(frozen=True, slots=True)

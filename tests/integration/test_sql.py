@@ -329,6 +329,24 @@ def test_an_attack_is_a_usage_error_and_touches_no_file(workspace: Workspace, at
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
 
 
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("SELECT * FROM documets", 'Did you mean "documents"?'),
+        ("SELECT lenght(path) FROM documents", 'Did you mean "length"?'),
+        ("SELECT nosuch FROM documents", "DESCRIBE a view to see its columns."),
+        ("SELECT * FROM read_text('/etc/hostname')", "A query can only read the views."),
+        ("SELECT * FRO documents", ""),
+    ],
+)
+def test_an_error_suggests_what_helps(workspace: Workspace, text: str, fix: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        dl.sql(workspace, text)
+    assert refused.value.fix == fix
+    assert "??" not in str(refused.value)
+    assert "?." not in str(refused.value)
+
+
 def test_no_query_changes_settings(workspace: Workspace) -> None:
     names = ("enable_external_access", "lock_configuration", "autoload_known_extensions", "temp_directory")
     listed = ", ".join(f"current_setting('{name}')" for name in names)
