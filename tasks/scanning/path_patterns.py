@@ -286,7 +286,7 @@ def _check(pattern: str, opposite: str, root: str | None) -> None:
         if nearest == pattern:  # one of several alternatives, such as an empty one
             raise _invalid(pattern, "One of its alternatives matches nothing: leave it out.")
     if nearest:
-        raise _invalid(pattern, f"It matches nothing: use {nearest!r}.")
+        raise _invalid(pattern, f"It matches nothing: use '{nearest}'.")
 
 
 def _invalid(pattern: str, fix: str) -> UsageError:

@@ -374,7 +374,7 @@ def test_few_paths_match_as_many_do(lines: list[str], flags: str, descendants: b
 
 
 REFUSED = {
-    "": "'*'", "# x": r"\\# x", "!a": "--include 'a'", "[": r"\\[", "a\\": "'a'", "./src/*.py": "'/src/*.py'",
+    "": "'*'", "# x": r"\# x", "!a": "--include 'a'", "[": r"\[", "a\\": "'a'", "./src/*.py": "'/src/*.py'",
     "a//b": "'a/b'", "../x": "", "~/x": "", "s3://bucket/x": "", "*.{ts,tsx": "'*.{ts,tsx}'",
     "*.{ts, tsx}": "'*.{ts,tsx}'", "/home/me/project/src/*.py": "'/src/*.py'", "gr\udcf6": "",
 }  # fmt: skip
