@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.ports import free_port
 from tests.support.documents import HERONS
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -107,20 +108,24 @@ def environment(origin: Path, s3_server: Any) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def served(origin: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """A server of a small workspace at the address used in the pages."""
+def served(origin: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """The address of a server of a small workspace, which replaces SERVED: that port may be in use."""
     workspace = str(origin.parent / "served")
     command = [sys.executable, "-m", "driftline"]
     run([*command, "index", str(origin / "storage"), "--workspace", workspace], origin, environment)
-    web = [*command, "web", "--workspace", workspace, "--port", SERVED.rpartition(":")[2]]
+    address = f"http://127.0.0.1:{(port := free_port())}"
+    web = [*command, "web", "--workspace", workspace, "--port", str(port)]
     with subprocess.Popen(web, cwd=origin, env=dict(environment), stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
-            assert any("serving" in line for line in server.stderr), "the web server did not start"
+            printed = ""
+            while "serving" not in printed and (line := server.stderr.readline()):
+                printed += line
+            assert "serving" in printed, printed
             urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-                f"{SERVED}/readyz", timeout=PATIENCE_SECONDS
+                f"{address}/readyz", timeout=PATIENCE_SECONDS
             ).close()
-            yield
+            yield address
         finally:
             server.kill()
 
@@ -143,7 +148,7 @@ def test_the_commands_of_a_page_work(
 ) -> None:
     folder = clone(page)
     if SERVED in code:
-        request.getfixturevalue("served")
+        code = code.replace(SERVED, request.getfixturevalue("served"))
     if language == "python":
         script = folder.parent / "example.py"
         script.write_text(code)
