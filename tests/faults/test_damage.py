@@ -16,7 +16,7 @@ from driftline.storage.lance.failures import read_fragments
 from driftline.storage.lance.reader_process import ProcessDied, run_in_worker
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.line_check import changed_documents
+from driftline.tasks.maintenance.verification import changed_documents
 from tests.faults.damage import ABORTED, COLUMNS, COMMANDS, KINDS, Example, cells, values_of
 from tests.support.effort import examples
 
