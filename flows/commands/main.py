@@ -101,7 +101,7 @@ COMMANDS = {
     "report": "status",
     "memory": "memory",
     "token": "token",
-    "trust": "trust",
+    "trust": "token",
 }
 """The commands, and the modules in this folder that add them to ``app``."""
 _READERS = frozenset(("search", "grep", "sql", "status", "sources", "diff", "runs"))
