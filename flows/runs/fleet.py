@@ -28,10 +28,9 @@ from driftline.flows.output.run_reports import (
     SyncReport,
 )
 from driftline.flows.runs.branches import delete_branch
-from driftline.flows.runs.deletion_limit import DeletionLimit
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import settings_of_all
-from driftline.flows.runs.remove import remove_source
+from driftline.flows.runs.remove import DeletionLimit, remove_source
 from driftline.storage.entities import Entity, entity_of, normalized_name
 from driftline.storage.errors import (
     AccessDenied,

@@ -26,7 +26,6 @@ from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.output.progress import EarlyProgress, NullProgress, Progress, run_stage
 from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs.branches import enter_branch, leave_branch
-from driftline.flows.runs.deletion_limit import DeletionLimit
 from driftline.flows.runs.executors import Executor, SegmentBuilds, build_on, open_executor
 from driftline.flows.runs.plan import (
     RECORDED,
@@ -37,7 +36,7 @@ from driftline.flows.runs.plan import (
     plan_source,
     restricted_repositories,
 )
-from driftline.flows.runs.remove import remove_documents, remove_source
+from driftline.flows.runs.remove import DeletionLimit, remove_documents, remove_source
 from driftline.flows.runs.source_group import run_all
 from driftline.flows.runs.source_run import COMMIT_SECONDS
 from driftline.storage.deltas.manifest import totals

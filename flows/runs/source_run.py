@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 
 from driftline.flows.output.progress import Progress, run_stage
 from driftline.flows.output.run_reports import TOTALS, SourceReport, SourceTally
-from driftline.flows.runs.deletion_limit import DeletionLimit, count_missing, missing_documents, unexplained_deletions
 from driftline.flows.runs.executors import Executor, SegmentBuilds
 from driftline.flows.runs.plan import IndexPlan, SourcePlan
+from driftline.flows.runs.remove import DeletionLimit, count_missing, missing_documents, unexplained_deletions
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS
 from driftline.storage.deltas.manifest import SCHEMA, Manifest, revision, should_fold, totals
 from driftline.storage.documents import INSIDE, DocumentState, SkipReason, container_of

@@ -118,7 +118,7 @@ def test_an_index_run_can_scan_only_changed_paths(
 def test_many_deletions_of_one_commit_are_judged_by_the_whole_source(
     ci: Driftline, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.flows.runs.deletion_limit.GUARDED_DOCUMENTS", 0)
+    monkeypatch.setattr("driftline.flows.runs.remove.GUARDED_DOCUMENTS", 0)
     source_of(ci("--json"))
     (repository / "src" / "a.py").unlink()
     commit(repository)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from driftline.flows.runs.deletion_limit import DeletionLimit, count_missing, missing_documents, unexplained_deletions
+from driftline.flows.runs.remove import DeletionLimit, count_missing, missing_documents, unexplained_deletions
 from driftline.tasks.scanning.diff import CHANGE_SCHEMA, DELETED_SCHEMA, SKIPPED_SCHEMA, Diff
 from driftline.tasks.scanning.overlap import Claim
 from driftline.tasks.scanning.path_patterns import Rules
