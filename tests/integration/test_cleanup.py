@@ -303,6 +303,7 @@ import sys
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
+from driftline.storage.lines.commit_marker import SourceCommit
 from tests.support.leftovers import ENTITY, Corner
 
 corner = Corner(None, None, sys.argv[1])
