@@ -531,24 +531,10 @@ def _fleets(tables: Sequence[FleetTable], file: Path) -> list[ConfiguredFleet]:
 
 def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     from driftline.storage.sources.discovery import FleetSelection
-    from driftline.storage.sources.hosts import OWNERS, Host
+    from driftline.storage.sources.hosts import LOCAL_PROVIDERS, Host
 
     provider = table.provider
-    owners = {kind: name for kind in ("org", "group", "user") if (name := getattr(table, kind)) is not None}
-    known = OWNERS[provider]
-    if len(owners) > 1 or not set(owners) <= known:
-        kinds = ", ".join(sorted(known - {""})) or "none"
-        raise UsageError(f"A {provider} fleet has more than one owner", ", ".join(owners), f"Keep one of: {kinds}.")
-    is_local = provider in ("folder", "list")
-    if (table.repositories and provider != "list") or (is_local and not table.url and not table.repositories):
-        what = {"folder": "requires a folder as its url", "list": "requires repositories, or a file as its url"}
-        raise UsageError(f"A fleet of {provider} {what.get(provider, 'does not accept a list of repositories')}")
-    if is_local and table.token:
-        fix = "Use git+https://${NAME}@host/path.git in the list."
-        raise UsageError(f"A {provider} fleet does not accept a token", "", fix)
-    for uri in table.repositories:
-        check_uri(without_reference(uri), "")
-        parse_remote(uri)
+    (kind, owner), is_local = _checked_owner(table), provider in LOCAL_PROVIDERS
     url = table.url or ""
     if url and is_local:
         url = absolute_uri(url, file.parent)
@@ -556,7 +542,6 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
         raise UsageError("Not a valid host URL", "", "Use https://git.example.com, without user or query.")
     template = table.entity or (TEMPLATE if not is_local else f"{INDEX_LEVELS[-1]}:{{name}}")
     check_template(template)
-    kind, owner = next(iter(owners.items()), ("", ""))
     host = Host(
         provider,
         url.rstrip("/"),
@@ -593,6 +578,29 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
     return ConfiguredFleet(
         named.name or "", host, selection, template, *files, table.grace_days, moment, *readers, elsewhere
     )
+
+
+def _checked_owner(table: FleetTable) -> tuple[str, str]:
+    """Return the kind and name of a fleet's owner, if any. Raises UsageError for settings that its provider lacks."""
+    from driftline.storage.sources.hosts import LOCAL_PROVIDERS, OWNERS
+
+    provider = table.provider
+    owners = {kind: name for kind in ("org", "group", "user") if (name := getattr(table, kind)) is not None}
+    known = OWNERS[provider]
+    if len(owners) > 1 or not set(owners) <= known:
+        kinds = ", ".join(sorted(known - {""})) or "none"
+        raise UsageError(f"A {provider} fleet has more than one owner", ", ".join(owners), f"Keep one of: {kinds}.")
+    is_local = provider in LOCAL_PROVIDERS
+    if (table.repositories and provider != "list") or (is_local and not table.url and not table.repositories):
+        what = {"folder": "requires a folder as its url", "list": "requires repositories, or a file as its url"}
+        raise UsageError(f"A fleet of {provider} {what.get(provider, 'does not accept a list of repositories')}")
+    if is_local and table.token:
+        fix = "Use git+https://${NAME}@host/path.git in the list."
+        raise UsageError(f"A {provider} fleet does not accept a token", "", fix)
+    for uri in table.repositories:
+        check_uri(without_reference(uri), "")
+        parse_remote(uri)
+    return next(iter(owners.items()), ("", ""))
 
 
 def _check_readers(spelling: str, host: Host) -> None:

@@ -24,6 +24,8 @@ READER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}|/teams/\d+/members\?limi
 """A login, or the listing of a team."""
 _GITLAB_REPORTER = 20
 """The lowest access level that may read the code of a private project."""
+LOCAL_PROVIDERS = ("folder", "list")
+"""The providers that are read from this machine, without a host's API."""
 _NEXT = re.compile(r'<([^>]*)>\s*(?:;[^,<]*)?;\s*rel="?next"?')
 
 
@@ -81,7 +83,7 @@ class Host:
         """A human-readable name, such as ``github.com/acme``."""
         if self.provider == "list" and not self.url:
             return "list"
-        base = self.url if self.provider in ("folder", "list") else self.site.partition("://")[2]
+        base = self.url if self.provider in LOCAL_PROVIDERS else self.site.partition("://")[2]
         return f"{base}/{self.owner}" if self.owner else base
 
     def token(self, environ: Mapping[str, str]) -> str:
@@ -117,7 +119,7 @@ class Host:
 
     def references(self) -> dict[str, str]:
         """Return the reference to the token, ``user:${NAME}``, by the start of the URIs that it is for."""
-        if not self.variable or self.provider in ("folder", "list"):
+        if not self.variable or self.provider in LOCAL_PROVIDERS:
             return {}
         api = api_of(self)
         start = f"git+{self.site}{api.clone_path}/"
@@ -130,7 +132,7 @@ class Host:
     @property
     def has_pulls(self) -> bool:
         """Whether the host lists a repository's open pull requests."""
-        return self.provider not in ("folder", "list") and bool(api_of(self).pulls)
+        return self.provider not in LOCAL_PROVIDERS and bool(api_of(self).pulls)
 
     def pull_ref(self, number: int) -> str:
         """Return a pull request's ref."""
@@ -139,21 +141,21 @@ class Host:
     @property
     def unlisted(self) -> frozenset[str]:
         """The settings of a fleet that select by what this host does not list, so they would have no effect."""
-        if self.provider in ("folder", "list"):
+        if self.provider in LOCAL_PROVIDERS:
             return frozenset({"topics", "archived", "forks", "visibility", "max_size"})
         return api_of(self).unlisted
 
     @property
     def has_readers(self) -> bool:
         """Whether the host lists everyone who may read a repository of the owner."""
-        if self.provider in ("folder", "list") or not self.variable:
+        if self.provider in LOCAL_PROVIDERS or not self.variable:
             return False
         return bool(api_of(self).readers) and (self.provider != "gitea" or self.owner_kind == "org")
 
     @property
     def stamp_resolution_seconds(self) -> float | None:
         """Seconds after a push until another push is sure to change ``Repository.changed``, or None if none is."""
-        return None if self.provider in ("folder", "list") else api_of(self).stamp_resolution_seconds
+        return None if self.provider in LOCAL_PROVIDERS else api_of(self).stamp_resolution_seconds
 
 
 @dataclass(frozen=True, slots=True)
