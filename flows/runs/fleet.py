@@ -7,13 +7,11 @@ listing, or one git request, but no run.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import Any, Self
 
 from driftline.flows.config.driftline_toml import Configuration, ConfiguredFleet
@@ -23,23 +21,20 @@ from driftline.flows.output.run_reports import (
     BranchToIndex,
     FleetReport,
     FleetsReport,
-    ListingReport,
     RepositoryReport,
     SyncReport,
 )
 from driftline.flows.runs.branches import delete_branch
+from driftline.flows.runs.fleet_part import FleetPart, source_of
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import settings_of_all
 from driftline.flows.runs.remove import DeletionLimit, remove_source
 from driftline.storage.entities import Entity, entity_of, normalized_name
 from driftline.storage.errors import (
-    AccessDenied,
     BadEntity,
     DriftlineError,
     LeaseHeld,
     SourceConflict,
-    SourceNotFound,
-    StorageError,
     UsageError,
     WorkspaceNotFound,
 )
@@ -48,24 +43,20 @@ from driftline.storage.leases.lease import Lease
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.option_table import given_values
-from driftline.storage.sources.discovery import HostListing, HostWaits, discover, open_pulls, readers_of
-from driftline.storage.sources.mirror import REDIRECTS, current_branches, current_commit, parse_remote, with_ref
-from driftline.storage.workspace.branch_cuts import check_name
+from driftline.storage.sources.discovery import HostWaits, discover, open_pulls, readers_of
+from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.workspace.fleet_state import (
     FleetRecord,
-    KnownBranch,
     KnownReaders,
     KnownRepository,
     entities_in_use,
     fleet_lease,
     read_fleets,
     reconcile,
-    stable_stamp,
     to_retire,
     write_fleets,
 )
 from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.git.commits import branch_named, index_name
 
 CONCURRENT_LOOKUPS = 8
 """Number of repositories whose commit is looked up concurrently: each needs a git process, which mostly waits."""
@@ -111,105 +102,6 @@ class FleetRequest:
         return self.configuration.fleets
 
 
-@dataclass(slots=True)
-class FleetPart:
-    """One fleet during a sync: its host's listing, and the state of its repositories.
-
-    ``of_run`` is a hash of the run's settings, and ``refused`` lists refused deletions.
-    """
-
-    fleet: ConfiguredFleet
-    before: FleetRecord
-    listing: HostListing
-    repositories: dict[str, KnownRepository]
-    of_run: str = ""
-    asked: int = 0
-    retired: dict[str, KnownRepository] = field(default_factory=dict)
-    refused: list[DriftlineError] = field(default_factory=list)
-
-    @property
-    def settings(self) -> str:
-        """A hash of all that determines what of a repository is indexed: the fleet's and the run's settings, the model,
-        and the release.
-        """
-        rules = json.dumps([self.fleet.include, self.fleet.exclude, self.of_run])
-        return hashlib.blake2b(rules.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-
-    @property
-    def problems(self) -> list[str]:
-        """The reasons for incomplete listings, also of pull requests and readers, and the refused deletions."""
-        found = [str(error) for error in (self.listing.failure, *self.refused) if error is not None]
-        known = self.repositories.values()
-        for what, of in (("pull requests", "pulls_problem"), ("readers", "readers_problem")):
-            if unlisted := sum(bool(getattr(repository, of)) for repository in known):
-                found.append(f"the {what} of {unlisted:,} repositories cannot be listed")
-        return found + list(dict.fromkeys(self.listing.problems))
-
-    def is_present(self, identifier: str) -> bool:
-        return identifier in self.listing.repositories
-
-    def selected(self) -> Iterator[tuple[str, KnownRepository]]:
-        """Yield the listed repositories that are not excluded and have an entity, with their ids."""
-        for identifier, repository in self.repositories.items():
-            if self.is_present(identifier) and not repository.excluded and repository.entity:
-                yield identifier, repository
-
-    def current(self, repository: KnownRepository) -> KnownRepository:
-        """Return the current state of a repository that this sync may have replaced."""
-        return self.repositories[repository.listed.id]
-
-    def replace(self, repository: KnownRepository) -> None:
-        """Replace the state of a repository."""
-        self.repositories[repository.listed.id] = repository
-
-    def source(self, repository: KnownRepository) -> SourceRequest:
-        """Return the repository as a source of an index run at its commit."""
-        found = _source(self.fleet, repository)
-        return replace(found, commit=repository.commit, rebind=bool(repository.uris))
-
-    def source_uri(self, repository: KnownRepository) -> str:
-        """Return the source's URI in the workspace, which has no credentials."""
-        return self.fleet.host.remote(repository.listed).uri
-
-    def record(self, now: datetime) -> FleetRecord:
-        """Return the state to save."""
-        is_listed = self.listing.failure is None
-        return FleetRecord(
-            repositories=self.repositories,
-            pages=tuple(self.listing.pages) if self.listing.is_complete else (),
-            listed_at=now if is_listed else self.before.listed_at,
-            problem="; ".join(self.problems),
-        )
-
-    def report(self, now: datetime) -> FleetReport:
-        """Return the fleet and its repositories as they are now; the retired ones come last."""
-        by_path, before = sorted(self.repositories.values(), key=lambda repository: repository.listed.path), self.before
-        rows = [
-            RepositoryReport.of(repository, now, before.repositories.get(repository.listed.id))
-            for repository in by_path
-        ]
-        rows += [
-            RepositoryReport.of(repository, now, before.repositories.get(repository.listed.id), "retired")
-            for repository in self.retired.values()
-        ]
-        listing = ListingReport(
-            found=len(self.listing.repositories),
-            complete=self.listing.is_complete,
-            requests=self.listing.requests,
-            unchanged_pages=self.listing.unchanged_pages,
-            waited_seconds=self.listing.limit.seconds,
-            asked=self.asked,
-        )
-        return FleetReport(self.fleet.name, self.fleet.host.provider, tuple(self.problems), tuple(rows), listing)
-
-
-def _source(fleet: ConfiguredFleet, repository: KnownRepository) -> SourceRequest:
-    provider = fleet.host.provider
-    link = provider if provider in ("github", "gitlab", "gitea") else None
-    uri = fleet.host.uri(repository.listed)
-    return SourceRequest(uri, repository.entity, fleet.include, fleet.exclude, link=link)
-
-
 def sources_of_fleets(configuration: Configuration) -> dict[str, tuple[SourceRequest, ...]]:
     """Return each fleet's repositories as of the last sync, as sources, keyed by fleet name.
 
@@ -227,7 +119,7 @@ def sources_of_fleets(configuration: Configuration) -> dict[str, tuple[SourceReq
             for repository in there
             if repository.entity and not repository.excluded and repository.missed_since is None
         )
-        found[fleet.name] = tuple(_source(fleet, repository) for repository in present)
+        found[fleet.name] = tuple(source_of(fleet, repository) for repository in present)
     return found
 
 
@@ -434,7 +326,7 @@ class _Sync:
             )
         ]
         self.progress.phase(f"looking up the commits of {len(due):,} repositories")
-        _replace_repositories(due, lambda part, repository: _at_current_commit(part, repository, now))
+        _replace_repositories(due, lambda part, repository: part.at_current_commit(repository, now))
         for part, _ in due:
             part.asked += 1
 
@@ -578,7 +470,7 @@ class _Sync:
         sources = tuple(part.source(part.current(repository)) for part, repository in planned.values())
         run_id, failed = self.run_index(sources)
         for uri, (part, repository) in planned.items():
-            part.replace(_after_run(part, part.current(repository), uri, failed.get(uri), self.now()))
+            part.replace(part.after_run(part.current(repository), uri, failed.get(uri), self.now()))
         return run_id
 
     def run_index(
@@ -617,7 +509,7 @@ class _Sync:
         by_name: dict[str, dict[str, tuple[FleetPart, KnownRepository]]] = defaultdict(dict)
         for part, repository, name in self.changed_branches():
             if repository.branches[name].commit:
-                uri = _without_credentials(_at_branch(part, repository, name).uri)
+                uri = _without_credentials(part.at_branch(repository, name).uri)
                 by_name[name][uri] = part, repository
         for part in self.parts:
             for repository in [*part.repositories.values()]:
@@ -629,7 +521,7 @@ class _Sync:
         if by_name:
             self.save()
         for name, members in sorted(by_name.items()):
-            sources = tuple(_at_branch(part, part.current(repository), name) for part, repository in members.values())
+            sources = tuple(part.at_branch(part.current(repository), name) for part, repository in members.values())
             try:
                 run_id, failed = self.run_index(sources, name)
                 run_ids.append(run_id)
@@ -675,7 +567,7 @@ class _Sync:
             if not part.listing.is_complete:
                 continue
             doomed = to_retire(part.repositories, now, timedelta(days=part.fleet.grace_days))
-            doomed = [identifier for identifier in doomed if _is_gone(part, identifier)]
+            doomed = [identifier for identifier in doomed if part.is_gone(identifier)]
             known = sum(bool(repository.indexed) for repository in part.repositories.values())
             refused = self.request.limit.refusal(len(doomed), known, "repositories", part.fleet.name)
             if refused is not None:
@@ -706,22 +598,6 @@ class _Sync:
         )
 
 
-def _at_current_commit(part: FleetPart, repository: KnownRepository, now: datetime) -> KnownRepository:
-    """Return the repository with the commits of its default branch and of the followed branches, as of ``now``."""
-    branches = dict[str, str]()
-    try:
-        remote = part.fleet.host.remote(repository.listed)
-        if part.fleet.branches:
-            commit, branches = current_branches(remote)
-        else:
-            commit = current_commit(remote)
-    except DriftlineError as error:
-        return repository.failed(error, now)
-    stamp = stable_stamp(part.fleet.host, part.listing, repository.listed)
-    found = repository.at_commit(commit, now, part.settings, stamp=stamp)
-    return found.with_branches(*_selected(part, repository, branches), part.fleet.branches) if commit else found
-
-
 def _replace_repositories(
     due: Sequence[tuple[FleetPart, str]], look_up: Callable[[FleetPart, KnownRepository], KnownRepository]
 ) -> None:
@@ -731,45 +607,9 @@ def _replace_repositories(
         part.repositories[identifier] = repository
 
 
-def _selected(
-    part: FleetPart, repository: KnownRepository, branches: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the commits of followed branches, keyed by index branch name, and why other branches are skipped.
-
-    Git allows branch names that a URI cannot contain, and bots use them, so skipping them is not a failure.
-    """
-    found, skipped = dict[str, str](), dict[str, str]()
-    for branch, commit in branches.items():
-        if any(fnmatchcase(branch, glob) for glob in part.fleet.branches):
-            try:
-                check_name(branch)
-                _at_branch(part, repository, index_name(branch))
-            except UsageError as error:
-                skipped[branch] = error.what
-            else:
-                found[index_name(branch)] = commit
-    return found, skipped
-
-
-def _at_branch(part: FleetPart, repository: KnownRepository, name: str) -> SourceRequest:
-    """Return the source at an index branch. Raises UsageError if a URI cannot contain the branch name."""
-    source, known = part.source(repository), repository.branches.get(name, KnownBranch())
-    ref = part.fleet.host.pull_ref(known.pull) if known.pull else f"refs/heads/{branch_named(name)}"
-    uri = with_ref(source.uri, ref)
-    return replace(source, uri=uri, commit=known.commit)
-
-
 def _without_credentials(uri: str) -> str:
     remote = parse_remote(uri)
     return remote.uri if remote is not None else uri
-
-
-def _after_run(
-    part: FleetPart, repository: KnownRepository, uri: str, error: DriftlineError | None, now: datetime
-) -> KnownRepository:
-    if error is None:
-        return repository.indexed_at_commit(uri, now, part.settings)
-    return repository if isinstance(error, LeaseHeld) else repository.failed(error, now)
 
 
 def _conflict(
@@ -817,26 +657,3 @@ def _detach(workspace: Workspace, entity: str, uri: str, request: FleetRequest) 
     except LeaseHeld:
         return False
     return True
-
-
-def _is_gone(part: FleetPart, identifier: str) -> bool:
-    """Return whether an unlisted repository is gone; if not, record why it is kept."""
-    repository = part.repositories[identifier]
-    if repository.excluded:
-        return True
-    try:
-        listed = part.listing.repositories.values()
-        if any(other.path == repository.listed.path and other.id != identifier for other in listed):
-            return True  # the repository that now has this URL would respond
-        commit = current_commit(part.fleet.host.remote(repository.listed))
-    except (SourceNotFound, AccessDenied):
-        return True
-    except (StorageError, UsageError) as error:
-        if error.what == REDIRECTS:
-            return True
-        part.repositories[identifier] = replace(repository, reason=f"not listed, and cannot be reached: {error}")
-        return False
-    if part.is_present(identifier):
-        return not commit
-    part.repositories[identifier] = replace(repository, reason="not listed, but it still responds")
-    return False
