@@ -25,7 +25,7 @@ READER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}|/teams/\d+/members\?limi
 _GITLAB_REPORTER = 20
 """The lowest access level that may read the code of a private project."""
 LOCAL_PROVIDERS = ("folder", "list")
-"""The providers that are read from this machine, without a host's API."""
+"""The providers that have no host with an API."""
 _NEXT = re.compile(r'<([^>]*)>\s*(?:;[^,<]*)?;\s*rel="?next"?')
 
 
