@@ -20,8 +20,7 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, 
 from driftline.storage.lines.table_searcher import TableSearcher
 from driftline.storage.workspace.branch_cuts import read_branch
 from driftline.storage.workspace.workspace import Branch, Workspace
-from driftline.tasks.search.hits import Hit, SearchReport
-from driftline.tasks.search.no_results import notes_on
+from driftline.tasks.search.hits import Hit, SearchReport, notes_on
 from driftline.tasks.search.ranked import search_ranked
 from driftline.tasks.search.request import SearchRequest
 

@@ -60,11 +60,12 @@ from driftline.tasks.search.hits import (
     identity_of,
     is_unchanged,
     links_of,
+    nothing_indexed,
     read_documents,
     symbol_of,
+    why_nothing,
 )
 from driftline.tasks.search.links import SourceRecords
-from driftline.tasks.search.no_results import nothing_indexed, why_nothing
 from driftline.tasks.search.query_language import ExactTerms, use_of
 from driftline.tasks.search.ranked import any_matches, open_tables, search_ranked, search_threads
 from driftline.tasks.search.ranking import Window

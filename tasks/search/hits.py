@@ -1,6 +1,8 @@
 """Turn line hits into a search's report: windows with text, context and freshness.
 
 A file is shown once, even if several sources contain it. ``freshness_of`` compares a hit with the current file.
+``why_nothing`` and others explain a search with no results, or only weak ones: an empty index, filters that match
+nothing, unknown words, or the distance of the nearest line.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ from driftline.storage.defaults import (
     DEFAULT_MAX_DOCUMENT_BYTES,
     DEFAULT_REDACTION,
     MAX_SHOWN_CHARACTERS,
+    Mode,
     Redaction,
+    all_weak,
 )
 from driftline.storage.documents import INSIDE, container_of, content_hash, holds_records
 from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.file_kinds import is_prose
 from driftline.storage.lines.definition_lookup import outlines_of
+from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import Definition, anchor_at, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.packs import lines_of
@@ -40,14 +45,17 @@ from driftline.storage.workspace.records import html_table
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.facets import Facets
+from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter
 from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.ranking import MAX_HEAD_LINES, MAX_WINDOW_LINES, Window
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
-from driftline.tasks.search.request import Explanation
+from driftline.tasks.search.request import Explanation, SearchFilter, SearchRequest
 from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
 
 Read = bytes | DriftlineError
 """The result of reading a document."""
+NO_GOOD_MATCH = "No good match. These are the nearest lines, all weak."
+UNKNOWN_WORDS = "The model knows none of the query's words."
 
 
 class State(enum.StrEnum):
@@ -645,3 +653,74 @@ def _indexed(tables: Sequence[TableSearcher], passages: Sequence[Passage]) -> di
     for table in tables if passages else ():
         found |= {each: lines for each, lines in lines_of(table, passages).items() if lines}
     return found
+
+
+def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
+    """Return a note if no hit is likely to be relevant."""
+    return (NO_GOOD_MATCH,) if all_weak(hit.label for hit in found) else ()
+
+
+def nothing_indexed(workspace: Workspace) -> str:
+    """Explain why a workspace has no lines: whether it has sources, and why their files were skipped."""
+    if workspace.config.fingerprint and not workspace.config.model:  # restored by a repair
+        return f"{workspace.objects.uri} has no record of its embedding model. Run: driftline index SOURCE --model NAME"
+    reasons: Counter[str] = Counter()
+    records = []
+    for entity, record in workspace.readable_sources():
+        records.append(record)
+        reasons.update(filter(None, workspace.manifest(entity).read(columns=["reason"])["reason"].to_pylist()))
+    if not records:
+        return f"Nothing is indexed in {workspace.objects.uri}. Run: driftline index SOURCE"
+    listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+    left_out = f"all files of its sources were skipped ({listed})" if reasons else "its sources have no indexed files"
+    if any(record.include or record.exclude for record in records):
+        left_out += " that match their filters (`include`, `exclude`)"
+    return f"The index in {workspace.objects.uri} has no lines: {left_out}."
+
+
+def note_without_search(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
+    if request.top_k == 0:
+        return ("No results were requested (`top_k` is 0).",)
+    return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)
+
+
+def why_nothing(
+    workspace: Workspace,
+    tables: Sequence[TableSearcher],
+    filters: SearchFilter,
+    matches: Callable[[Workspace, LineFilter | None], bool],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the globs that match no documents, and messages about filters that match nothing.
+
+    Both are empty if any line passes. ``matches`` returns whether any line passes a filter.
+    """
+    if any(table.matches for table in tables):
+        return (), ()
+    if not any(table.lines for table in tables):
+        return (), (nothing_indexed(workspace),)
+    empty = [each for each in conditions(filters) if not matches(workspace, line_filter(each[2], workspace))]
+    notes = tuple(why for _, why, _ in empty) or ("No indexed document matches all filters together.",)
+    return tuple(name for name, _, _ in empty if name.startswith("glob ")), notes
+
+
+def why_left_out(nearest: Sequence[Hit], mode: Mode, limit: float | None, only: LineKinds) -> str:
+    """Return why lines that pass the filters are not results."""
+    if not nearest and only != ALL_LINES:
+        return "No line near the query is of these kinds (`kinds`, `symbols`, `tests`)."
+    if not nearest:
+        return "No line contains any of the query's words, and the model knows none of them."
+    if limit is None or nearest[0].distance <= limit:
+        return (
+            "No line contains any of the query's words."
+            if mode == "text"
+            else "No line near the query is of these kinds."
+        )
+    return nearest_note(nearest[0], limit)
+
+
+def nearest_note(hit: Hit, limit: float) -> str:
+    """Return how far the nearest line is beyond a search's limit."""
+    return (
+        f"No line is within the distance {limit:.4g}: the nearest, {hit.path}:{hit.line}, has distance "
+        f"{hit.distance:.4f} and relevance {hit.relevance:.4f}."
+    )

@@ -33,16 +33,19 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.candidates import MIN_RESULTS, Candidates, gather, lines_of, rank
 from driftline.tasks.search.facets import Facets, Match, counted
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, line_filter, relative_to_sources
-from driftline.tasks.search.hits import SearchReport, distinct_windows, hits, of_distinct_files
-from driftline.tasks.search.links import SourceRecords
-from driftline.tasks.search.no_results import (
+from driftline.tasks.search.hits import (
     UNKNOWN_WORDS,
+    SearchReport,
+    distinct_windows,
+    hits,
     note_without_search,
     notes_on,
     nothing_indexed,
+    of_distinct_files,
     why_left_out,
     why_nothing,
 )
+from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.query_language import QueryForm, name_in, names_in, places_in, query_form
 from driftline.tasks.search.ranking import (
     GROWTH,

@@ -30,8 +30,17 @@ from driftline.tasks.extraction.extractor import Extracted, definitions_by_part,
 from driftline.tasks.scanning.overlap import below
 from driftline.tasks.scanning.walk import STDIN, files_named
 from driftline.tasks.search.filters import where_named
-from driftline.tasks.search.hits import Hit, SearchReport, anchored, clipped, clipped_context, match_in, symbol_of
-from driftline.tasks.search.no_results import UNKNOWN_WORDS, nearest_note
+from driftline.tasks.search.hits import (
+    UNKNOWN_WORDS,
+    Hit,
+    SearchReport,
+    anchored,
+    clipped,
+    clipped_context,
+    match_in,
+    nearest_note,
+    symbol_of,
+)
 from driftline.tasks.search.ranked import search_ranked
 from driftline.tasks.search.ranking import FoundLine, merge_windows
 from driftline.tasks.search.relevance import Calibration

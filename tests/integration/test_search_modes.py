@@ -17,8 +17,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import TEXT
-from driftline.tasks.search.hits import Hit, SearchReport
-from driftline.tasks.search.no_results import NO_GOOD_MATCH
+from driftline.tasks.search.hits import NO_GOOD_MATCH, Hit, SearchReport
 from tests.support.mcp import hits_of
 from tests.support.searches import search
 
