@@ -96,7 +96,7 @@ _PROTOBUF: tuple[_Row, ...] = (
     ("interface", "anywhere", r"[ \t]*service[ \t]+(\w+)"),
     ("method", "anywhere", r"[ \t]*rpc[ \t]+(\w+)"),
 )
-_SYMBOL = r"(?:\^(?:\{[^}]*\}|\S+)[ \t]+)*([^\s()\[\]{}\"';^]+)"
+_SYMBOL = r"(?:\^(?:\{[^}]*\}|[^\s{]\S*)[ \t]+)*([^\s()\[\]{}\"';^]+)"
 _CLOJURE: tuple[_Row, ...] = (
     ("module", "anywhere", rf"\(ns[ \t]+{_SYMBOL}"),
     ("interface", "anywhere", rf"[ \t]*\((?:defprotocol|definterface)[ \t]+{_SYMBOL}"),

@@ -25,6 +25,7 @@ SLOW = {
     "modifiers.zig": "static " * 100_000,
     "contexts.hs": ("class " * 40 + "=> " * 40 + "\n") * 2_000 + "{-" * 100_000,
     "modifiers.dart": ("final get <" * 30 + "\n") * 2_000,
+    "metadata.clj": "(def " + "^{a} " * 70 + "(\n",
     "declarators.c": "int " + "(" * 20_000 + "f" + ")" * 20_000 + "() {}",
 }
 NESTED = {
