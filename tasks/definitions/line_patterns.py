@@ -134,7 +134,8 @@ _SYNTAXES: dict[str, tuple[tuple[_Row, ...], tuple[str, ...], tuple[str, ...]]] 
 }
 EXTENSIONS = frozenset(_SYNTAXES)
 """The extensions of the languages with patterns of their own."""
-_HASKELL_COMMENT = re.compile(r"\{-(?!#).*?(?:-\}|\Z)", re.DOTALL)
+_HASKELL_COMMENT = re.compile(r"--[^\n]*|'\\?\"'|\"(?:\\.|[^\"\\\n])*\"|(\{-(?!#).*?(?:-\}|\Z))", re.DOTALL)
+"""A block comment, or what may contain its signs: a line's comment or a string."""
 _TEX = re.compile(r"^\\(begin|end)\{code\}")
 _NOT_NEWLINE = re.compile(r"[^\n]+")
 _MARKS = re.compile(r"[()\s]+")
@@ -164,7 +165,7 @@ def code_of(text: str, extension: str) -> str:
     if extension == "lhs":
         text = "\n".join(_literate(text.split("\n")))
     if extension in ("hs", "lhs"):
-        text = _HASKELL_COMMENT.sub(lambda found: _NOT_NEWLINE.sub("", found[0]), text)
+        text = _HASKELL_COMMENT.sub(lambda found: _NOT_NEWLINE.sub("", found[0]) if found[1] else found[0], text)
     return text
 
 

@@ -79,6 +79,9 @@ MAX_COMMENT_LINES = 200
 _MAX_DECLARATORS = 40
 _MAX_LABEL_BYTES = 4_096
 _HOLDS_METHODS = frozenset(("class", "enum", "impl", "interface", "struct", "trait", "union"))
+_END = re.compile(
+    r"[})\]]|end(?:case|class|def|for|foreach|func|function|if|interface|macro|module|proc|program|switch|task|while)?\b"
+)
 _OPENING = ("{", "(", "[", "=>", "struct")
 """The ends of a line that continues the definition whose parameters or signature it closes."""
 _HOLDS_PARTS = _HOLDS_METHODS | {"type"}
@@ -279,19 +282,20 @@ def by_patterns(text: str, extension: str = "") -> list[Definition]:
     lines = text.split("\n")
     found: list[Definition] = []
     open_: list[tuple[int, int]] = []  # (indent, position in found) of the definitions that contain the current line
-    closed, before, is_bound = (-1, -1), 0, False
+    closed, before, code, is_bound = (-1, -1), 0, 0, False
     for number, line in enumerate(code_of(text, extension).split("\n")):
         bare = line.strip()
         if not bare or bare.startswith(skipped):
             continue
         indent = len(line) - len(line.lstrip())
-        ends = bare[0] in "})]" or bare.startswith("end")
+        ends = _END.match(bare) is not None
         goes_on = bool(open_) and indent == open_[-1][0] and ends and bare.endswith(_OPENING)
         while open_ and indent <= open_[-1][0] and not goes_on:
             outer, at = closed = open_.pop()
             found[at] = _until(found[at], number if ends and indent == outer else before)
         around = found[open_[-1][1]] if open_ else None
         before, is_bound = number, is_bound or closed[0] == indent
+        above, code = code, code if bare.startswith(leading) else number
         starts = _started(line, syntax, around, is_bound=is_bound) if len(open_) < MAX_DEPTH and not goes_on else None
         is_bound = bare.endswith("where")
         if starts is None:
@@ -300,7 +304,7 @@ def by_patterns(text: str, extension: str = "") -> list[Definition]:
         kind, name = starts[0] or (sibling.kind if sibling else "function"), starts[1][:MAX_NAME_CHARACTERS]
         new = Definition(kind, name, number, _with_leading(lines, number, leading), number)
         new = replace(_within(around, new), last=number) if around else new
-        if sibling and (sibling.kind, sibling.name) == (new.kind, new.name):
+        if sibling and sibling.last >= above and (sibling.kind, sibling.name) == (new.kind, new.name):
             open_.append(closed)
         else:
             open_.append((indent, len(found)))

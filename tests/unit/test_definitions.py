@@ -993,6 +993,25 @@ def test_the_text_above_a_definition_of_elixir_belongs_to_it() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("before", ["-- {- as text", 'open = "{-"', 'quote = \'"\'; open = "\\"{-"', "{- a -} x = 1"])
+def test_signs_of_comments_in_text_of_haskell_hide_nothing(before: str) -> None:
+    found = by_patterns(f"{before}\nf x = x\n{{- g y = y\n-}}\nh = 1\n", "hs")
+    assert [(each.name, each.line, each.last) for each in found if each.line] == [("f", 1, 1), ("h", 4, 4)]
+
+
+def test_a_name_that_starts_with_end_does_not_end_the_definition_before() -> None:
+    text = "f <- function(x) x\nendpoints <- function(y) {\n  y\n}\ng <- function(x) x\nending <- function(x) x\n"
+    found = [(each.name, each.line, each.last) for each in by_patterns(text, "r")]
+    assert found == [("f", 0, 0), ("endpoints", 1, 3), ("g", 4, 4), ("ending", 5, 5)]
+
+
+def test_only_adjacent_clauses_are_one_definition() -> None:
+    clauses = "f :: Int\n-- one\n{-# INLINE f #-}\nf 1 = 2\n\nf x = x\n"
+    assert [(each.name, each.line, each.last) for each in by_patterns(clauses, "hs")] == [("f", 0, 5)]
+    apart = "function f(x) {\n  a\n}\nregister(f)\nfunction f(x) {\n  b\n}\n"
+    assert [(each.name, each.line, each.last) for each in by_patterns(apart)] == [("f", 0, 2), ("f", 4, 6)]
+
+
 def test_a_module_of_tests_is_a_test_and_a_function_of_that_name_is_not() -> None:
     named = [("module", "tests"), ("function", "tests.renews"), ("method", "Rule.test"), ("section", "tests.x")]
     found = [Definition(kind, name, 0, 0, 1).is_test for kind, name in named]
