@@ -52,7 +52,9 @@ alone, and 5 and 7 times these for trigrams and runs of four letters.
 """
 _TRIGRAMS, _LETTERS, _WORDS = range(3)
 _SEAL, _SEAL_BYTES = b"\0%08x\0", 10
-"""Ends a pack: the checksum of its text. Packs of earlier versions have none. A changed bit leaves one of the NULs."""
+"""Ends a pack: the checksum of its text. Packs of earlier versions have none, but their texts may end with NULs."""
+_MIN_DIGITS = 5
+"""A changed seal still has this many digits between its NULs; few texts have."""
 _MAX_GRAMS = 64
 """Maximum number of grams of a literal to look up; more would rule out hardly any other pack."""
 _LOWER, _UPPER = (string.encode() for string in (ascii_lowercase, ascii_uppercase))
@@ -125,9 +127,11 @@ def text_in(pack: bytes) -> bytes | None:
     (b'a line', None, b'a line of an earlier version')
     """
     text, seal = pack[:-_SEAL_BYTES], pack[-_SEAL_BYTES:]
-    if seal[:1] != b"\0" and seal[-1:] != b"\0":
-        return pack
-    return text if seal == _SEAL % zlib.crc32(text) else None
+    own = _SEAL % zlib.crc32(text)
+    if seal == own:
+        return text
+    between_nuls = seal[:1] == seal[-1:] == b"\0" and sum(byte in b"0123456789abcdef" for byte in seal) >= _MIN_DIGITS
+    return None if between_nuls or seal[1:-1] == own[1:-1] else pack
 
 
 def texts_in(packs: pa.StringArray | pa.ChunkedArray, where: str) -> pa.StringArray:

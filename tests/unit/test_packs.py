@@ -1,6 +1,8 @@
-"""The filters that rule out packs without a match (decision 19)."""
+"""The checksums of packs, and the filters that rule out packs without a match (decision 19)."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftline.storage.lines.packs import Packs, grams
+from driftline.storage.lines.packs import Packs, _sealed, grams, text_in
 from driftline.storage.lines.regex_patterns import GRAM_BYTES, Pattern, folded
 
 ONLY_TRIGRAMS = b"wit ith thi hin ini nit"
@@ -81,3 +83,15 @@ def test_no_part_of_a_pack_is_ruled_out(text: bytes, data: st.DataObject) -> Non
     if len(part) >= GRAM_BYTES:
         assert may_hold(grams(text), folded(part))
         assert may_hold(grams(text), part)
+
+
+@pytest.mark.parametrize("end", [b"\0", b"\0" * 512, b"\0a line up\0", b"\x00123456789", b"12345678\0", b"no NUL"])
+def test_any_text_of_an_earlier_version_is_read_and_each_changed_bit_is_found(end: bytes) -> None:
+    text = b"an earlier valve\n" + end
+    assert text_in(text) == text
+    pack = _sealed(text)
+    assert text_in(pack) == text
+    for at, bit in itertools.product(range(len(pack)), range(8)):
+        changed = bytearray(pack)
+        changed[at] ^= 1 << bit
+        assert text_in(bytes(changed)) is None
