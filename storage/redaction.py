@@ -439,6 +439,9 @@ _HASHES = (
 )
 """Hashed passwords in htpasswd, shadow and databases, after the first dollar; Compose files double their dollars."""
 
+_NO_CODE = r"(?![A-Za-z_]\w*(?:[(\[]|(?:\.[A-Za-z_]+)+(?:[\s;&\"'<>,)]|$)))"
+"""Not the start of a call or of an element, nor an attribute."""
+
 KNOWN: tuple[Rule, ...] = (
     *(_by_prefix(*each) for each in _BY_PREFIX),
     # clouds
@@ -525,17 +528,18 @@ KNOWN: tuple[Rule, ...] = (
     Rule("jwt-base64", "ZXlK[A-Za-z0-9+/]{8}", rf"{_STARTS}ZXlK[A-Za-z0-9+/]{{60,}}={{0,2}}", _is_jwt_in_base64),
     Rule("discord-bot", rf"{_DIGITS}{{5}}",
          rf"{_STARTS}{_DIGITS}{{5,6}}[DTjzMNOAEIQUYcgkw]{{0,3}}\.[\w-]{{6}}\.[\w-]{{27,40}}(?![\w-])"),
-    Rule("facebook-app", rf"[0-9]{_BAR}[A-Za-z0-9_-]{{27}}", r"(?<!\d)\d{15,16}\|[\w-]{27,40}(?![\w-])", _is_random),
+    Rule("facebook-app", rf"[0-9]{_BAR}[A-Za-z0-9_-]{{27}}", r"(?<!\d)\d{15,16}\|[\w-]{27,32}(?![\w-])", _is_random),
     Rule("clickhouse", "4b1d[A-Za-z0-9]{8}", rf"{_STARTS}4b1d{_WORD}{{38}}{_ENDS}",
          lambda value: _is_varied(value) and not set(value) <= set("0123456789abcdef")),
-    Rule("voyage", "pa-[A-Za-z0-9_-]{40}", r"(?<![\w-])pa-[\w-]{43}(?![\w-])", _is_random),
+    Rule("voyage", "pa-[A-Za-z0-9_-]{40}", r"(?<![\w-])pa-[\w-]{43}(?![\w-])",
+         lambda value: _is_random(value) and not value.islower()),
     Rule("password-hash", rf"{_DOLLAR}(?:2[abxy]|apr1|[156y]|argon2i?d?){_DOLLAR}",
          rf"\${{1,2}}(?:{'|'.join(_HASHES)})(?![A-Za-z0-9/])"),
     Rule("netrc-password", rf"machine{_BLANK}{{1,8}}[A-Za-z0-9_.:-]{{1,64}}{_BLANK}{{1,8}}login{_BLANK}",
          r"[^\s\"']{4,128}", lambda value: _varied(4)(value) and not _PLACEHOLDER.match(value),
          before=r"\bmachine[ \t]{1,8}[\w.:-]{1,64}[ \t]{1,8}login[ \t]{1,8}[^\s,;]{1,128}[ \t]{1,8}password[ \t]{1,8}"),
-    Rule("connection-string", rf"[;?&6BbFf] ?(?i:password|pwd) ?{_EQUALS}", r"[^\s;&\"'<>,)]{6,128}", _is_password,
-         before=r"[;?&] ?(?i:password|pwd) ?= ?"),
+    Rule("connection-string", rf"[;?&6BbFf] ?(?i:password|pwd) ?{_EQUALS}",
+         rf"{_NO_CODE}[^\s;&\"'<>,)]{{6,128}}", _is_password, before=r"[;?&] ?(?i:password|pwd) ?= ?"),
     Rule("maxmind", "_mmk", rf"{_STARTS}{_WORD}{{6}}_{_WORD}{{29}}_mmk{_ENDS}"),
     Rule("teams-webhook", rf"webhook\.office\.com{_SLASH}", r"[\w@/-]{60,}", before=r"webhook\.office\.com/webhookb2/"),
     Rule("url-password", rf"://[^\s/:@]*:[^\s/@]+@|{_ENCODED_URL}", r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password,

@@ -37,6 +37,8 @@ connect(user="heron", password="<password>") and ?password={0}&pwd=$PWD1;passwor
 machine learning, login page, password reset; machine HOST login USER password $PASSWORD1
 $1$2$3 and $2y$ and s/(a)(b)/$1$apr1/ and spa-heron-wades-slowly-in-the-pond-of-the-village-green-today
 self.client.format.the_name_of_a_long_attribute_of_the_module and 4b1d0123456789abcdef0123456789abcdef012345
+salt = 5; password = sha256(salt5); pwd = row1.pwd; if (ok &&password=args1[12]) { x&password=user1.key }
+1700000000000000|550e8400-e29b-41d4-a716-446655440000 and pa-house-bill-1234-passes-the-senate-of-the-st
 curl http://:8080/ and test_ready_for_live_use and x.webhook.office.com/webhookb2/ID
 """.strip().split("\n")
 
