@@ -45,7 +45,7 @@ from driftline.tasks.scanning.diff import DELETED_SCHEMA
 from driftline.tasks.scanning.scan import PartitionSpec, ScanResult, ScanSpec, plan_partitions, scan_partition
 from driftline.tasks.scanning.since_commit import RepositoryAtCommit, WorkTreeAtCommit
 from driftline.tasks.scanning.walk import Subtree
-from driftline.tasks.task_context import Stopwatch, TaskContext
+from driftline.tasks.task_context import Stopwatch
 
 _STOPS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 """Signals that stop a run after its current commit."""
@@ -225,7 +225,7 @@ class Survey:
             specs = [PartitionSpec(self.scan_spec(part), context.entity, now_ns, scan_range.paths) for part in parts]
             scans = run_stage(
                 f"scan {context.entity}",
-                lambda: self._scanned(specs),
+                lambda: list(context.executor.map(scan_partition, specs)),
                 lambda found: f"{sum(scan.listed for scan in found):,} documents listed",
                 repeatable=True,
             )
@@ -236,13 +236,6 @@ class Survey:
             missing = DELETED_SCHEMA.empty_table()
         retouched = pa.concat_tables([scan.diff.retouched for scan in scans])
         return SourceChanges(scan_range, tuple(scans), changes.sort_by("path"), retouched, missing)
-
-    def _scanned(self, specs: Sequence[PartitionSpec]) -> list[ScanResult]:
-        executor = self.context.executor
-        if len(specs) > 1 or executor.remote:
-            return list(executor.map(scan_partition, specs))
-        # Passing a small scan to another thread would take longer than the scan.
-        return [scan_partition(specs[0], TaskContext(self.context.workspace, self.context.plan.model))]
 
     def scan_spec(self, subtrees: tuple[Subtree, ...] = ()) -> ScanSpec:
         """Return the settings of the scan of ``subtrees``."""

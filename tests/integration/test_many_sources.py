@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import driftline as dl
-from driftline.flows.runs import index
+from driftline.flows.runs import index, source_run
 from driftline.flows.runs.executors import InlineExecutor, Result, Spec, Task
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.flows.runs.source_run import LeasedRun, SourceRun
@@ -26,6 +26,8 @@ from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.batch import BatchSpec
 from driftline.tasks.maintenance.verification import verify
+from driftline.tasks.scanning.scan import PartitionSpec, ScanResult, scan_partition
+from driftline.tasks.task_context import TaskContext
 from tests.support.waiting import PATIENCE_SECONDS
 
 Driftline = Callable[..., Any]
@@ -215,6 +217,30 @@ LAYOUTS: dict[str, Layout] = {  # the workspace and the sources, in the project;
     "around and within": (".driftline", (".", "docs"), None),
     "apart": ("var/index", ("src", "docs"), None),
 }
+
+
+def test_a_stopped_run_leaves_the_remaining_sources(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if nothing changed, so that no source has anything to embed."""
+    folders = [tmp_path / f"s{number}" for number in range(40)]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "x.txt").write_text(f"a pump in {folder.name}\n")
+    given, workspace = [str(folder) for folder in folders], str(tmp_path / "ws")
+    dl.index(given, workspace=workspace, model=str(tiny_model))
+    executor, scanned = InlineExecutor(2), list[str]()
+
+    def stop_and_scan(spec: PartitionSpec, context: TaskContext) -> ScanResult:
+        executor.stop()
+        scanned.append(str(spec.entity))
+        return scan_partition(spec, context)
+
+    monkeypatch.setattr(source_run, "scan_partition", stop_and_scan)
+    monkeypatch.setattr(index, "open_executor", lambda *_: executor)
+    with pytest.raises(KeyboardInterrupt):
+        dl.index(given, workspace=workspace)
+    assert 0 < len(scanned) < len(folders) / 2
 
 
 @pytest.mark.parametrize(
