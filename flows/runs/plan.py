@@ -300,7 +300,7 @@ def plan_source(
     if known is not None:  # damaged files are reported before anything is written
         peek(workspace.objects, lease_path(entity))
         workspace.manifest(entity).check()
-    if known is not None and record.given is None and known.uri == record.uri:
+    if known is not None and known.uri == record.uri:  # another link, or none, does not rename the source
         record = replace(record, given=known.given)
     if known is not None and keeps_filters:
         record = replace(record, include=known.include, exclude=known.exclude)

@@ -337,6 +337,26 @@ def test_a_source_given_by_a_link_follows_it(entity: str | None, tmp_path: Path,
         index(tmp_path / "one", f"source:{name}")
 
 
+def test_a_link_to_the_folder_of_a_source_does_not_take_the_source_away(tmp_path: Path, tiny_model: Path) -> None:
+    for name in ("alpha", "beta"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text("a pump\n")
+    workspace, link = str(tmp_path / "ws"), tmp_path / "current"
+
+    def index(folder: Path) -> list[tuple[str, str]]:
+        report = dl.index(str(folder), workspace=workspace, model=str(tiny_model))
+        return [(each.entity.rpartition(":")[2], each.uri) for each in report.sources]
+
+    alpha, beta = ("alpha", str(tmp_path / "alpha")), ("beta", str(tmp_path / "beta"))
+    assert index(tmp_path / "alpha") == [alpha]
+    link.symlink_to(tmp_path / "alpha")
+    assert index(link) == [alpha]
+    link.unlink()
+    link.symlink_to(tmp_path / "beta")
+    assert index(link) == index(link) == [beta]
+    assert index(tmp_path / "alpha") == [alpha]
+
+
 @pytest.mark.parametrize("around", [True, False])
 def test_a_workspace_that_leaves_its_project_keeps_the_locations_of_its_sources(
     around: bool, tmp_path: Path, tiny_model: Path
