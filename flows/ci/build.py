@@ -113,9 +113,9 @@ class Build:
     nothing_to_index: str = ""
 
     @classmethod
-    def detect(cls, environ: Variables, folder: str) -> Build:
+    def detect(cls, environ: Variables, folder: str, default: str | None = None) -> Build:
         """Detect the build from ``environ`` and the working tree around ``folder``; commits in ``environ`` take
-        precedence.
+        precedence, and ``default`` overrides the name of the default branch.
         """
         build = cls._of_variables(environ)
         folder = folder if "://" in folder else os.path.realpath(folder)
@@ -128,7 +128,7 @@ class Build:
             build = replace(build, branch=checked_out.branch or build._branch_of_detached(folder))
         elif not build.unclear:
             build = build._with_remote(folder) if build.is_inferred else build
-            if build._is_push_of_main(folder, checked_out.id):
+            if build._is_push_of_main(folder, checked_out.id, default):
                 build = replace(build, is_request=False, pull_request=None, target=None)
             build = replace(build, unclear=build._why_not_checked_out(folder))
         if build.commit is None or checked_out.id in (build.commit, build.head_commit):
@@ -142,7 +142,7 @@ class Build:
         A folder outside git, or a bucket, follows the others. ``default`` overrides the name of the default branch.
         """
         places = [_top_of(folder) for folder in folders]
-        known = {place: cls.detect(environ, place) for place in dict.fromkeys(places)}
+        known = {place: cls.detect(environ, place, default) for place in dict.fromkeys(places)}
         in_git = [(place, build) for place, build in known.items() if build.checked_out]
         leading = in_git[0][1] if in_git else known[places[0]]
         builds = tuple(known[place] if known[place].checked_out else leading for place in places)
@@ -254,19 +254,21 @@ class Build:
         return self.commit
 
     def _with_remote(self, folder: str) -> Build:
-        """Return the build with its remote, from which Jenkins named the branch, if there is no ``origin``."""
-        known = remotes(folder)
-        remote, _, branch = (self.branch or "").partition("/")
-        return replace(self, remote=remote, branch=branch) if remote in known and ORIGIN not in known else self
+        """Return the build with its remote, from which Jenkins named the branch, if it is the only one.
 
-    def _is_push_of_main(self, folder: str, commit: str) -> bool:
+        One of several may be a fork.
+        """
+        remote, _, branch = (self.branch or "").partition("/")
+        return replace(self, remote=remote, branch=branch) if remotes(folder) == [remote] else self
+
+    def _is_push_of_main(self, folder: str, commit: str, default: str | None) -> bool:
         """Return whether the default branch was pushed, and a pull request from it to another branch is only mentioned.
 
         CircleCI and Buildkite do this. The commit must be in this branch of the repository that is built.
         """
         if self.system not in (_BUILDKITE.name, _CIRCLE.name) or not (self.is_request and self.is_own):
             return False
-        if self.branch is None or self.branch == self.target or not self._is_main(None) or self.commit != commit:
+        if self.branch is None or self.branch == self.target or not self._is_main(default) or self.commit != commit:
             return False
         origin = remote_url(folder)
         if not origin or not self.repository or not _is_same_repository(origin, self.repository):

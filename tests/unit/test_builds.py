@@ -505,15 +505,19 @@ def test_a_push_of_main_with_an_open_request_from_main_is_a_push(system: str, tm
     git(tmp_path, "clone", "-q", str(origin), str(clone))
     commit = git(clone, "rev-parse", "HEAD")
 
-    def outcome(checked_out: str, **changed: str) -> str | None:
+    def outcome(checked_out: str, default: str | None = None, **changed: str) -> str | None:
         variables = requested(system, "main", fork=False, event=tmp_path / "event.json") | {
             BASE_COMMITS[system]: checked_out,
             "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "release",
             "CIRCLE_REPOSITORY_URL": "git@github.com:team/web.git",
         }
-        return Build.detect(variables | changed, str(clone)).index_branch()
+        return Build.of_sources(variables | changed, [str(clone)], default)[0].index_branch(default)
 
     assert outcome(commit) is None
+    git(origin, "branch", "develop")
+    git(clone, "fetch", "-q")
+    assert outcome(commit, "develop", BUILDKITE_BRANCH="develop", CIRCLE_BRANCH="develop") is None
+    assert outcome(COMMIT, "develop", BUILDKITE_BRANCH="develop", CIRCLE_BRANCH="develop") == "pr/7"
     assert outcome(commit, BUILDKITE_PULL_REQUEST_REPO="git://a.example/b/c", CIRCLE_PR_USERNAME="someone") == "pr/7"
     assert outcome(commit, BUILDKITE_BRANCH="topic", CIRCLE_BRANCH="topic") == "topic"
     assert outcome(COMMIT) == "pr/7"
@@ -538,7 +542,11 @@ def test_jenkins_builds_a_branch_of_a_remote_with_another_name(tmp_path: Path) -
     assert outcome("upstream/main") is None
     git(clone, "remote", "add", "origin", "https://git.example/fork/web")
     assert outcome("upstream/main") == "upstream/main"
-    git(clone, "remote", "remove", "origin")
+    git(clone, "remote", "rename", "origin", "fork")
+    git(clone, "update-ref", "refs/remotes/fork/main", "HEAD")
+    for name in ("fork/main", "upstream/main"):  # nothing tells which of them is the repository
+        assert outcome(name) == name
+    git(clone, "remote", "remove", "fork")
     git(clone, "commit", "-q", "--allow-empty", "-m", "not pushed")
     with pytest.raises(UsageError, match="not in upstream's main"):
         outcome("upstream/main")
