@@ -184,7 +184,8 @@ class _HeadLimit:
 class _UnreadBody:
     """Receive the rest of a request's body after an early response, such as 413.
 
-    Most clients read no response before they have sent their body, and closing the connection would discard it.
+    Most clients read no response before they have sent their body, and closing the connection would discard it. A
+    client that sends ``Expect: 100-continue`` does read it, and then sends no body.
     """
 
     __slots__ = ("app",)
@@ -194,7 +195,8 @@ class _UnreadBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        is_unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+        has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+        is_unread = has_body and "expect" not in headers
 
         async def receive_noted() -> Message:
             nonlocal is_unread

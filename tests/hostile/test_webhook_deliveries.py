@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
+from driftline.flows import http_server
 from driftline.flows.ci import webhooks
 from driftline.flows.ci.webhooks import Hooks, Work
 from driftline.flows.config.driftline_toml import HookSettings
@@ -133,6 +134,19 @@ def test_a_client_that_sends_all_of_a_huge_body_gets_the_response(
     assert answer.split()[1] in (b"404", b"405", b"413")
     assert answer.split()[1] == b"413" or path != "/hooks/github"
     assert ask(site.address, "/healthz").status == 200
+
+
+def test_a_client_that_asks_before_it_sends_a_huge_body_gets_the_response(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server does not wait for a body that the client will not send."""
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 10 * PATIENCE_SECONDS)
+    host, _, port = site.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as raw:
+        length = f"Content-Length: {MAX_HOOK_BYTES + 1}"
+        head = f"POST /hooks/github HTTP/1.1\r\nHost: {site.address}\r\nConnection: close\r\n{length}\r\n"
+        raw.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        assert raw.makefile("rb").read().split()[1] == b"413"
 
 
 @pytest.mark.parametrize(
