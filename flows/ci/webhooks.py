@@ -70,6 +70,12 @@ ACCEPTED, IGNORED, MALFORMED, FORGED, UNKNOWN, REPLAYED, BUSY = 202, 200, 400, 4
 # -- what hosts send ---------------------------------------------------------------------------
 
 
+EventKind = Literal["changed", "gone", "late"]
+"""What happened to a branch or pull request. After the end of a request, another one may have its branch, so a late
+event changes nothing.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """The event of a delivery: a change to a ``branch``, or to the pull request ``number`` from that branch.
@@ -77,7 +83,7 @@ class Event:
     ``is_own`` is set if a pull request's branch belongs to the same repository.
     """
 
-    kind: Literal["changed", "gone"]
+    kind: EventKind
     branch: str
     default: str = ""
     number: str = ""
@@ -109,9 +115,12 @@ def _branch(ref: str) -> str:
     return ref.removeprefix("refs/heads/") if ref.startswith("refs/heads/") else ""
 
 
-def _is_over(request: Any) -> bool:
-    """Return whether a pull request is closed: hosts also report comments and labels of closed ones."""
-    return _text(request, "state").lower() in ("closed", "merged", "declined", "superseded")
+def _request_kind(request: Any, *, is_closing: bool) -> EventKind:
+    """Return what an event means for a pull request: hosts also report comments and labels of closed ones."""
+    if is_closing:
+        return "gone"
+    is_over = _text(request, "state").lower() in ("closed", "merged", "declined", "superseded")
+    return "late" if is_over else "changed"
 
 
 def _of_github(kind: str, payload: Payload) -> Iterator[Event]:
@@ -126,7 +135,7 @@ def _of_github(kind: str, payload: Payload) -> Iterator[Event]:
         request, action = payload.get("pull_request"), payload.get("action")
         whose = {_text(request, side, "repo", "id") for side in ("head", "base")}
         yield Event(
-            "gone" if action == "closed" or _is_over(request) else "changed",
+            _request_kind(request, is_closing=action == "closed"),
             _text(request, "head", "ref"),
             default,
             _text(payload, "number") or _NO_NUMBER,
@@ -144,7 +153,7 @@ def _of_gitlab(kind: str, payload: Payload) -> Iterator[Event]:
         request = payload.get("object_attributes")
         whose = {_text(request, f"{side}_project_id") for side in ("source", "target")}
         yield Event(
-            "gone" if _text(request, "action") in ("close", "merge") or _is_over(request) else "changed",
+            _request_kind(request, is_closing=_text(request, "action") in ("close", "merge")),
             _text(request, "source_branch"),
             default,
             _text(request, "iid") or _NO_NUMBER,
@@ -173,7 +182,7 @@ def _of_bitbucket(kind: str, payload: Payload) -> Iterator[Event]:
         whose = {_text(request, end, "repository", "full_name" if is_cloud else "id") for end in ends}
         is_closing = kind.partition(":")[2] in ("fulfilled", "rejected", "merged", "declined", "deleted")
         yield Event(
-            "gone" if is_closing or _is_over(request) else "changed",
+            _request_kind(request, is_closing=is_closing),
             _text(request, ends[0], *name),
             default,
             _text(request, "id") or _NO_NUMBER,
@@ -283,7 +292,7 @@ def work_of(event: Event, source: SourceRequest, settings: HookSettings, request
     Raises UsageError if the default branch is unknown or the ref name is not valid in git.
     """
     remote = parse_remote(source.uri)
-    if remote is None or not event.branch:
+    if remote is None or not event.branch or event.kind == "late":
         return None
     main = remote.ref.removeprefix("refs/heads/") or event.default or None
     build = Build(
