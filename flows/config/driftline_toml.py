@@ -555,9 +555,7 @@ def _fleet(table: FleetTable, file: Path) -> ConfiguredFleet:
         raise UsageError(f"A {provider} fleet does not support pull requests", "", fix)
     for name in sorted(host.unlisted):
         if getattr(table, name) != type(table).model_fields[name].default:
-            raise UsageError(
-                f"A fleet of {host.name} cannot select by {name}", "", f"Remove it: {provider} lists none."
-            )
+            raise UsageError(f"A fleet of this host cannot select by {name}", host.name, f"Remove {name}.")
     if table.readers is not None:
         _check_readers(table.readers, host)
     selection = FleetSelection(
