@@ -61,11 +61,13 @@ def served(top: Path) -> Iterator[str]:
     command = [program, "web", "--port", "0"]
     with subprocess.Popen(command, cwd=top, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE) as web:
         assert web.stderr
-        for line in web.stderr:
-            if found := re.search(rb"http://\S+", line):
-                yield found[0].decode()
-                break
-        web.terminate()
+        try:
+            for line in web.stderr:
+                if found := re.search(rb"http://\S+", line):
+                    yield found[0].decode()
+                    break
+        finally:
+            web.terminate()
 
 
 def take(browser: Browser, url: str, name: str, scroll_to: str | None = None) -> None:
