@@ -1,7 +1,8 @@
 """Expand and check globs: braces, brackets, and the two Unicode forms of accented names.
 
-A brace group with a comma (``*.{ts,tsx}``) or a number range (``{1..3}``) expands as in bash; any other brace is
-literal. A glob that can never match is rejected, and the error suggests the nearest one that can.
+A brace group with a comma (``*.{ts,tsx}``) or a range of numbers or letters (``{1..3}``, ``{a..c}``) expands as in
+bash; any other brace is literal. A glob that can never match is rejected, and the error suggests the nearest one that
+can.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SET_ITEM = re.compile(r"(.)-(.)|(.)", re.DOTALL)
 _WILDCARD = re.compile(r"[*?\[]")
 _REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 _GLOB_SPECIAL = re.compile(r"[*?\[{]")
-_RANGE = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})")
+_RANGE = re.compile(r"(?:(-?\d{1,9})\.\.(-?\d{1,9})|([a-zA-Z])\.\.([a-zA-Z]))(?:\.\.-?(\d{1,9}))?")
 _EITHER = re.compile(r"[@+?*!]?\(([^()/]*\|[^()/]*)\)")
 _ESCAPED = re.compile(r"\\([][*?{}!])")
 _SEPARATED = re.compile(r"\\[*?]")
@@ -186,9 +187,9 @@ def _expanded(pattern: str, escapes: bool) -> Iterator[str]:
         cuts = [start, *commas, end]
         options = [pattern[low + 1 : high] for low, high in itertools.pairwise(cuts)]
         if not commas:
-            if (numbers := _RANGE.fullmatch(inside)) is None:
+            if (ends := _RANGE.fullmatch(inside)) is None:
                 continue
-            options = _numbers(int(numbers[1]), int(numbers[2]))
+            options = _in_range(*ends.groups())
         elif any(option != option.strip() for option in options):
             nearest = pattern[: start + 1] + ",".join(map(str.strip, options)) + pattern[end:]
             raise UsageError("The brace group has spaces around its commas", _shown(pattern), f"Use {nearest!r}.")
@@ -200,9 +201,15 @@ def _expanded(pattern: str, escapes: bool) -> Iterator[str]:
     yield pattern
 
 
-def _numbers(first: int, last: int) -> list[str]:
-    step = 1 if first <= last else -1
-    return list(map(str, itertools.islice(range(first, last + step, step), MAX_ALTERNATIVES + 1)))
+def _in_range(first: str | None, last: str | None, low: str | None, high: str | None, step: str | None) -> list[str]:
+    """Return the numbers or letters of a range as bash does: numbers have equal widths if an end has leading zeros."""
+    start, stop = (int(first), int(last)) if first and last else (ord(low or ""), ord(high or ""))
+    by = (int(step or 1) or 1) * (1 if start <= stop else -1)
+    values = itertools.islice(range(start, stop + by // abs(by), by), MAX_ALTERNATIVES + 1)
+    if not (first and last):
+        return list(map(chr, values))
+    width = max(len(first), len(last)) if any(re.match("-?0.", end) for end in (first, last)) else 0
+    return [f"{value:0{width}}" for value in values]
 
 
 def _group(pattern: str, start: int, escapes: bool) -> tuple[list[int], int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
 from typing import Literal
 from unicodedata import normalize
 
@@ -69,9 +70,17 @@ def test_a_question_mark_matches_a_letter_with_its_accents(form: Literal["NFC", 
     assert not re.fullmatch(glob_pattern("r?sume.md"), normalize(form, "r\u00e9sum\u00e9.md"))
 
 
-def test_numbers_have_ranges() -> None:
-    assert alternatives("v{1..3}") == ("v1", "v2", "v3")
-    assert alternatives("v{3..2}") == ("v3", "v2")
+@pytest.mark.parametrize(
+    "group",
+    [
+        *("{1..3}", "{3..2}", "{01..3}", "{8..010}", "{-1..1}", "{-01..1}", "{1..9..4}", "{9..1..-4}", "{1..3..0}"),
+        *("{0..2}", "{a..c}", "{C..A}", "{a..g..3}", "{7..7}", "{b..b}", "{a..3}", "{ab..c}", "{1...3}", "{1..}"),
+    ],
+)
+def test_ranges_are_expanded_as_by_bash(group: str) -> None:
+    command = ["bash", "-c", f"printf '%s\\n' v{group}"]
+    expanded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert list(alternatives(f"v{group}")) == expanded
 
 
 @pytest.mark.parametrize("glob", ["{a.ts,}", "{,a.ts}", "{ ,}", "{a,{b,}}"])
