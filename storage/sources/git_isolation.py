@@ -46,7 +46,9 @@ _SETTINGS = (
 
 Settings that make git ignore ctime or inode are excluded, because file changes could go unnoticed.
 """
-_SETTING = re.compile(rf"core\.({_SETTINGS})\n([a-z]+)", re.IGNORECASE)
+_SETTING = re.compile(rf"core\.({_SETTINGS})(?:\n([a-z0-9]*))?", re.IGNORECASE)
+_TRUE = "true|yes|on|[0-9]*[1-9][0-9]*"
+"""What git reads as true, like a key without a value."""
 _EXCLUDES = "core.excludesfile\n"
 _TRUSTED_SCOPES = ("system", "global")
 _REV_PARSE_OPTIONS = (
@@ -87,7 +89,8 @@ class Repository:
     @property
     def ignores_case(self) -> bool:
         """Whether ignore rules are case-insensitive (``core.ignorecase``), which git enables on macOS and Windows."""
-        return [value for name, value in self.settings if name.lower() == "ignorecase"][-1:] == ["true"]
+        values = [value for name, value in self.settings if name.lower() == "ignorecase"]
+        return bool(values) and re.fullmatch(_TRUE, values[-1], re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,8 @@ def find_repository(folder: str) -> Repository | None:
     settings = ask(folder, "config", "-z", "--show-scope", "--get-regexp", setting_names) or b""
     scoped = settings.decode("utf-8", "surrogateescape").split("\0")
     found = list(zip(scoped[::2], scoped[1::2], strict=False))
-    pairs = tuple((match[1], match[2]) for _, value in found if (match := _SETTING.fullmatch(value)))
+    matches = (_SETTING.fullmatch(value) for _, value in found)
+    pairs = tuple((match[1], "true" if match[2] is None else match[2]) for match in matches if match)
     index, exclude, objects, shallow, sparse_checkout, common = (os.path.join(folder, path) for path in paths)
     return Repository(
         top, prefix, git_dir, object_format, index, exclude, objects, shallow, sparse_checkout, pairs,
@@ -137,7 +141,8 @@ def nested_repository(folder: str, git_dir: str) -> Repository | None:
     except OSError:
         return None
     object_format = "sha256" if re.search(r"(?im)^[ \t]*objectformat[ \t]*=[ \t]*sha256", text) else "sha1"
-    settings = (("ignorecase", "true"),) if re.search(r"(?im)^[ \t]*ignorecase[ \t]*=[ \t]*true", text) else ()
+    ignores_case = re.search(rf"(?im)^[ \t]*ignorecase[ \t]*(?:=[ \t]*\"?(?:{_TRUE})\b.*)?$", text)
+    settings = (("ignorecase", "true"),) if ignores_case else ()
     index, exclude = os.path.join(git_dir, "index"), os.path.join(common, "info/exclude")
     objects, shallow = os.path.join(common, "objects"), os.path.join(common, "shallow")
     sparse_checkout = os.path.join(git_dir, "info/sparse-checkout")
@@ -165,8 +170,10 @@ def _excludes_file(top: str, settings: list[tuple[str, str]]) -> str:
             scope, value = each, setting[len(_EXCLUDES) :]
     if value is None:
         above = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-        return os.path.realpath(os.path.join(above, "git/ignore"))
-    path = os.path.realpath(os.path.join(top, os.path.expanduser(value))) if value else ""
+        return os.path.realpath(os.path.join(top, above, "git/ignore"))
+    if not value:
+        return ""
+    path = os.path.realpath(os.path.join(top, os.path.expanduser(value)))
     if scope not in _TRUSTED_SCOPES and not path.startswith(os.path.realpath(top) + os.sep):
         _warn_of_foreign(path)
         return ""

@@ -248,7 +248,7 @@ class Walk:
             if self._excludes is None:
                 self._excludes = excludes_file(self._root or "/")
             ours = tuple(patterns for patterns in folder_rules.stack if patterns.mark == BY_US)
-            named = (self._excludes, nested.exclude)
+            named = (self._excludes, _followed(nested.exclude, f"{self._root}/{folder}", nested.common_dir))
             lists = [self._patterns_outside(path, self._above + folder, inner) for path in named]
             folder_rules = _FolderRules((*ours, *filter(None, lists)), inner)
         repository = folder_rules.repository
@@ -436,7 +436,8 @@ class Walk:
             return _FolderRules()
         tracked = tracked or TrackedFiles(work_tree.repository, work_tree.root)
         repository = _Repository("", tracked, (work_tree.repository.common_dir,))
-        lists = [self._patterns_outside(path, "", repository) for path in (work_tree.excludes, work_tree.exclude)]
+        exclude = _followed(work_tree.exclude, work_tree.top, work_tree.repository.common_dir)
+        lists = [self._patterns_outside(path, "", repository) for path in (work_tree.excludes, exclude)]
         parts = self._above.rstrip("/").split("/") if self._above else []
         closed = False  # an ignored folder with tracked files; if there are none, it is not a working tree
         for depth, part in enumerate(parts):
@@ -471,6 +472,12 @@ class Walk:
         mark = BY_US if path.endswith(f"/{OUR_IGNORE_FILE}") else BY_GIT
         flags = "si" if repository.ignores_case else "s"
         return PatternList(lines, base, mark=mark, flags=flags)
+
+
+def _followed(exclude: str, top: str, common_dir: str) -> str:
+    """Return where a link at ``info/exclude`` leads, which git follows, if that is inside the repository."""
+    path = os.path.realpath(exclude)
+    return path if path.startswith((f"{os.path.realpath(top)}/", f"{common_dir}/")) else exclude
 
 
 def above_and_self(paths: Iterable[str]) -> set[str]:

@@ -127,8 +127,10 @@ class Repositories:
     def fill(self, repository: Path) -> None:
         repository.mkdir(parents=True)
         git(repository, "init", "-q")
-        if self.generator.random() < 0.4:
-            git(repository, "config", "core.ignorecase", "true")
+        if self.generator.random() < 0.6:
+            value = self.generator.choice((" = true", " = Yes", "=on", " = 1", "", " = false", " = 0", " = 10 # once"))
+            with (repository / ".git/config").open("a") as file:
+                file.write(f"[core]\n\tignoreCase{value}\n")
         for folder in ("", "a/", "a/b/", "c/"):
             for name in self.generator.sample(FILES, k=3):
                 (repository / folder).mkdir(exist_ok=True)
@@ -136,7 +138,11 @@ class Repositories:
             if self.generator.random() < 0.5:
                 self.write_patterns(repository / folder / ".gitignore", "w")
         if self.generator.random() < 0.5:
-            self.write_patterns(repository / ".git/info/exclude", "w")
+            exclude = repository / ".git/info/exclude"
+            if self.generator.random() < 0.5:
+                exclude.unlink()
+                exclude.symlink_to("../../excluded")
+            self.write_patterns(exclude, "w")
         for path in sorted(repository.rglob("*")):
             if path.is_file() and ".git" not in path.relative_to(repository).parts and self.generator.random() < 0.4:
                 git(repository, "add", "-f", str(path.relative_to(repository)))
@@ -274,6 +280,9 @@ def test_a_repository_cannot_name_an_ignore_file_outside_its_work_tree(tmp_path:
     for location in (str(tmp_path / "password"), "../password", "~/../password"):
         git(tmp_path / "root", "config", "core.excludesFile", location)
         assert listed(tmp_path / "root") == {"a.txt"}
+    (tmp_path / "root/.git/info/exclude").unlink()
+    (tmp_path / "root/.git/info/exclude").symlink_to(tmp_path / "password")
+    assert listed(tmp_path / "root") == {"a.txt"}
 
 
 def test_documents_are_kept_if_git_fails(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
