@@ -126,12 +126,10 @@ def _decode(data: bytes) -> tuple[str, SkipReason | None]:
         if data.startswith(mark):
             return _decode_as(data, marked)
     if b"\0" in data[:_BINARY_WINDOW]:
-        unmarked = _unmarked(data)
-        return _decode_as(data, unmarked) if unmarked else ("", SkipReason.BINARY)
+        return _decode_unmarked(data)
     sample = data[:_SAMPLE_BYTES]
     if len(sample) - len(sample.translate(None, _ODD_ASCII)) > _MAX_CONTROL_FRACTION * len(sample):
-        unmarked = _unmarked(data)  # the upper bytes of Greek, Cyrillic and Arabic are control characters
-        return _decode_as(data, unmarked) if unmarked else ("", SkipReason.BINARY)
+        return _decode_unmarked(data)  # the upper bytes of Greek, Cyrillic and Arabic are control characters
     try:
         text = data.decode("utf-8-sig")
         return (_shifted(data) or text) if len(text) == len(data) else text, None
@@ -218,13 +216,22 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
+def _decode_unmarked(data: bytes) -> tuple[str, SkipReason | None]:
+    encoding = _unmarked(data)
+    if encoding is None:
+        return "", SkipReason.BINARY
+    whole = len(data) - len(data) % _width(encoding)  # its writer may not have finished the last character
+    return _decode_as(data[:whole], encoding)
+
+
+def _width(encoding: str) -> int:
+    return 4 if "32" in encoding else 2
+
+
 def _unmarked(data: bytes) -> str | None:
     """Return the UTF-16 or UTF-32 variant that yields the most plain characters for BOM-less text."""
     plainest, found = 0.0, None
     for encoding in _UNMARKED:
-        width = 4 if "32" in encoding else 2
-        if len(data) % width:
-            continue
         try:
             text = codecs.getincrementaldecoder(encoding)().decode(data[:_BINARY_WINDOW])
         except UnicodeDecodeError:
@@ -234,11 +241,13 @@ def _unmarked(data: bytes) -> str | None:
             continue
         plain = len(_PLAIN.findall(judged)) / max(1, len(judged))
         few = _MIN_PLAIN_OF_FEW if len(judged) < _FEW_CHARACTERS else _MIN_PLAIN_FRACTION
-        if plain <= max(plainest, few):
+        is_surely_plain = plain >= _MIN_SURELY_PLAIN_FRACTION
+        is_odd = len(data) % _width(encoding) > 0 and not (is_surely_plain and len(judged) >= _FEW_CHARACTERS)
+        if plain <= max(plainest, few) or is_odd:
             continue
         others = [ord(character) for character in judged if not _PLAIN.match(character)]
         ascii_pairs = sum(0x20 <= code >> 8 <= 0x7E and 0x20 <= code & 0xFF <= 0x7E for code in others)
-        if plain < _MIN_SURELY_PLAIN_FRACTION and ascii_pairs > _MAX_ASCII_PAIRS * len(others):
+        if not is_surely_plain and ascii_pairs > _MAX_ASCII_PAIRS * len(others):
             continue
         unassigned = sum(unicodedata.category(character) in ("Cn", "Co") for character in judged)
         if unassigned <= _MAX_ODD_FRACTION * len(judged):

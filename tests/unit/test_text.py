@@ -250,6 +250,12 @@ def test_wide_encodings_without_a_mark_are_read(encoding: str, text: str) -> Non
     assert decode(text.encode(encoding)) == (text, None)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("after", [b"\n", b"a", b"\xff"])
+def test_a_character_that_is_not_complete_yet_is_left_out(encoding: str, after: bytes) -> None:
+    assert decode("key=value\nGrüße\n".encode(encoding) + after) == ("key=value\nGrüße\n", None)
+
+
 BINARIES = {
     "numbers of 16 bits": struct.pack("<600h", *range(-300, 300)),
     "samples of sound": struct.pack("<4000h", *(int(9_000 * math.sin(at / 9)) for at in range(4_000))),
@@ -264,7 +270,8 @@ BINARIES = {
 
 @pytest.mark.parametrize("kind", BINARIES)
 def test_bytes_that_make_no_sense_as_wide_text_are_binary(kind: str) -> None:
-    assert decode(BINARIES[kind]) == ("", SkipReason.BINARY)
+    for length in range(len(BINARIES[kind]) - 4, len(BINARIES[kind])):
+        assert decode(BINARIES[kind][:length]) == ("", SkipReason.BINARY)
 
 
 def test_many_control_characters_mean_binary() -> None:
