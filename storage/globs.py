@@ -116,6 +116,15 @@ def glob_pattern(glob: str) -> str:
     return f"(?s)^{''.join(map(_translated, _TOKEN.findall(normal_glob(glob))))}$"
 
 
+def literal_pattern(text: str) -> str:
+    """Return a regular expression for ``text`` with its accents composed or decomposed."""
+    if text.isascii():
+        return _REGEX_SPECIAL.sub(r"\\\g<0>", text)
+    composed, decomposed = _forms(text)
+    found = "".join(_one_of(dict.fromkeys(_forms(character))) for character in composed)
+    return found if text in (composed, decomposed) else _one_of([text, found], escape=False)
+
+
 def normal_glob(glob: str) -> str:
     """Normalize a glob for whole paths: remove ``.``, doubled slashes, and slashes at its ends."""
     names = [name for name in glob.split("/") if name not in ("", ".")]
@@ -266,15 +275,7 @@ def _translated(token: str) -> str:
         return {"**": ".*", "*": "[^/]*", "?": f"[^/]{_MARKS}"}[token]
     if len(token) > 1 and token[0] == "[":
         return _set(token[1:-1])
-    return _literal(token)
-
-
-def _literal(text: str) -> str:
-    if text.isascii():
-        return _REGEX_SPECIAL.sub(r"\\\g<0>", text)
-    composed, decomposed = _forms(text)
-    found = "".join(_one_of(dict.fromkeys(_forms(character))) for character in composed)
-    return found if text in (composed, decomposed) else _one_of([text, found], escape=False)
+    return literal_pattern(token)
 
 
 def _one_of(texts: Iterable[str], *, escape: bool = True) -> str:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from functools import partial
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
+from unicodedata import normalize
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +22,7 @@ from driftline.storage.deltas.parquet_files import after_prefix
 from driftline.storage.documents import content_hash
 from driftline.storage.entities import Boundary, Entity, is_allowed, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, UsageError
-from driftline.storage.globs import is_unicode
+from driftline.storage.globs import is_unicode, literal_pattern, spellings
 from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.definition_lookup import outlines_of
 from driftline.storage.lines.line_filter import normalize_path
@@ -175,8 +175,8 @@ def find_documents(
     Names that contain the whole text come first, then paths that do, then the shortest. Only documents of sources
     inside the boundary ``within`` are found. Raises StorageError.
     """
-    sought = "".join(text.split()).lower()
-    pattern = "(?is)" + ".*?".join(map(re.escape, sought))
+    sought = normalize("NFC", "".join(text.split()).lower())
+    pattern = "(?is)" + ".*?".join(map(literal_pattern, sought))
     entities = [entity for entity, _ in workspace.readable_sources(within) if source in (None, str(entity))]
 
     def find(entity: Entity) -> pa.Table:
@@ -198,11 +198,12 @@ _NO_PATHS = pa.schema([("source", pa.string()), ("path", pa.string())]).empty_ta
 
 def best_matches(found: pa.Table, sought: str, limit: int) -> pa.Table:
     """Return paths in order: names that start with ``sought``, names that contain it, paths that do; then by length."""
-    name = rf"(?i){re.escape(sought)}[^/]*$"
+    letters = literal_pattern(sought)
+    name = rf"(?i){letters}[^/]*$"
     keys = {
         "starts": pc.match_substring_regex(found["path"], f"(^|/){name}"),
         "in_name": pc.match_substring_regex(found["path"], name),
-        "in_path": pc.match_substring(found["path"], sought, ignore_case=True),
+        "in_path": pc.match_substring_regex(found["path"], f"(?i){letters}"),
         "length": pc.negate(pc.utf8_length(found["path"])),
     }
     ranked = found
@@ -216,7 +217,7 @@ def _documents(
     workspace: Workspace, entity: Entity, dirs: Sequence[str], exts: Sequence[str], behind: str | None, limit: int
 ) -> list[Document]:
     """Return at most ``limit`` documents of a source after the path ``behind``; reads no more of the manifest."""
-    names = {normalize_path(name) for name in dirs}
+    names = {form for name in dirs for form in spellings(normalize_path(name))}
     prefixes = [""] if not names or "" in names else sorted(f"{name}/" for name in names)
     outermost = [each for each in prefixes if not any(each != other and each.startswith(other) for other in prefixes)]
     endings = {f".{ext.removeprefix('.').lower()}" for ext in exts}
@@ -342,7 +343,7 @@ def _indexed_excerpt(
     def find(source: tuple[Entity, str]) -> list[tuple[Entity, str, str]]:
         entity, root = source
         spelled = (path, plain, inside_of(root, plain) if plain.startswith("/") else None)
-        names = [name for name in dict.fromkeys(spelled) if name]
+        names = list(dict.fromkeys(form for name in spelled if name for form in spellings(name)))
         rows = workspace.manifest(entity).get(names, columns=["path", "hash", "reason"]).to_pylist()
         hashes = {row["path"]: row["hash"] for row in rows if row["reason"] is None}
         return [(entity, name, hashes[name]) for name in names if name in hashes][:1]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unicodedata import normalize
 
 import pytest
 
 import driftline as dl
-from driftline.tasks.search.documents import read_excerpt
+from driftline.tasks.search.documents import find_documents, read_excerpt
+
+Form = Literal["NFC", "NFD"]
 
 
 @pytest.fixture
@@ -68,6 +71,23 @@ def is_refused(call: Callable[[Any], object], path: Any) -> bool:
 def test_anything_else_than_a_path_is_refused_by_name(tree: Path, call: str) -> None:
     dl.index(tree, workspace="ws")
     assert [bad for bad in (5, b"ws", [b"ws"], "w\0s", None) if not is_refused(CALLS[call], bad)] == []
+
+
+@pytest.mark.parametrize("stored", ["NFC", "NFD"])
+def test_documents_are_found_with_accents_in_either_form(tree: Path, stored: Form) -> None:
+    (tree / normalize(stored, "Bücher")).mkdir()
+    path = normalize(stored, "Bücher/café.md")
+    (tree / path).write_text("the stork lands\n")
+    dl.index(tree, workspace="ws")
+    workspace = dl.open("ws")
+    (source,) = {hit.source for hit in workspace.search("stork", mode="text")}
+    forms: tuple[Form, ...] = ("NFC", "NFD")
+    for typed in forms:
+        assert workspace.excerpt(source, normalize(typed, "Bücher/café.md"), 1).path == path
+        assert [each.path for each in workspace.documents(dirs=[normalize(typed, "Bücher")])] == [path]
+        for text in ("Büca", "CAFÉ", "é.m"):
+            found = find_documents(workspace.storage, normalize(typed, text), limit=5)
+            assert found.documents == ((source, path),), text
 
 
 def test_an_excerpt_is_found_for_any_spelling_of_its_path(tree: Path) -> None:
