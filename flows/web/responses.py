@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_origin
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -108,11 +108,13 @@ def problem(status: int, kind: str, detail: str, where: str = "", fix: str = "")
 
 
 async def only_known_parameters(request: Request) -> None:
-    """Raise UsageError for unknown parameters: FastAPI would drop them, even filters."""
-    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    """Raise UsageError for unknown and repeated parameters: FastAPI would drop them, even filters."""
+    known = {each.alias: each.field_info.annotation for each in request.scope["route"].dependant.query_params}
     for name in request.query_params:
         if name not in known:
-            raise UsageError(f"Unknown parameter {name[:100]!r}", request.url.path, nearest_name(name, known))
+            raise UsageError(f"Unknown parameter {name[:100]!r}", request.url.path, nearest_name(name, list(known)))
+        if len(request.query_params.getlist(name)) > 1 and get_origin(known[name]) is not tuple:
+            raise UsageError(f"The parameter {name!r} has several values", request.url.path, "Pass one of them.")
 
 
 def wrong_parameters(errors: Sequence[Any]) -> UsageError:

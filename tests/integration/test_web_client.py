@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,7 +21,7 @@ from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.errors import UsageError
 from driftline.storage.workspace.tokens import create_token, read_tokens
 from driftline.storage.workspace.workspace import Workspace
-from tests.support.web import serving
+from tests.support.web import ask, serving
 
 
 @pytest.fixture(scope="module")
@@ -306,6 +307,20 @@ def test_an_unknown_parameter_is_refused_with_the_nearest(url: str, wrong: str, 
     with pytest.raises(dl.UsageError, match=f"Unknown parameter '{wrong}'") as refused:
         Connection.to(url).get("search", {"q": "lease", wrong: "1"})
     assert right in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        "search?q=lease&q=lock",
+        "search?q=lease&top_k=5&top_k=6",
+        "search?q=a&tests=true&tests=false",
+        "runs?limit=1&limit=2",
+    ],
+)
+def test_a_parameter_with_one_value_is_refused_if_it_is_repeated(url: str, repeated: str) -> None:
+    assert "has several values" in ask(urlsplit(url).netloc, f"/api/v1/{repeated}").body
+    assert ask(urlsplit(url).netloc, "/api/v1/search?q=lease&ext=md&ext=py&glob=*.md&glob=*.py").status == 200
 
 
 def test_an_empty_answer_says_why(url: str) -> None:
