@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
@@ -354,24 +355,13 @@ def parse_url(text: str) -> URL:
 
 
 def _engine(url: URL, pool_size: int) -> sa.Engine:
+    create = partial(sa.create_engine, url, pool_size=pool_size, hide_parameters=True, json_serializer=_json)
     if url.get_backend_name() == "sqlite":
-        engine = sa.create_engine(
-            url,
-            pool_size=pool_size,
-            hide_parameters=True,
-            json_serializer=_json,
-            connect_args={"timeout": BUSY_TIMEOUT_SECONDS},
-        )
+        engine = create(connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
         sa.event.listen(engine, "connect", _prepare_reader if "mode" in url.query else _prepare_sqlite)
         return engine
     try:
-        engine = sa.create_engine(
-            url,
-            pool_size=pool_size,
-            hide_parameters=True,
-            json_serializer=_json,
-            connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS},
-        )
+        engine = create(connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS})
     except ModuleNotFoundError as error:
         raise MissingExtra(
             "PostgreSQL needs an optional dependency", "psycopg", f"Run: {install_command('postgres')}"
