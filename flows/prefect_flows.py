@@ -52,6 +52,8 @@ if TYPE_CHECKING:  # an index run does not load it
     from driftline.flows.config.driftline_toml import Configuration
 
 _R = TypeVar("_R")
+_ENDED_EARLY: dict[str, Any] = {"on_crashed": [release_leases], "on_cancellation": [release_leases]}
+"""The hooks of every flow, for runs that crash or are cancelled."""
 
 
 def _parameter(row: Option) -> inspect.Parameter:
@@ -79,12 +81,7 @@ def _source_names(parameters: Mapping[str, Any]) -> str:
     return ", ".join(uri.rstrip("/").rpartition("/")[2].removesuffix(".git") or uri for uri in parameters["sources"])
 
 
-@flow(
-    name="driftline-index",
-    flow_run_name=lambda: f"index {_source_names(flow_run.parameters)}",
-    on_crashed=[release_leases],
-    on_cancellation=[release_leases],
-)
+@flow(name="driftline-index", flow_run_name=lambda: f"index {_source_names(flow_run.parameters)}", **_ENDED_EARLY)
 @_with_options(*OPTIONS.offered_in("flow").values())
 def index(
     sources: Annotated[list[str], Field(min_length=1)],
@@ -109,12 +106,7 @@ def index(
     return _run(IndexRequest(sources, absolute_workspace(workspace), **options), workspace, max_deltas)
 
 
-@flow(
-    name="driftline-fleet",
-    flow_run_name="sync fleets of {workspace}",
-    on_crashed=[release_leases],
-    on_cancellation=[release_leases],
-)
+@flow(name="driftline-fleet", flow_run_name="sync fleets of {workspace}", **_ENDED_EARLY)
 @_with_options(*FLEET_OPTIONS.values())
 def fleet(
     workspace: str,
@@ -179,12 +171,7 @@ def _run(request: IndexRequest, workspace: str, max_deltas: int) -> dict[str, An
         return result
 
 
-@flow(
-    name="driftline-compact",
-    flow_run_name="compact {workspace}",
-    on_crashed=[release_leases],
-    on_cancellation=[release_leases],
-)
+@flow(name="driftline-compact", flow_run_name="compact {workspace}", **_ENDED_EARLY)
 def compact(
     workspace: str,
     entity: str | None = None,
@@ -231,12 +218,7 @@ def compact(
     return result
 
 
-@flow(
-    name="driftline-cleanup",
-    flow_run_name="cleanup {workspace}",
-    on_crashed=[release_leases],
-    on_cancellation=[release_leases],
-)
+@flow(name="driftline-cleanup", flow_run_name="cleanup {workspace}", **_ENDED_EARLY)
 def cleanup(
     workspace: str,
     max_age_seconds: Annotated[float, Field(ge=0)] = DEFAULT_MAX_AGE_SECONDS,
@@ -270,12 +252,7 @@ def cleanup(
     return result
 
 
-@flow(
-    name="driftline-prune",
-    flow_run_name="prune {workspace}",
-    on_crashed=[release_leases],
-    on_cancellation=[release_leases],
-)
+@flow(name="driftline-prune", flow_run_name="prune {workspace}", **_ENDED_EARLY)
 def prune(
     workspace: str,
     older_than_days: Annotated[float, Field(ge=0)] = DEFAULT_PRUNED_AFTER_DAYS,
@@ -306,12 +283,7 @@ def prune(
     return result
 
 
-@flow(
-    name="driftline-verify",
-    flow_run_name="verify {workspace}",
-    on_crashed=[release_leases],
-    on_cancellation=[release_leases],
-)
+@flow(name="driftline-verify", flow_run_name="verify {workspace}", **_ENDED_EARLY)
 def verify(
     workspace: str,
     repair: bool = False,
