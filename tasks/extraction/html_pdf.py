@@ -42,8 +42,10 @@ _CELLS = frozenset(("td", "th"))
 _ALONE_IN_CELLS = frozenset(("p", "div"))
 """The first such element in a cell does not break the row's line."""
 _BLANKS = re.compile(r"[ \t\r\n\f\xa0]+")
-_DECLARATIONS = re.compile(r"(<!DOCTYPE[^<>\[]{0,1000})\[.{0,65536}?\]\s*>", re.DOTALL | re.IGNORECASE)
-"""A document type with declarations, which the library takes for text."""
+_DECLARATIONS = re.compile(
+    r"((?>\s+|<\?[^>]*>|<!--.*?-->)*+<!DOCTYPE[^<>\[]{0,1000})\[.{0,65536}?\]\s*>", re.DOTALL | re.IGNORECASE
+)
+"""A document type with declarations, which the library takes for text. Scripts may contain one, too."""
 _PROLOGUE_CHARACTERS = 65_536
 
 
@@ -163,7 +165,8 @@ def add_html(draft: Draft, data: bytes, file: str = "") -> None:
     text, reason = decode(data)
     if reason is not None:
         raise Refused(reason)
-    text = _DECLARATIONS.sub(r"\1>", text[:_PROLOGUE_CHARACTERS], count=1) + text[_PROLOGUE_CHARACTERS:]
+    if declared := _DECLARATIONS.match(text, 0, _PROLOGUE_CHARACTERS):
+        text = f"{declared[1]}>{text[declared.end() :]}"
     try:
         parser.feed(text.encode("utf-8", "replace"))
         parser.close()

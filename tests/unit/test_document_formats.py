@@ -296,8 +296,15 @@ def test_a_page_omits_its_text_for_old_browsers(element: str) -> None:
 @pytest.mark.parametrize("declared", ["", '<!ENTITY nbsp "&#160;">', "<!-- don't -->\n<!ENTITY b 'x>y'>\n"])
 @pytest.mark.parametrize("public", ["", ' PUBLIC "-//W3C//DTD XHTML 1.0 Strict//EN" "http://www.w3.org/a.dtd"'])
 def test_a_page_omits_its_declarations(declared: str, public: str) -> None:
-    page = f"<?xml version='1.0'?>\n<!DOCTYPE html{public} [{declared}]>\n<html><body><p>a [b]&gt;</p></body></html>"
+    head = f"<?xml version='1.0'?>\n<!-- a --><!DOCTYPE html{public} [{declared}]>\n"
+    page = f"{head}<html><body><p>a [b]&gt;</p></body></html>"
     assert lines(read_document("a.xhtml", page.encode())) == ["a [b]>"]
+
+
+@pytest.mark.parametrize("before", ["", "<!DOCTYPE html>", "<!-- <!DOCTYPE html [ -->"])
+def test_declarations_in_a_script_hide_no_text(before: str) -> None:
+    page = f"{before}<html><body><script>var type = '<!DOCTYPE html [';</script><p>a [b] > c</p></body></html>"
+    assert lines(read_document("a.html", page.encode())) == ["a [b] > c"]
 
 
 def test_pronunciations_and_soft_hyphens_are_left_out() -> None:
