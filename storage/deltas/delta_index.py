@@ -72,8 +72,8 @@ READ_ATTEMPTS = 5
 MAX_READ_THREADS = 4
 """Number of bucket deltas opened in parallel, because each takes a round trip."""
 
-UNCOMPRESSED_ROWS = 64
-"""Deltas of at most this many rows are not compressed: that would save a tenth, and take as long as the rest."""
+UNCOMPRESSED_BYTES = 4 * 1024
+"""Deltas of at most this size are not compressed: that would save a third at most, and take as long as the rest."""
 
 ADD, REMOVE = "add", "remove"
 
@@ -142,7 +142,7 @@ class DeltaIndex:
 
     def encode(self, rows: pa.Table) -> bytes:
         """Encode ``rows`` as a delta, sorted by key, then by descending ``rev``."""
-        is_small = len(rows) <= UNCOMPRESSED_ROWS
+        is_small = rows.nbytes <= UNCOMPRESSED_BYTES
         writer = FileWriter(self.layout, replace(self.encoding, compression="none") if is_small else self.encoding)
         writer.write(conformed(rows, self.file_schema).sort_by([(self.key, "ascending"), ("rev", "descending")]))
         return writer.finish(Footer(kind=self.layout.kind))

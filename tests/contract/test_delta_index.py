@@ -465,6 +465,11 @@ def _count_reads(monkeypatch: Any) -> list[int]:
     return counted
 
 
+def test_few_rows_of_long_values_are_compressed(disk: DeltaIndex) -> None:
+    values = pa.table({"key": [f"{at}{'a long key ' * 400}" for at in range(10)], "value": [0] * 10})
+    assert len(disk.encode(disk.changes(ADD, 1, values, now=NOON))) < values.nbytes / 2
+
+
 def test_a_base_of_many_rows_is_written_in_full_row_groups(disk: DeltaIndex) -> None:
     for number in range(3):
         table = pa.table({"key": [f"{i:06}-{number}" for i in range(60_000)], "value": range(60_000)}, disk.schema)
