@@ -136,7 +136,12 @@ def text_in(pack: bytes) -> bytes | None:
 
 def texts_in(packs: pa.StringArray | pa.ChunkedArray, where: str) -> pa.StringArray:
     """Return the texts in packs of the table ``where``. Raises CorruptFile if one was changed since it was written."""
-    found = [text_in(pack) for pack in packs.cast(pa.binary()).to_pylist()]
+    data = (packs.combine_chunks() if isinstance(packs, pa.ChunkedArray) else packs).cast(pa.binary())
+    texts = pc.binary_slice(data, 0, -_SEAL_BYTES)
+    own = pa.array([_SEAL % zlib.crc32(text.as_buffer()) for text in texts], pa.binary())
+    if own.equals(pc.binary_slice(data, -_SEAL_BYTES)):  # without a copy of each text, which takes five times as long
+        return texts.cast(pa.string())
+    found = [text_in(pack) for pack in data.to_pylist()]
     if None in found:
         raise CorruptFile(
             "Cannot read the lines table (the checksum of a document's text does not match)", where, REPAIR
