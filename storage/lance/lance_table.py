@@ -192,20 +192,20 @@ class LanceTable:
         return self.examined(skim)[0]
 
     def examined(self, examine: Examine) -> tuple[list[int], set[Any]]:
-        """Return ``damaged_fragments``, and what ``examine``, which must be picklable, finds in the other fragments.
-
-        If reading one crashes the process, the others are not examined.
-        """
+        """Return ``damaged_fragments``, and what ``examine``, which must be picklable, finds in the other fragments."""
         try:
             return run_in_worker(_read, self, None, examine)
         except ProcessDied:
-            return [number for number in run_in_worker(_fragments, self) if not self._survives(number)], set()
-
-    def _survives(self, fragment: int) -> bool:
-        try:
-            return not run_in_worker(_read, self, [fragment], skim)[0]
-        except ProcessDied:
-            return False
+            pass  # read each one in another process
+        damaged, found = list[int](), set[Any]()
+        for number in run_in_worker(_fragments, self):
+            try:
+                unreadable, wrong = run_in_worker(_read, self, [number], examine)
+            except ProcessDied:
+                unreadable, wrong = [number], set()
+            damaged += unreadable
+            found |= wrong
+        return damaged, found
 
     def _opens(self) -> bool:
         try:

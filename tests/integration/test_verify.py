@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +32,7 @@ from driftline.storage.lines import packs
 from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.line_table import each_document
 from driftline.storage.workspace.records import PROGRAM_SCHEME
-from driftline.tasks.maintenance.verification import FindingKind
+from driftline.tasks.maintenance.verification import FindingKind, changed_documents
 from tests.support.leftovers import ENTITY, Corner, make_corner
 from tests.support.oracle import save_tiny_model
 
@@ -205,6 +206,20 @@ def test_damage_is_detected_and_repaired(local: Corner, damage: str) -> None:
     assert (repaired.findings, repaired.skipped) == ([], [])
     assert repaired.repaired == len(expected)
     local.assert_alive()
+
+
+def aborts_at_file1(batches: Iterator[pa.RecordBatch]) -> set[tuple[str, str]]:
+    rows = [*batches]
+    if any("file1.txt" in batch["path"].to_pylist() for batch in rows):
+        os.abort()
+    return changed_documents(iter(rows))
+
+
+def test_a_fragment_that_aborts_its_reader_hides_no_changes_of_others(local: Corner) -> None:
+    change("text", lambda text: f"{text[:-1]}~")(local)
+    damaged, changed = local.table.examined(aborts_at_file1)
+    assert len(damaged) == 1
+    assert changed == {(SOURCE, "file3.txt")}
 
 
 def test_changed_text_of_a_pack_is_not_shown(local: Corner) -> None:
