@@ -108,7 +108,11 @@ _READERS = frozenset(("search", "grep", "sql", "status", "sources", "diff", "run
 """Commands that only read, so there is nothing to continue after Ctrl-C."""
 _MEANT_OPTIONS = {"help": "--help", "version": "--version"}
 """Options that are accepted as commands, as in git: ``driftline help search`` is ``driftline search --help``."""
-_HABITS = {"-A": "-C", "-B": "-C", "-c": "--count", "-g": "--glob", "-l": "--files", "-m": "--top-k", "-t": "--lang"}
+_HABITS = dict.fromkeys(("-A", "-B", "--after-context", "--before-context"), "-C") | {
+    **dict.fromkeys(("-l", "--files-with-matches"), "--files"),
+    **dict.fromkeys(("-m", "--max-count"), "--top-k"),
+    **{"-c": "--count", "-g": "--glob", "-t": "--lang", "--type": "--lang", "-V": "--version"},
+}
 """Maps options of grep and ripgrep to those of commands that have them under another name."""
 _HINTS = {("grep", "FILE"): "Specify files or folders, such as '.', or - for standard input. "}
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
@@ -286,13 +290,13 @@ def _usage_message(error: Any, command: str | None) -> tuple[str, str]:
     """Return a usage error's message (no final period) and fix; typer suggests too many similar names."""
     of = f"{command} " if command in COMMANDS else ""
     message, fix = error.format_message().rstrip("."), f"Try 'driftline {of}--help'."
-    if (option := getattr(error, "option_name", None)) and getattr(error, "possibilities", None):
-        names = {name.strip("-"): name for name in error.possibilities}  # dashes would make all options similar
+    if message.startswith("No such option"):
+        option, habit = error.option_name, _HABITS.get(error.option_name)
+        names = {name.strip("-"): name for name in error.possibilities or ()}  # dashes would make all options similar
         close = [names[name] for name in difflib.get_close_matches(option.strip("-"), names, n=1, cutoff=0.7)]
+        if habit in {name for each in error.ctx.command.params for name in each.opts}:
+            close = [habit]
         message, fix = f"No such option: {option}", f"Did you mean {close[0]}? {fix}" if close else fix
-    elif message.startswith("No such option") and (habit := _HABITS.get(error.option_name)):
-        offered = {name for each in error.ctx.command.params for name in each.opts}
-        fix = f"Did you mean {habit}? {fix}" if habit in offered else fix
     elif message.startswith("No such command"):
         group, named = error.ctx.command_path.partition(" ")[2], message.split("'")[1]
         close = difflib.get_close_matches(named, error.ctx.command.list_commands(error.ctx), n=1)
