@@ -28,6 +28,7 @@ from driftline.storage.errors import (
     UsageError,
     may_hold_secret,
 )
+from driftline.storage.globs import is_unicode
 from driftline.storage.layout import ByteRange, ObjectInfo
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
 from driftline.storage.objects.store_requests import REQUESTS_AT_ONCE
@@ -115,6 +116,8 @@ class ObjectStore:
                 if not path:
                     raise UsageError("The workspace URI has no path", repr(uri))
                 root = os.path.abspath(path)
+                if not is_unicode(root):
+                    raise UsageError("The workspace's path is not UTF-8", repr(root), "Rename or move it.")
                 return cls(root, LocalDisk(root), {})
             case "s3" | "gs" | "az" | "abfs" | "abfss":
                 name, _, prefix = uri[len(scheme) + 3 :].partition("/")

@@ -34,6 +34,7 @@ from driftline.storage.errors import (
     may_hold_secret,
     without_secrets,
 )
+from driftline.storage.globs import is_unicode
 from driftline.storage.objects.store_requests import count_requests_of
 from driftline.storage.sources.access import SafeFolder, check_names_are_utf8
 from driftline.storage.sources.content_encoding import StoredBytes, decoded, may_be_encoded, without_chunks
@@ -642,6 +643,8 @@ def _open_local(text: str) -> Source:
         raise AccessDenied("Cannot read the folder", path, "Check its permissions.") from error
     except (OSError, ValueError) as error:
         raise SourceNotFound(f"Cannot read the folder ({error})", repr(path), "Check its name.") from error
+    if not is_unicode(path):
+        raise UsageError("The folder's path is not UTF-8", repr(path), "Rename or move it.")
     remote = bare_repository(path)
     return RepositorySource.at(remote, resolve(remote)) if remote is not None else Source(path, {}, is_local=True)
 

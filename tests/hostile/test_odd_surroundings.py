@@ -183,6 +183,34 @@ def test_every_command_refuses_arguments_that_are_not_utf8(name: str, capsys: py
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("folder", "variables"),
+    [
+        ("location", {"DRIFTLINE_WORKSPACE": "{odd}/ws"}),
+        ("location", {"DRIFTLINE_WORKSPACE": "@notes", "DRIFTLINE_HOME": "{odd}"}),
+        ("{odd}", {"DRIFTLINE_WORKSPACE": "ws"}),
+        ("{odd}/inside", {}),
+    ],
+)
+@pytest.mark.parametrize("command", ["index", "watch"])
+def test_a_path_that_is_not_utf8_is_refused_without_a_trace(
+    folder: str, variables: dict[str, str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    odd = tmp_path / os.fsdecode(NOT_UTF8)
+    for each in (tmp_path / "location", odd / "inside"):
+        each.mkdir(parents=True)
+        (each / "a.txt").write_text("the heron lands\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(odd=odd))
+    monkeypatch.chdir(tmp_path / folder.format(odd=odd))
+    assert main([command, "."]) == 2
+    outcome = capsys.readouterr().err
+    assert "not UTF-8" in outcome
+    assert "Traceback" not in outcome
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "a.txt", odd.name, "inside", "location"]
+
+
 def test_a_name_that_is_not_utf8_can_be_grepped(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(NOT_UTF8)).write_text("the heron lands\n")
     ended = run(["grep", "heron", NOT_UTF8], tmp_path)
