@@ -253,7 +253,7 @@ class LanceTable:
             )
 
     def commit_attempts(self, count: int = COMMIT_ATTEMPTS) -> Iterator[LanceDataset]:
-        """Yield the newest version for each of ``count`` attempts to change it; afterwards, raise ``conflicted``."""
+        """Yield the newest version for each of ``count`` attempts; if all fail, the caller raises ``conflicted``."""
         return (self.open() for _ in range(count))
 
     def conflicted(self) -> CommitConflict:
