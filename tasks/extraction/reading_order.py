@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
+from math import inf
 from statistics import median, quantiles
 from typing import NamedTuple
 
@@ -105,6 +106,8 @@ def _is_upwards(pieces: Sequence[Piece]) -> bool:
 
 def ordered(pieces: Sequence[Piece]) -> list[str] | None:
     """Return the lines of a page whose ``pieces`` are in drawing order, or None if they should keep this order."""
+    if not all(-inf < piece.left <= piece.right < inf for piece in pieces):  # a broken file
+        return None
     order = _Order({id(piece): at for at, piece in enumerate(pieces)}, _is_upwards(pieces), _is_right_to_left(pieces))
     found = [line.text for line in order.lines(pieces)]
     return None if found == [line.text for line in _joined(pieces)] else found
@@ -181,7 +184,7 @@ def _cut(pieces: Sequence[Piece]) -> float | None:
 def _bands(pieces: Sequence[Piece], cut: float) -> list[list[Piece]]:
     """Split a part of the page, from the top down, at lines that cross ``cut`` and at wide gaps."""
     bands: list[list[Piece]] = [[]]
-    end, crosses = float("inf"), False
+    end, crosses = inf, False
     for piece in sorted(pieces, key=lambda each: -each.middle):
         does = piece.left < cut < piece.right
         if bands[-1] and (does != crosses or end - piece.top > _BAND_GAP * piece.height):

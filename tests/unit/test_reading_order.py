@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, nan
 
 import pytest
 
@@ -116,3 +117,10 @@ def test_the_right_column_of_a_right_to_left_page_is_read_first() -> None:
     ]
     found = ordered([piece for row in rows for piece in row])
     assert found == [row[at].text for at in (0, 1) for row in rows]
+
+
+@pytest.mark.parametrize("broken", [(inf, inf), (-inf, 0), (nan, nan), (200, 100)])
+def test_a_page_with_an_impossible_box_is_kept(broken: tuple[float, float]) -> None:
+    rows = [Piece(0, 14 * row, 100, 14 * row + 10, f"line {row}") for row in range(ROWS)]
+    left, right = broken
+    assert ordered([*rows, Piece(left, 0, right, 10, "broken")]) is None
