@@ -14,6 +14,7 @@ from driftline.storage.deltas.delta_index import DeltaIndex
 from driftline.storage.entities import Entity
 from driftline.storage.errors import StorageError
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.indexing import batch
 from driftline.tasks.scanning import diff
 from tests.support.oracle import WORDS, assert_in_step, files_below, save_tiny_model
 
@@ -24,7 +25,8 @@ SOURCE = "org:default/project:default/source:tree"
 def run(
     driftline: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, Any]]:
-    monkeypatch.setattr(diff, "CTIME_TICK_NS", 0)  # however soon a run follows a change, the next one trusts its scan
+    for module in (diff, batch):  # however soon a run follows a change, the next one need not read the file again
+        monkeypatch.setattr(module, "CTIME_TICK_NS", 0)
     (tmp_path / "tree").mkdir()
     model = save_tiny_model(tmp_path / "model")
 
