@@ -138,7 +138,9 @@ class Soak:
     def _damage_blocks(self) -> None:
         """Damage or swap cached blocks during searches."""
         time.sleep(DAMAGE_SECONDS)
-        blocks = [path for path in self._chance.choice(self.hosts).blocks.rglob("*-*") if path.is_file()]
+        # os.walk, unlike rglob, passes over a folder that a command removes meanwhile.
+        walk = os.walk(self._chance.choice(self.hosts).blocks)
+        blocks = [Path(folder, name) for folder, _, names in walk for name in names if "-" in name]
         if len(blocks) > 1:
             one, other = self._chance.sample(blocks, 2)
             with suppress(FileNotFoundError):  # evicted
