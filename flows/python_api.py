@@ -218,7 +218,7 @@ def open(
     if not cache:
         return Workspace(StoredWorkspace.open(location, storage_options, access))
     from driftline.flows.config.which_workspace import cache_settings
-    from driftline.flows.runs.cached_copies import open_copy
+    from driftline.flows.runs.pull import open_copy
 
     max_bytes, warn = cache_settings(cache)[1], logging.getLogger(__name__).warning
     return Workspace(open_copy(location, storage_options, access, max_bytes=max_bytes, warn=warn))

@@ -97,7 +97,7 @@ def _tools_of(
     boundary = None if within is None else boundary_in(opened, within)
     newest = opened.reread
     if not opened.objects.is_local:
-        from driftline.flows.runs.cached_copies import newest_of
+        from driftline.flows.runs.pull import newest_of
 
         is_cached, max_bytes = cache_settings(cache)
         newest = until_end(newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn))

@@ -148,7 +148,7 @@ def _opener(cache: bool | None) -> Opener | None:
     if not is_wanted:
         return None
     from driftline.flows.output.progress import open_progress
-    from driftline.flows.runs.cached_copies import open_copy
+    from driftline.flows.runs.pull import open_copy
 
     def opened(uri: str, storage_options: Mapping[str, str] | None, access: SourceAccess | None) -> Workspace:
         with open_progress() as progress:

@@ -253,7 +253,7 @@ def _newest(
     For a bucket, it opens the local copy if requested, or if an earlier search left one.
     """
     from driftline.flows.config.which_workspace import cache_settings, search_settings
-    from driftline.flows.runs.cached_copies import has_copy, newest_of
+    from driftline.flows.runs.pull import has_copy, newest_of
     from driftline.tasks.search.search import warm
 
     def prepare(found: Workspace) -> None:

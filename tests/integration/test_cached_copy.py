@@ -15,8 +15,8 @@ import pytest
 
 import driftline as dl
 from driftline.flows.commands import web
-from driftline.flows.runs import cached_copies
-from driftline.flows.runs.cached_copies import RefreshedWorkspace, cache_folder, refreshed_copy
+from driftline.flows.runs import pull
+from driftline.flows.runs.pull import RefreshedWorkspace, cache_folder, refreshed_copy
 from driftline.storage.errors import AccessDenied, CorruptFile, DriftlineError, WorkspaceNotFound
 from driftline.storage.objects.store_requests import request_counter
 from driftline.storage.workspace import copies
@@ -31,7 +31,7 @@ PLENTY = 10**9
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(cached_copies.FOLDER_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(pull.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -127,18 +127,18 @@ def test_copies_stay_within_the_limit(index: Callable[[str], str], s3_bucket: st
     first, second, warned = index(f"{s3_bucket}/first"), index(f"{s3_bucket}/second"), Warnings()
     refreshed_copy(first, max_bytes=PLENTY, warn=warned)
     (one,) = folder.iterdir()
-    size = cached_copies._size_bytes(one)
+    size = pull._size_bytes(one)
     limit = int(1.5 * size)
 
     assert refreshed_copy(second, max_bytes=limit, warn=warned) == second  # a search may still read the first
     assert "more than the space left" in warned.pop()
     assert copied(folder) == [one / "copy"]
 
-    long_ago = time.time() - 2 * cached_copies.RECENT_SECONDS
+    long_ago = time.time() - 2 * pull.RECENT_SECONDS
     os.utime(one / "used", (long_ago, long_ago))
     location = refreshed_copy(second, max_bytes=limit, warn=warned)
     assert [str(each) for each in copied(folder)] == [location]
-    assert sum(map(cached_copies._size_bytes, folder.iterdir())) <= limit
+    assert sum(map(pull._size_bytes, folder.iterdir())) <= limit
     assert not warned
 
     assert refreshed_copy(first, max_bytes=10, warn=warned) == first
@@ -200,7 +200,7 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
         assert may_pull.wait(PATIENCE_SECONDS)
 
     may_pull.set()
-    monkeypatch.setattr(cached_copies, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(pull, "REFRESH_SECONDS", 0.01)
     newest = RefreshedWorkspace(Workspace.open(index(s3_bucket)), PLENTY, Warnings(), prepare)
     before = newest()
     assert before.objects.is_local
@@ -221,7 +221,7 @@ def test_a_server_refreshes_its_copy_while_searches_go_on(
 def test_a_search_says_why_the_copy_of_the_server_cannot_be_refreshed(
     index: Callable[[str], str], s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cached_copies, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(pull, "REFRESH_SECONDS", 0.01)
     workspace, warned = Workspace.open(index(s3_bucket)), Warnings()
     newest = RefreshedWorkspace(workspace, PLENTY, warned)
     newest()

@@ -9,7 +9,7 @@ import pytest
 from driftline.flows.config.driftline_toml import config_of
 from driftline.flows.config.which_workspace import workspace_for_indexing, workspace_for_reading
 from driftline.flows.config.workspace_names import local_path
-from driftline.flows.runs import cached_copies
+from driftline.flows.runs import pull
 from driftline.storage.environment import user_folder
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 from driftline.storage.objects import block_cache
@@ -119,13 +119,13 @@ def test_a_relative_folder_of_xdg_is_ignored(project: Path, monkeypatch: pytest.
         monkeypatch.setenv(name, "mine")
     for name in (
         "DRIFTLINE_HOME",
-        cached_copies.FOLDER_VARIABLE,
+        pull.CACHE_VARIABLE,
         mirror.GIT_CACHE_VARIABLE,
         block_cache.BLOCK_CACHE_VARIABLE,
     ):
         monkeypatch.delenv(name, raising=False)
     assert workspace_for_reading("@ws") == "/home/ann/.local/share/driftline/workspaces/ws"
-    folders = [module.cache_folder() for module in (cached_copies, mirror, block_cache)]
+    folders = [module.cache_folder() for module in (pull, mirror, block_cache)]
     assert folders == [Path("/home/ann/.cache/driftline", name) for name in ("workspaces", "git", "blocks")]
     monkeypatch.setenv("XDG_STATE_HOME", "~/state")
     assert user_folder("XDG_STATE_HOME") == Path("/home/ann/state")
