@@ -261,10 +261,11 @@ class CorruptFile(DriftlineError):
     exit_code = 2
 
 
-def native_crash_error(reason: str, where: str) -> CorruptFile:
-    """Return the error for native code that panicked or aborted while reading ``where``."""
-    fix = "Run 'driftline verify --repair'."
-    return CorruptFile(f"Native code aborted: a table may be damaged ({reason})", where, fix)
+def native_crash_error(reason: str) -> CorruptFile:
+    """Return the error for native code that panicked or aborted."""
+    return CorruptFile(
+        f"Native code aborted: a table may be damaged ({reason})", fix="Run 'driftline verify --repair'."
+    )
 
 
 class StorageError(DriftlineError):

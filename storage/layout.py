@@ -264,10 +264,11 @@ def _encode(number: int, characters: int) -> str:
     return "".join(_ALPHABET[(number >> (5 * i)) & 31] for i in reversed(range(characters)))
 
 
-def new_ulid(now_ms: int | None = None) -> str:
+def new_ulid() -> str:
     """Return a new ULID: 48 bits of milliseconds and 80 random bits, in 26 characters of Crockford's base 32."""
-    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    return _encode(now, _TIME_CHARACTERS) + _encode(int.from_bytes(os.urandom(_RANDOM_BYTES)), 16)
+    return _encode(time.time_ns() // 1_000_000, _TIME_CHARACTERS) + _encode(
+        int.from_bytes(os.urandom(_RANDOM_BYTES)), 16
+    )
 
 
 def derived_ulid(ulid: str, number: int) -> str:

@@ -215,7 +215,7 @@ def explain_aborts(as_json: bool) -> None:
 
     def explain(_: int) -> None:
         try:
-            _fail_with(native_crash_error("it has aborted the command", ""), as_json)
+            _fail_with(native_crash_error("it has aborted the command"), as_json)
             sys.stdout.flush()
         finally:
             os._exit(WRONG_USE)
@@ -253,7 +253,7 @@ def _run(arguments: Sequence[str], as_json: bool) -> int:
         code, kept = _INTERRUPTED, str(error)
     except BaseException as error:
         if is_panic(error):
-            return _fail_with(native_crash_error(str(error).partition("\n")[0][:300], ""), as_json)
+            return _fail_with(native_crash_error(str(error).partition("\n")[0][:300]), as_json)
         if not isinstance(error, Exception):
             raise
         if failure := as_out_of_memory(error) or _environment_error(error):

@@ -421,7 +421,7 @@ def protocol_errors(tool: Callable[_P, str | BaseModel]) -> Callable[_P, CallToo
             raise ToolError(f"{error.kind}: {error}") from error
         except BaseException as error:
             if is_panic(error):
-                raise ToolError(str(native_crash_error(str(error)[:300], ""))) from error
+                raise ToolError(str(native_crash_error(str(error)[:300]))) from error
             if isinstance(error, Exception):
                 traceback.print_exc()  # a bug: the client learns only that the tool failed
             raise

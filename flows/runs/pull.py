@@ -200,9 +200,9 @@ def _check(folder: Path, original: Workspace) -> None:
 # -- copies for searches -------------------------------------------------------------------------
 
 
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def cache_folder() -> Path:
     """Return the folder of all copies: $DRIFTLINE_CACHE, or ``driftline`` in the user's cache folder."""
-    return cache_folder_of(CACHE_VARIABLE, "workspaces", environ)
+    return cache_folder_of(CACHE_VARIABLE, "workspaces")
 
 
 def refreshed_copy(

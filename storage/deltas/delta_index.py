@@ -189,17 +189,6 @@ class DeltaIndex:
         """Return the rows for ``keys``; missing keys are omitted. ``columns`` may include ``rev``."""
         return self._read(Keys.exactly(keys), columns, as_of)
 
-    def between(
-        self, low: str, high: str | None = None, *, columns: Sequence[str] | None = None, as_of: int | None = None
-    ) -> pa.Table:
-        """Return the rows with ``low <= key < high``, compared by code point; ``high=None`` sets no upper bound."""
-        return self._read(Keys.between(low, high), columns, as_of)
-
-    def count(self, prefix: str = "", *, as_of: int | None = None) -> int:
-        """Count the rows whose key starts with ``prefix``, without reading values."""
-        keys = Keys.starting_with([prefix])
-        return self._until_stable(lambda: sum(map(len, self._live(keys, (), as_of))))
-
     def max_rev(self) -> int:
         """Return the highest ``rev`` of all rows, removals included; 0 for an empty index."""
         return self._until_stable(self._max_rev)
@@ -228,10 +217,10 @@ class DeltaIndex:
         columns: Sequence[str],
         as_of: int | None = None,
     ) -> _Result:
-        """Return the result of ``work`` on the rows of ``between``, passed in pieces of bounded size; ``work`` may stop
-        early.
+        """Return the result of ``work`` on the rows with ``low <= key < high``, passed in pieces of bounded size.
 
-        ``work`` is called again if files disappear while it runs.
+        Keys are compared by code point; ``high=None`` sets no upper bound. ``work`` may stop early, and is called again
+        if files disappear while it runs.
         """
         return self._until_stable(lambda: work(self._live(Keys.between(low, high), columns, as_of)))
 

@@ -193,7 +193,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 @contextmanager
-def without_panic(where: str = "") -> Iterator[None]:
+def without_panic() -> Iterator[None]:
     """Translate a native panic into CorruptFile, or StorageError if the system refused something: ``except Exception``
     misses panics. Also a decorator.
     """
@@ -203,8 +203,8 @@ def without_panic(where: str = "") -> Iterator[None]:
         if not is_panic(error):
             raise
         if not is_damage(error):
-            raise StorageError(f"Native code crashed ({first_line(error)})", where, AGAIN) from error
-        raise native_crash_error(first_line(error), where) from error
+            raise StorageError(f"Native code crashed ({first_line(error)})", "", AGAIN) from error
+        raise native_crash_error(first_line(error)) from error
 
 
 @contextmanager

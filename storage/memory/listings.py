@@ -77,9 +77,9 @@ class MemoryListing:
         index = MemoryIndex(self._objects, directory)
         return index.reduce(take, lowest, _highest(prefix, high), columns=COLUMNS, as_of=as_of)
 
-    def totals(self, directory: str, *, prefix: str = "", now: datetime | None = None) -> Totals:
+    def totals(self, directory: str, *, prefix: str = "") -> Totals:
         """Return the number and total size of entries at or below an entity whose keys start with ``prefix``."""
-        found = self.by_owner(directory, prefix=prefix, now=now).values()
+        found = self.by_owner(directory, prefix=prefix).values()
         return Totals(sum(each.entries for each in found), sum(each.size_bytes for each in found))
 
     def by_owner(

@@ -265,23 +265,16 @@ def delays(*, clock: Callable[[], float] = time.monotonic, chance: Callable[[], 
         longest = min(2 * longest, MAX_DELAY_SECONDS)
 
 
-def with_retries(
-    operation: Callable[[], _Result],
-    is_transient: Callable[[BaseException], bool],
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    chance: Callable[[], float] = _chance,
-    sleep: Callable[[float], object] = time.sleep,
-) -> _Result:
+def with_retries(operation: Callable[[], _Result], is_transient: Callable[[BaseException], bool]) -> _Result:
     """Run ``operation``, retrying it while it fails with a transient error.
 
     Raises the last attempt's error.
     """
-    for delay in delays(clock=clock, chance=chance):
+    for delay in delays():
         try:
             return operation()
         except BaseException as error:
             if not is_transient(error):
                 raise
-        sleep(delay)
+        time.sleep(delay)
     return operation()

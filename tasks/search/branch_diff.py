@@ -108,17 +108,17 @@ class Duplicate:
     distance: float
 
 
-def find_duplicates(workspace: Workspace, limit: float = MAX_DISTANCE) -> list[Duplicate]:
+def find_duplicates(workspace: Workspace) -> list[Duplicate]:
     """Return the nearest main index function for each new function on the branches of ``workspace``.
 
     Nearest pairs come first. A function is not new if the main index has one with the same name in the same document.
-    Functions more distant than ``limit`` from all others are omitted. Raises StorageError, CorruptFile.
+    Functions more distant than MAX_DISTANCE from all others are omitted. Raises StorageError, CorruptFile.
     """
     found: list[Duplicate] = []
     for branch in workspace.branches.values():
         searcher = TableSearcher(workspace.on(()).lines(branch.entity))
         for path, definition, vectors in _new_functions(workspace, branch):
-            duplicate = _nearest(searcher, branch, path, definition, vectors, limit)
+            duplicate = _nearest(searcher, branch, path, definition, vectors)
             if duplicate is not None:
                 found.append(duplicate)
     return sorted(found, key=lambda each: (each.distance, each.path, each.line))
@@ -167,17 +167,14 @@ def _vectors(rows: pa.Table, definition: Definition) -> NDArray[np.float32]:
 
 
 def _nearest(
-    searcher: TableSearcher, branch: Branch, path: str, new: Definition, vectors: NDArray[np.float32], limit: float
+    searcher: TableSearcher, branch: Branch, path: str, new: Definition, vectors: NDArray[np.float32]
 ) -> Duplicate | None:
-    """Return the main index function whose lines are nearest to ``vectors``.
-
-    Returns None if none is within ``limit``.
-    """
-    hits = [searcher.nearest(vector, NEAREST, 2 * limit).to_pylist() for vector in vectors]
+    """Return the main index function whose lines are nearest to ``vectors``, or None if none is within MAX_DISTANCE."""
+    hits = [searcher.nearest(vector, NEAREST, 2 * MAX_DISTANCE).to_pylist() for vector in vectors]
     locations = [(hit["entity"], hit["path"], hit["line_number"]) for found in hits for hit in found]
     outlines = outlines_of(searcher, sorted(set(locations)))
     distances: dict[tuple[str, str, Definition], NDArray[np.float64]] = defaultdict(
-        lambda: np.full(len(vectors), 2 * limit)
+        lambda: np.full(len(vectors), 2 * MAX_DISTANCE)
     )
     for number, hits_of_line in enumerate(hits):
         for hit in hits_of_line:
@@ -191,7 +188,7 @@ def _nearest(
     if not means:
         return None
     (entity, like_path, like), distance = min(means.items(), key=lambda item: (item[1], item[0][1], item[0][2].line))
-    if distance > limit:
+    if distance > MAX_DISTANCE:
         return None
     return Duplicate(
         source=str(branch.entity),
