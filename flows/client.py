@@ -48,9 +48,9 @@ ARROW = "application/vnd.apache.arrow.stream"
 class Connection:
     """The API at ``url``, such as ``https://driftline.example.com``, with ``token`` if the server requires one.
 
-    A request waits ``timeout`` seconds for each answer of the network. ``verify`` is an ``ssl.SSLContext``, or the path
-    of the certificates to trust instead of the system's. Threads may share the connection: each request takes an idle
-    HTTP connection, or opens one, and returns it for the next.
+    ``timeout`` limits each network operation, in seconds. ``verify`` is an ``ssl.SSLContext``, or the path of the
+    certificates to trust instead of the system's. Threads may share the connection: each request takes an idle HTTP
+    connection, or opens one, and returns it for the next.
     """
 
     url: str
@@ -550,7 +550,6 @@ def search_parameters(request: SearchRequest) -> dict[str, Any]:
     for name, value in given.items():
         low, high = served[name].served or (value, value)
         if not low <= value <= high:
-            raise UsageError(
-                f"A server accepts `{name}` from {low:g} to {high:g}", str(value), "Or search a workspace."
-            )
+            what = f"A server accepts `{name}` from {low:g} to {high:g}"
+            raise UsageError(what, str(value), "Use such a value, or search a workspace.")
     return {"q": request.query} | {served[name].parameter: value for name, value in given.items()}

@@ -184,7 +184,7 @@ class _HeadLimit:
 class _UnreadBody:
     """Receive the rest of a request's body after an early response, such as 413.
 
-    Most clients read no response before they have sent their body, and closing the connection would discard it. A
+    Most clients do not read a response until they have sent their body, and closing the connection would discard it. A
     client that sends ``Expect: 100-continue`` does read it, and then sends no body.
     """
 
@@ -235,7 +235,7 @@ def listen(host: str, port: int, *, what: str, only_loopback: str = "") -> socke
         listener.bind(address)
         listener.listen()  # clients that read the URL can connect immediately
     except OSError as error:
-        raise UsageError(f"{what} cannot listen on this address", shown, f"Choose another --port ({error}).") from error
+        raise UsageError(f"{what} cannot listen on this address ({error})", shown, "Choose another --port.") from error
     return listener
 
 

@@ -143,7 +143,9 @@ def fleet(
         progress.finish(report.in_words(), has_changed=report.sync is not None and report.sync.has_changed)
     if failures := report.failures:
         raise StorageError(
-            f"{len(failures):,} problems, first {failures[0]}", report.workspace, "See the artifact driftline-fleet."
+            f"{len(failures):,} problems; the first: {failures[0]}",
+            report.workspace,
+            "See the artifact driftline-fleet.",
         )
     return report.to_dict()
 

@@ -361,7 +361,7 @@ def connect(
     Args:
         url: the URL of ``driftline web``.
         token: a token for the server (default: $DRIFTLINE_TOKEN).
-        timeout: how many seconds to wait for each answer of the network.
+        timeout: limit for each network operation, in seconds.
         verify: an ``ssl.SSLContext``, or a file of certificates to trust instead of the system's.
 
     Returns:

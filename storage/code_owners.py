@@ -1,7 +1,7 @@
-"""Read CODEOWNERS files, as GitHub and GitLab do: which documents belong to whom.
+"""Read CODEOWNERS files, as GitHub and GitLab do: who owns which documents.
 
 Patterns are written as in .gitignore, without ``!``, relative to the top of the repository; the last one that matches a
-path names its owners. GitLab's sections, such as ``[Docs] @writers``, each name owners of their own.
+path names its owners. GitLab's sections, such as ``[Docs] @writers``, each have their own owners.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def owners_of(text: str, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _regex(glob: str) -> str:
-    """Return the expression for a glob that starts at the top, and for all below a folder that it matches."""
+    """Return the regular expression for a glob from the top of the tree, and for everything under a matching folder."""
     names = "".join(_WILDCARDS.get(each) or re.escape(each) for each in _PART.findall(glob))
     below = "" if glob.endswith("/*") else "(?:/.*)?"  # docs/* owns files only, not what is in folders
     return f"(?s)^{names}{below}$"

@@ -447,7 +447,7 @@ def _pair(pair: object) -> tuple[str, str]:
 
 
 def _check_ends(name: str) -> None:
-    """Refuse spaces around an id, which templates leave behind: ``acme`` and ``acme `` would be two entities."""
+    """Reject spaces around an id, which templates leave behind: ``acme`` and ``acme `` would be two entities."""
     if name != name.strip():
         raise BadEntity("An id must not begin or end with whitespace", repr(name)[:80], "Remove it.")
 

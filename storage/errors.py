@@ -51,7 +51,7 @@ from typing import Any, ClassVar
 
 _USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<user>[^/\s\"'<>]*)@")
 _REFERENCE = re.compile(r"(?:[\w.~-]+:)?\$\{\w+\}")
-"""A user whose token is a variable's: not a secret, but what an error advises to write."""
+"""A user whose token is in a variable: not a secret, but the notation that errors recommend."""
 _QUERY = re.compile(r"(://[^\s?\"'<>]*\?)[^\s\"'<>]*=[^\s\"'<>]*")
 _SECRET_PARAMETER = re.compile(r"[?&#][^=&\s]*(sig|token|key|passw|secret|credential|auth|x-amz|x-goog)[^=&\s]*=", re.I)
 _OF_WEB = re.compile(r"(https?://[^\s?#\"'<>]*[?#])[^\s\"'<>]+", re.I)
@@ -249,7 +249,7 @@ class FingerprintMismatch(UsageError):
 
 
 class UnsafeStore(UsageError):
-    """The store ignores conditional writes and so would lose data, or its lock file is a link to another place."""
+    """The store ignores conditional writes and so would lose data, or its lock file is a link."""
 
     kind = "unsafe_store"
 

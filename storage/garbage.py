@@ -167,7 +167,7 @@ def _tells_of_garbage(leases: Mapping[str, LeaseState], known: Mapping[str, Leas
 def write_clean_tenants(workspace: Workspace, known: CleanTenants, *, now: datetime, garbage: Iterable[str]) -> None:
     """Record each tenant that is not in ``garbage`` as clean, with its leases in ``known``.
 
-    If another cleanup has written a record meanwhile, that record is kept. Raises StorageError.
+    If another cleanup has since written a record, that record is kept. Raises StorageError.
     """
     left = {*garbage}
     clean = {tenant: leases for tenant, leases in known.leases.items() if leases is not None and tenant not in left}
@@ -231,7 +231,7 @@ class Reason(enum.StrEnum):
     EXPIRED = "run record beyond its retention"
     TEMPORARY = "left by a write that was killed"
     UNOWNED = "memory blob that no entry refers to"
-    NO_BRANCH = "belongs to no branch any more"
+    NO_BRANCH = "no longer belongs to a branch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def alternatives(pattern: str, *, escapes: bool = False) -> tuple[str, ...]:
 
 
 def advice_on(pattern: str) -> str:
-    r"""Return a sentence about how to write what a glob that matches nothing may mean, or "".
+    r"""Return advice on how to correct a glob that matches nothing, or "".
 
     >>> advice_on("*.ts,*.tsx")
     "Alternatives have braces: '{*.ts,*.tsx}'."
@@ -145,7 +145,7 @@ def fixed_prefix(glob: str) -> str:
 
 
 def remainders(glob: Sequence[str], folders: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return what remains of a glob, name by name, below ``folders``; empty if the glob cannot match there."""
+    """Return the remainders of a glob, split by name, that match below ``folders``; empty if it cannot match there."""
     reached = {0}
     for folder in folders:
         for at in range(len(glob)):

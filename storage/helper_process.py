@@ -208,7 +208,7 @@ class HelperPool(Generic[_Helper]):
 
     @contextmanager
     def reserved(self) -> Iterator[_Helper]:
-        """Reserve a helper for several requests that belong together; an error outside the tree kills it."""
+        """Reserve a helper for several requests that belong together; any error but a DriftlineError kills it."""
         helper = self._take()
         try:
             yield helper

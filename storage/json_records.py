@@ -42,7 +42,7 @@ def _time(kind: Any, value: Any) -> Any:
 def as_dict(record: object) -> dict[str, Any]:
     """Convert a report to the dictionary that is printed as JSON, with its fields in order.
 
-    A nested record that has a ``to_dict`` of its own is converted by it. Times are in ISO 8601, and fields that are
+    A nested record with its own ``to_dict`` is converted by that method. Times are in ISO 8601, and fields that are
     named ``seconds`` or ``..._seconds`` are rounded to milliseconds.
     """
     return {each.name: _as_plain(each.name, getattr(record, each.name)) for each in fields(record)}  # type: ignore[arg-type]

@@ -337,4 +337,4 @@ def nearest_name(name: str, known: Sequence[str]) -> str:
     plain = name.strip("-").replace("-", "_").lower()
     same = [each for synonyms in SYNONYMS if plain in synonyms for each in known if each in synonyms]
     near = same or difflib.get_close_matches(plain, known, 1)
-    return f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known) or 'none'}."
+    return f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(known) or 'none'}."

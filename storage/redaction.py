@@ -162,7 +162,7 @@ _DECORATED_CHARS = 400
 """Maximum number of characters before a key's first line, such as headers, quotes, line numbers or markup."""
 _IN_WORDS = re.compile(r"[a-z]{3,}")
 _MAX_IN_WORDS = 0.4
-"""In a path or an identifier, more of the characters are in a row of lower-case letters; in random base64, 15%."""
+"""In a path or an identifier, more of the characters are in runs of lower-case letters; in random base64, 15%."""
 _BEGINS_KEY = re.compile(rf"\s*(?:{_BEGIN}|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----|PuTTY-User-Key-File-\d)")
 _BASE64_MARK = "LS0tLS1CRUdJTi"
 _WORD_STARTS = r"(?:\b|(?<=\\[nrt]))"

@@ -1,7 +1,7 @@
 """Run SQL queries in another process, which is killed when a query exceeds its memory or time.
 
-DuckDB does not count the memory of strings that functions build, and looks for an interrupt only between them, so its
-own limits cannot bound ``repeat('x', 2000000000)``. The process is reused; rows are streamed from it on request.
+DuckDB does not count the memory of strings that functions build, and checks for an interrupt only between their calls,
+so its own limits cannot bound ``repeat('x', 2000000000)``. The process is reused; rows are streamed from it on request.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _pickled(parameters: Sequence[Any]) -> bytes:
 
 
 def _bad_parameter(error: Exception) -> UsageError:
-    return UsageError("A parameter of the query is not a plain value", str(error)[:200], "Use text, numbers or dates.")
+    return UsageError("A query parameter is not a plain value", str(error)[:200], "Use text, numbers or dates.")
 
 
 def _batches(pieces: Callable[[], bytes]) -> Generator[pa.RecordBatch]:

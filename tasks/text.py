@@ -43,7 +43,7 @@ _JAPANESE = ("cp932", "euc_jp")
 _HIRAGANA = re.compile("[\u3041-\u3096]")
 _MIN_HIRAGANA, _MIN_HIRAGANA_FRACTION = 4, 0.2
 _RARE = ["shift_jis_2004", "shift_jisx0213", "euc_jis_2004", "euc_jisx0213"]
-"""Encodings that hardly any text uses, but as which most bytes can be read."""
+"""Rare encodings in which most bytes are valid."""
 _MAX_REPLACED_FRACTION = 0.01
 REPLACEMENT = "\ufffd"
 _HIGH_BYTES = bytes(range(128, 256))
@@ -94,7 +94,7 @@ _AS_ON_THE_WEB = {
 """Encodings that are declared for text in a superset of them."""
 _NOT_DECLARABLE = ("utf", "unicode", "raw", "idna", "punycode", "charmap", "mbcs", "oem", "undefined")
 _UTF_7 = re.compile(rb"\+(?:(?<![A-Za-z0-9+/=_-]\+)[A-Za-z0-9/][A-Za-z0-9+/]{7,}+(?![=_])|[A-Za-z0-9/]{8,}+-)")
-"""Begins with its literal ``+``, which ``re`` looks for many times faster than for a look-behind or a choice."""
+"""Starts with its literal ``+``, which ``re`` finds many times faster than a look-behind or an alternation."""
 _SHIFTED = (  # what such text contains, and its encodings
     (re.compile(rb"\x1b\$[@-D(]"), ("iso2022_jp_2", "iso2022_jp_3")),
     (re.compile(rb"~\{(?:[!-w][!-~])+~\}"), ("hz",)),

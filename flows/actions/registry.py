@@ -226,7 +226,7 @@ def chosen(only: Collection[str] | str | None, groups: Mapping[str, Mapping[str,
     for name in named:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            fix = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+            fix = f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(known)}."
             raise UsageError("Unknown action or group", repr(name), fix)
     return set().union(*(known[name] for name in named))
 

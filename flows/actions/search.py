@@ -64,7 +64,7 @@ def remove_paths(workspace: Workspace, paths: Sequence[str]) -> int:
     names = [file for path in paths for file in (files_named([path]) if is_glob(path) else [path])]
     for name in names:
         if not _parts(workspace, name):
-            raise SourceNotFound("The workspace does not contain this", name, "Check the spelling.")
+            raise SourceNotFound("The workspace does not contain this path", name, "Check the spelling.")
     return sum(_remove(workspace, part) for name in names for part in _parts(workspace, name))
 
 

@@ -124,7 +124,7 @@ class CiRequest:
 
     @property
     def build(self) -> Build:
-        """The build of the first source, which has the branch of all."""
+        """The build of the first source; all sources are on its branch."""
         return self.builds[0]
 
 

@@ -71,8 +71,8 @@ ACCEPTED, IGNORED, MALFORMED, FORGED, UNKNOWN, REPLAYED, BUSY = 202, 200, 400, 4
 
 
 EventKind = Literal["changed", "gone", "late"]
-"""What happened to a branch or pull request. After the end of a request, another one may have its branch, so a late
-event changes nothing.
+"""What happened to a branch or pull request. After a request is closed, another one may use its branch, so a late event
+changes nothing.
 """
 
 

@@ -113,7 +113,7 @@ def _warn_of_empty(sources: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _warn_of_joined(sources: Sequence[Mapping[str, Any]], workspace: str | None) -> None:
-    """Say which new repositories joined a ``workspace`` found above them, which may be a forgotten one."""
+    """Warn of new repositories added to a ``workspace`` in a parent folder, which may have been forgotten."""
     if workspace is None or os.environ.get(WORKSPACE_VARIABLE):
         return
     for source in sources:

@@ -310,13 +310,13 @@ def _authentication(
 
 
 def _reread(rules: AccessRules, workspace: Workspace, proxy: TrustedProxy | None) -> KnownRules:
-    """Return the rules of the configuration as it becomes; which fleets have readers is known from the start."""
+    """Return access rules that follow changes to the configuration, except for the fleets that have readers."""
     from driftline.flows.web.access import KnownRules
 
     def read() -> AccessRules:
         found = _access_rules(workspace, proxy)
         if found is None:
-            raise UsageError("The configuration has no access rules any more", workspace.objects.uri, "Restart.")
+            raise UsageError("The configuration no longer has access rules", workspace.objects.uri, "Restart.")
         return replace(found, readers=rules.readers)
 
     known = KnownRules(read)

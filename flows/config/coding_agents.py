@@ -161,7 +161,7 @@ _FOLDERS = {
     ".codex/": ("CODEX_HOME", ""),
     ".config/": ("XDG_CONFIG_HOME", ""),
 }
-"""Variables that move what is in a home folder, by the start of a path."""
+"""Environment variables that relocate a folder of the home folder, keyed by the start of a path."""
 
 
 def _located(file: str, scope: InstallLevel, folder: Path) -> Path:

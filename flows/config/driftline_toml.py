@@ -607,7 +607,7 @@ def _check_readers(spelling: str, host: Host) -> None:
         raise UsageError("readers must contain {login} once, and no other placeholder", repr(spelling), fix)
     if not host.has_readers:
         what = f"A fleet of {host.provider} cannot follow who may read its repositories"
-        raise UsageError(what, "", "Remove readers. It needs a token of github or gitlab, or for an org of gitea.")
+        raise UsageError(what, "", "Remove readers. It requires a token for github or gitlab, or for an org on gitea.")
 
 
 def _parts(table: WorkspaceTable, sources: Sequence[ConfiguredSource], file: Path, where: str) -> list[ViewPart]:

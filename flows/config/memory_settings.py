@@ -1,9 +1,9 @@
 """Read memory store settings: YAML under ``settings.ltm``, overridden by environment variables.
 
-``${VAR}`` and ``${VAR:-default}`` are replaced in the file and in arguments; ``$${VAR}`` is the text ``${VAR}``.
-Unknown keys are refused by name. Maintenance reads two of the settings, the catalog and the compaction threshold, but
-only if the workspace holds memory: ``DATABASE_URL`` belongs to the application, and an index without memory must not
-depend on it.
+``${VAR}`` and ``${VAR:-default}`` are replaced in the file and in arguments; ``$${VAR}`` is the text ``${VAR}``. An
+unknown key is an error that names it. Maintenance reads two of the settings, the catalog and the compaction threshold,
+but only if the workspace holds memory: ``DATABASE_URL`` belongs to the application, and an index without memory must
+not depend on it.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class EmbeddingSection(_Section):
 
 
 class MemoryConfiguration(_Section):
-    """``settings.ltm``."""
+    """The settings of a memory store, as under ``settings.ltm``."""
 
     backend: Literal["hierarchical"] = Field(default="hierarchical", description="The only backend.")
     catalog: CatalogSection = CatalogSection()

@@ -1,6 +1,4 @@
-"""Resolve the paths, URIs and names of workspaces that people write, in the current folder and environment, and find
-``driftline.toml``.
-"""
+"""Resolve the paths, URIs and names of workspaces that users specify, and find ``driftline.toml``."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def local_path(uri: str) -> Path | None:
 
 
 def absolute_workspace(workspace: str | os.PathLike[str], home: str | None = None) -> str:
-    """Return the one spelling of a workspace: an absolute path, or a URI without a trailing slash.
+    """Return the canonical spelling of a workspace: an absolute path, or a URI without a trailing slash.
 
     ``@notes`` is the workspace called ``notes`` in ``home``, which defaults to $DRIFTLINE_HOME, then to the user's data
     folder (XDG). Raises UsageError for an invalid name.

@@ -1,7 +1,7 @@
 """Define the MCP tools and their results. They are read-only, and failures are protocol errors (``is_error``).
 
 Clients see the tools' docstrings and parameter descriptions, in every session of a model: they must be short. Nothing
-that reads an index is imported before the first call, so that clients get the list at once.
+that reads an index is imported before the first call, so that clients get the list of tools immediately.
 
 Lines are returned as text only. Clients that receive structured content as well pass only that to the model, which
 would see four times as many tokens, and neither totals nor notes. The text gives the essentials in few tokens and never
@@ -56,8 +56,8 @@ _RESERVED_BYTES = 200
 class SearchAnswer:
     """Formats a search's results: like grep, each window below its definition.
 
-    ``branch`` is the searched branch. With ``shows_files``, the text tells where the sources' files are, for clients on
-    the same machine.
+    ``branch`` is the searched branch. With ``shows_files``, the text states where the sources' files are, for clients
+    on the same machine.
     """
 
     max_tokens: int = DEFAULT_TOKENS
@@ -452,7 +452,7 @@ class LineTools:
     """Tools over a workspace's lines; ``newest`` opens the workspace for each call.
 
     They see everything inside the call's ``boundary``, or everything if that is None. With ``shows_files``, results
-    tell where the sources' files are.
+    state where the sources' files are.
     """
 
     newest: Callable[[], Workspace]
@@ -463,7 +463,7 @@ class LineTools:
 
     @spread("given", parameters("top_k", "n_lines", *_FILTERS, "prose", "rerank"))
     def search_lines(self, query: Question, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> str:
-        """Find code and text semantically: you need not know the exact words. Best first, with the lines around."""
+        """Find code and text semantically: you need not know the exact words. Best first, with surrounding lines."""
         request = SearchRequest.of(query, self._named(given))
         return self._text(self._found(request), request, max_tokens)
 

@@ -146,7 +146,7 @@ class SourceTally:
         return sum(self.report.states[state] for state in known)
 
     def passing(self) -> list[str]:
-        """Return the files that this run could not read, and the next one may."""
+        """Return the files that this run could not read, but the next one may."""
         return [path for path, reason in self.report.skipped if reason in PASSING]
 
     def in_words(self) -> str:
@@ -191,7 +191,7 @@ class SourceTally:
         self.report.lines_committed += sum(result.lines + result.lines_reused for result in results)
 
     def opened(self, failed: Mapping[str, str]) -> None:
-        """Drop archives whose members are documents now from the skipped files; ``failed`` maps others to reasons."""
+        """Remove archives whose members are now documents from the skipped files; ``failed`` maps others to reasons."""
         skipped, self.report.skipped = self.report.skipped, []
         self._skip((path, failed.get(path, reason)) for path, reason in skipped)
 
@@ -383,7 +383,7 @@ class RepositoryReport:
 
 @dataclass(frozen=True, slots=True)
 class ListingReport:
-    """What a host listed, for how many requests, and how many repositories were ``asked`` for their commit."""
+    """What a host listed, the number of requests it took, and how many repositories were ``asked`` for their commit."""
 
     found: int
     complete: bool

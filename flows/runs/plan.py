@@ -160,7 +160,7 @@ def _with_tried_filters(plan: SourcePlan) -> SourcePlan:
     found = scan(ScanSpec.of(plan.source, plan.record, "", ()), lambda _: SCHEMA.empty_table(), now_ns=0)
     if not found.listed and {*found.skipped["reason"].to_pylist()} == {SkipReason.EXCLUDED}:
         where = f"{_flags(plan.record)} in {plan.source.uri}"
-        raise UsageError("The filters match no file", where, "Correct the globs; --include '*' matches all files.")
+        raise UsageError("The filters match no files", where, "Correct the globs; --include '*' matches all files.")
     left_out = found.skipped["path"]
     unmatched = tuple(each for each in plan.record.exclude if not matches_any(each, left_out))
     return replace(plan, unmatched=unmatched, prunes=any(path.endswith("/") for path in left_out.to_pylist()))
@@ -237,7 +237,7 @@ def _model_of(request: IndexRequest, workspace: Workspace) -> tuple[ModelRef, st
 
 
 def settings_of_all(request: IndexRequest) -> str:
-    """Return a hash of all that determines what a run indexes of any source's files, besides the source's own settings.
+    """Return a hash of everything that determines what a run indexes, except the source's own settings.
 
     Raises FingerprintMismatch, ModelNotFound, CorruptFile, StorageError, UsageError.
     """
@@ -364,8 +364,8 @@ def _by_same_link(known: SourceRecord | None, record: SourceRecord) -> bool:
 def _under_another_name(
     workspace: Workspace, record: SourceRecord, free: Entity, taken: set[Entity]
 ) -> tuple[Entity, SourceRecord | None]:
-    """Return the source recorded at the URI of ``record``, if the workspace is inside or a link leads there, or the
-    source that was given by the same link.
+    """Return the known source at the URI of ``record``, if the workspace is inside it, or the one given by the same
+    link.
 
     Otherwise, return the new entity ``free``.
     """
@@ -383,8 +383,9 @@ def _default_entity(
 ) -> tuple[Entity, SourceRecord | None]:
     """Use ``name`` as the entity, with a hash suffix if that entity is bound to a URI other than the one in ``record``.
 
-    The hash is of the URI or, since build machines use one path for all repositories of a name, of the git origin. A
-    project that contains the workspace keeps its entity if its folder is renamed, as does a link if its target changes.
+    The hash is of the URI or, because build machines use the same path for all repositories with one name, of the git
+    origin. A project that contains the workspace keeps its entity if its folder is renamed, as does a link if its
+    target changes.
     """
     level = workspace.config.hierarchy[-1]
     uri = record.uri

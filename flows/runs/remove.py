@@ -1,6 +1,6 @@
 """Remove sources and documents from the index, and limit what one run deletes; the files themselves are kept.
 
-A source that is unmounted or listed incompletely keeps its part: documents, sources, repositories and branches are
+A source that is unmounted or listed incompletely stays indexed: documents, sources, repositories and branches are
 deleted only if the listing that lacks them is complete, and no more of them at once than a fraction of those known.
 ``--max-delete-fraction 1`` confirms larger deletions.
 """
@@ -121,7 +121,7 @@ def remove_documents(
 
 @dataclass(frozen=True, slots=True)
 class DeletionLimit:
-    """Allows ``always`` deletions, and more only up to ``max_fraction`` (0 to 1) of what is known."""
+    """Allows up to ``always`` deletions, and more only up to ``max_fraction`` (0 to 1) of the known items."""
 
     max_fraction: float
     always: int
@@ -157,7 +157,7 @@ class DeletionLimit:
 
 
 def missing_documents(scans: Sequence[ScanResult]) -> pa.Table | None:
-    """Return the documents that the listing lacks (diff.DELETED_SCHEMA), or None if it is incomplete and lacks any."""
+    """Return the documents missing from the listing (diff.DELETED_SCHEMA), or None if any are, but it is incomplete."""
     missing = pa.concat_tables([scan.diff.deleted for scan in scans])
     return missing if not len(missing) or all(scan.complete for scan in scans) else None
 
@@ -176,5 +176,5 @@ def unexplained_deletions(missing: pa.Table, rules: Rules, claims: Sequence[Clai
 
 
 def count_missing(documents: pa.Table, new_hashes: Counter[str]) -> int:
-    """Return how many ``documents`` are gone; those whose content a new document has were only renamed."""
+    """Return how many ``documents`` are gone; those whose content is in a new document were only renamed."""
     return len(documents) - (Counter(documents["hash"].to_pylist()) & new_hashes).total()

@@ -152,7 +152,7 @@ class SourceChanges:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Finds out what a source's run has to do. Writes nothing, and needs no lease."""
+    """Determines the work of a source's run. Writes nothing, and needs no lease."""
 
     context: RunContext
 
@@ -164,7 +164,7 @@ class Survey:
     def refuse_older(self, last: IndexedCommit | None) -> None:
         """Raise StaleBuild if a later build already indexed a later commit in the main index.
 
-        A lower build number alone does not mean an older build: a CI system may start its numbers again.
+        A lower build number alone does not mean an older build: a CI system may restart its numbering.
         """
         request = self.context.plan.request
         if request.branch is not None or request.build is None or last is None or last.build is None:
@@ -177,7 +177,7 @@ class Survey:
             raise StaleBuild(what, str(self.context.entity))
 
     def unchanged_at(self) -> int | None:
-        """Return the revision of an index that is at the repository's commit, so no lease is needed; otherwise None."""
+        """Return the revision of the index if it is at the repository's commit, so that no lease is needed, or None."""
         context = self.context
         if not isinstance(context.source.source, RepositorySource):  # a working tree would need several git processes
             return None
@@ -281,13 +281,13 @@ class Survey:
         return BatchSpec(self.context.source.source, self.context.entity, rows, dry_run, donated, how, containers)
 
     def _commit(self) -> AtCommit | None:
-        """Return the commit that the source is at, for a run that may scan only what changed since another."""
+        """Return the source's current commit, for a run that may scan only the changes since another commit."""
         if self.context.plan.request.full or self.context.plan.replaces is not None:
             return None
         return self._current_commit()
 
     def _current_commit(self) -> AtCommit | None:
-        """Return the commit that the source is at, or None if git cannot tell."""
+        """Return the source's current commit, or None if git does not report one."""
         source = self.context.source
         limits = source.record.max_file_bytes, source.record.max_document_bytes, source.record.redact, RULES_VERSION
         reads = source.record.archives, source.record.notebook_outputs
@@ -444,7 +444,7 @@ class SourceRun:
 
 
 def deletion_refused(context: RunContext, work: SourceChanges) -> DeletionRefused | None:
-    """Return the error if the deletion limit does not allow to delete the missing documents."""
+    """Return the error if deleting the missing documents would exceed the deletion limit."""
     documents = unexplained_deletions(work.missing, context.source.rules, context.source.claims)
     if not len(documents):
         return None

@@ -267,7 +267,7 @@ def watcher_of(
 ) -> Watcher:
     """Return a watcher of the folder ``uri`` that reports each run on standard error.
 
-    Each run applies the filters that the source has then, since other runs may change them meanwhile.
+    Each run applies the source's current filters, because other runs may change them.
     """
     # One process embeds a user's edits faster than it could start others.
     how: dict[str, Any] = {"model": model, "executor": "inline", "wait_seconds": WAIT_SECONDS}

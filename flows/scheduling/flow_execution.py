@@ -277,7 +277,7 @@ def release_leases(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -
 
 
 def _release_abandoned(workspace: Workspace, run_id: str) -> int:
-    """Return the number of leases that were released; leases that another run takes meanwhile are skipped."""
+    """Return the number of leases that were released; leases that another run has since taken are skipped."""
     released = 0
     for source, _ in workspace.sources():
         if peek(workspace.objects, lease_path(source)).holder_died:

@@ -157,7 +157,7 @@ class FleetReaders:
     max_age: timedelta
 
     def login_of(self, user: str) -> str:
-        """Return the login of a user of the proxy, "" if it has none. Upper and lower case are the same.
+        """Return the login of a user of the proxy, "" if it has none. Case is ignored.
 
         >>> FleetReaders("{login}@example.org", timedelta(1)).login_of("Ann@Example.org")
         'ann'

@@ -577,7 +577,7 @@ def _values(parameters: str) -> list[Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list) or any(isinstance(each, list | dict) for each in found):
-        raise UsageError("The parameters of a query must be a JSON list of values", parameters, 'Use ["md", 3].')
+        raise UsageError("Query parameters must be a JSON list of values", parameters, 'Use ["md", 3].')
     return found
 
 

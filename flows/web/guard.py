@@ -57,7 +57,7 @@ class RateLimit:
 
 
 ANSWER_SECONDS = 60.0
-"""How long a client waits for a response. The thread is left to finish, and keeps its turn: it has no side effects."""
+"""How long a client waits for a response. The thread is left to finish, and keeps its slot: it has no side effects."""
 
 
 SEARCHES_AT_ONCE = max(4, 2 * (os.cpu_count() or 1))
@@ -83,7 +83,7 @@ def in_thread(route: Callable[..., Response], *, searches: bool = False) -> Call
             return None if nobody_waits.is_set() else route(*args, **kwargs)
 
         turn = _turns(asyncio.get_running_loop()) if searches else None
-        # A task of its own: a cancelled ``run_sync`` would give the turn away while its thread goes on.
+        # A task of its own: a cancelled ``run_sync`` would release the slot while its thread continues.
         running = asyncio.ensure_future(run_sync(run, abandon_on_cancel=True, limiter=turn))
         running.add_done_callback(lambda each: each.cancelled() or each.exception())
         try:

@@ -1,4 +1,4 @@
-"""Render documents as HTML: lines coloured by Pygments, with matches marked, and prose laid out as its author meant it.
+"""Render documents as HTML: lines coloured by Pygments, with matches marked, and prose laid out.
 
 Documents are untrusted. Everything from them is escaped, their own HTML is left out, and nothing is loaded from
 elsewhere.
@@ -253,7 +253,7 @@ def is_rendered(path: str) -> bool:
 
 
 def rendered(path: str, lines: Sequence[str], link: PathLink, anchors: Sequence[tuple[int, str]] = ()) -> str | None:
-    """Return a whole document laid out as HTML, or None if it is too long, or a notebook only by its name.
+    """Return a whole document laid out as HTML, or None if it is too long, or a notebook in name only.
 
     Blocks have the id of their first line, as in the view of its lines. ``link`` makes the links to other documents;
     ``anchors`` are the first lines and names of a notebook's cells.
@@ -381,7 +381,7 @@ def _fragment(name: str) -> str:
 
 
 def _target(href: str, folder: str, link: PathLink) -> str:
-    """Return where a link of a document in ``folder`` leads, or "" if that is outside its source or no page.
+    """Return where a link of a document in ``folder`` leads, or "" if the target is outside its source or not a page.
 
     Examples:
         >>> show = lambda path, fragment: f"{path} {fragment}"

@@ -275,7 +275,7 @@ class DeltaIndex:
         )
 
     def _live(self, keys: Keys, columns: Sequence[str], as_of: int | None) -> Iterator[pa.Table]:
-        # List before opening the base, so as not to miss deltas folded meanwhile. An empty listing proves nothing: the
+        # List before opening the base, to miss no delta folded in between. An empty listing proves nothing: the
         # files may have been folded into a first base during the listing.
         log = self.log()
         names = list(dict.fromkeys([self.key, "op", "rev", *columns]))

@@ -315,7 +315,7 @@ class LanceTable:
     def sync_indexes(self, dataset: LanceDataset, name: str | None = None) -> None:
         """Flush the indexes of ``dataset``, or only index ``name``, and the newest version.
 
-        An index that is lost all the same is built again.
+        If an index is lost nevertheless, it is rebuilt.
         """
         if self.is_local:
             indexes = (index for index in dataset.describe_indices() if name in (None, index.name))

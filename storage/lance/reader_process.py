@@ -18,7 +18,7 @@ from driftline.storage.helper_process import HelperDied, HelperPool, HelperProce
 from driftline.storage.lance.failures import AGAIN, REPAIR, without_panic
 
 READ_SECONDS = 6 * 3600.0
-"""The limit of a read that has no other: of one that hangs, since the largest tables take minutes."""
+"""The default time limit of a read, for reads that hang: the largest tables take minutes."""
 _CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP)
 """The signals with which native code ends a process that reads a damaged file."""
 _SERVE = "from driftline.storage.lance.reader_process import serve; serve({threads}, {begin!r})"

@@ -276,8 +276,8 @@ class LineTable(LanceTable):
 
 
 def each_document(rows: pa.Table, paths: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the rows of each document in ``paths``, sorted by line and column; ``rows`` of ``of_documents`` are sorted
-    once.
+    """Yield the rows of each document in ``paths``, sorted by line and column; ``rows``, from ``of_documents``, are
+    sorted once.
     """
     rows = rows.sort_by([(name, "ascending") for name in ("path", "line_number", "column_number")])
     names = pa.array(paths, pa.string())

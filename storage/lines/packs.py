@@ -47,7 +47,7 @@ _BITS_PER_GRAM = 1.5
 literal has several grams.
 """
 _SIZES = sorted(part << exponent for part in (9, 13) for exponent in range(5, 14))
-"""Filter sizes, in bits. Their odd part tells what a filter contains: earlier sizes were powers of two for trigrams
+"""Filter sizes, in bits. Their odd factor shows what a filter contains: earlier sizes were powers of two for trigrams
 alone, and 5 and 7 times these for trigrams and runs of four letters.
 """
 _TRIGRAMS, _LETTERS, _WORDS = range(3)

@@ -130,7 +130,7 @@ class Pattern:
         return sorted({line for lines in touched for line in lines} | self._lines_after(text, ends, spans))
 
     def _lines_after(self, text: str, ends: Sequence[int], spans: Sequence[tuple[int, int]]) -> set[int]:
-        """Return the lines that begin with an empty match directly behind another match, which RE2 leaves out."""
+        """Return the lines that begin with an empty match directly after another match, which RE2 omits."""
         lines = [bisect_right(ends, end) for start, end in spans if start < end < len(text) and text[end - 1] == "\n"]
         starts = pa.array([text[ends[line - 1] : ends[line] + 1] for line in lines], pa.string())
         is_match = pc.match_substring_regex(starts, rf"(?{'i' if self.ignore_case else ''}m)\A(?:{self.expression})")

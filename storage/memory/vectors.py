@@ -319,7 +319,7 @@ class VectorTable(LanceTable):
     ) -> bool:
         """Commit, and return whether that succeeded.
 
-        Returns False after a conflict or an unknown outcome; the marker tells which it was. Raises StorageError for any
+        Returns False after a conflict or an unknown outcome; the marker shows which it was. Raises StorageError for any
         other failure.
         """
         try:
@@ -346,7 +346,7 @@ class VectorTable(LanceTable):
     ) -> list[Found]:
         """Return the entries that best match ``words``, with their distances from ``query``, best first.
 
-        ``language`` is the words' (``language_of``); ``where`` restricts the entries.
+        ``language`` is the language of the words (``language_of``); ``where`` restricts the entries.
 
         Returns nothing if the table's words are not indexed yet, or the index is unusable.
         """

@@ -265,7 +265,7 @@ class Generations:
         recent = 0
         with contextlib.suppress(CorruptFile):  # a damaged index is rebuilt from the catalog
             recent = MemoryIndex(self._objects, tenant.directory).recent_rev()
-        # Read the catalog last: another process may commit and flush meanwhile, always in that order.
+        # Read the catalog last: another process may commit and flush concurrently, in that order.
         if recent > (self._catalog.read(partial(entity_tree.rev_of, tenant=tenant)) or 0):
             raise CatalogMismatch(
                 f"The catalog is older than the index of {tenant}, for example because it was restored from a backup",

@@ -264,7 +264,7 @@ class LocalDisk:
             try:
                 yield
             finally:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also releases it in children forked meanwhile
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also releases it in children forked since
         finally:
             os.close(descriptor)
 

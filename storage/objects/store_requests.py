@@ -136,7 +136,7 @@ def in_parallel(
         work: May be called for a few items before their results are taken.
         items: Read as results are taken, so they need not fit in memory.
         threads: How many items are processed at once.
-        pool: Runs ``work``, instead of new threads; its caller shuts it down. If it already has been, or the
+        pool: Runs ``work``, instead of new threads; its caller shuts it down. If it is already shut down, or the
             interpreter is exiting, the caller's thread runs ``work``.
 
     Raises:

@@ -138,7 +138,7 @@ def check_names_are_utf8() -> None:
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8":
         raise UsageError(
-            f"This process decodes file names as {encoding}, so it would confuse documents",
+            f"This process decodes file names as {encoding}, so it would not recognize documents",
             fix="Set PYTHONUTF8=1, or a UTF-8 locale such as LC_ALL=C.UTF-8, before Python starts.",
         )
 

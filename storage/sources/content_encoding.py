@@ -75,7 +75,7 @@ def decoded(data: bytes, encodings: str) -> bytes | None:
 
 
 def without_chunks(data: bytes) -> bytes:
-    """Return the content of an upload in signed chunks (``aws-chunked``) that a store kept as it came."""
+    """Return the content of an upload in signed chunks (``aws-chunked``) that a store kept unchanged."""
     parts, position = list[bytes](), 0
     while match := _CHUNK.match(data, position):
         size = int(match[1], 16)

@@ -77,7 +77,7 @@ class KnownPage:
 
 
 READING = 1
-"""Version of how pages are read. Pages that another version has read are requested again."""
+"""The version of the page parser. Pages parsed by another version are requested again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +204,8 @@ def open_pulls(
     """Return the commit of each open pull request, keyed by number, and the listing's etag, "" if it has several pages.
 
     A ``known`` pull request that is not listed maps to "" if the host reports it as closed or merged. Returns None if
-    the listing still has ``etag``. The requests continue those of ``listing``, the host's. Raises AccessDenied,
-    SourceNotFound, StorageError, UsageError.
+    the listing still has ``etag``. Requests are counted in ``listing``, the host's listing, and share its waits. Raises
+    AccessDenied, SourceNotFound, StorageError, UsageError.
     """
     listing = listing or HostListing()
     return _HostReader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
@@ -224,8 +224,8 @@ def readers_of(
     """Return the pages that list who may read a repository's code. The ``ids`` of a page are logins.
 
     Ids that begin with "/" are teams, whose members are on other pages; "-" is somebody without access to the code.
-    ``pages`` are the pages of the last answer. The requests continue those of ``listing``, the host's. Raises
-    AccessDenied, SourceNotFound, StorageError if the host does not list everyone, UsageError.
+    ``pages`` are the pages of the last answer. Requests are counted in ``listing``, the host's listing, and share its
+    waits. Raises AccessDenied, SourceNotFound, StorageError if the host does not list everyone, UsageError.
     """
     listing = listing or HostListing()
     return _HostReader(host, host.token(environ), listing, {}, pages, sleep, notify).readers(repository)
@@ -468,7 +468,7 @@ class _HostReader:
                     raise StorageError(f"The host lists more than {MAX_READERS:,} readers", repository.path)
             total, listed = _total_of(pages), sum(len(page.ids) for page in pages)
             if total is not None and total != listed:
-                raise StorageError(f"The host counts {total:,} readers and lists {listed:,}", repository.path)
+                raise StorageError(f"The host reports {total:,} readers, but lists {listed:,}", repository.path)
             found += pages
             todo += [(each, self._members) for page in pages for each in page.ids if each.startswith("/")]
         return tuple(found)
@@ -578,7 +578,7 @@ class _HostReader:
     def _pause(self, status: int, headers: Mapping[str, str], body: bytes) -> float | None:
         """Return the seconds that the host asks to wait before the next attempt, or None if it does not.
 
-        GitHub's secondary limit is a 403 that only its body tells from a denial.
+        GitHub's secondary limit is a 403 that only its body distinguishes from a denial.
         """
         if status not in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.FORBIDDEN, HTTPStatus.SERVICE_UNAVAILABLE):
             return None

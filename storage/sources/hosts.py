@@ -140,7 +140,7 @@ class Host:
 
     @property
     def unlisted(self) -> frozenset[str]:
-        """The settings of a fleet that select by what this host does not list, so they would have no effect."""
+        """The settings that select by properties that this host does not list, so they would have no effect."""
         if self.provider in LOCAL_PROVIDERS:
             return frozenset({"topics", "archived", "forks", "visibility", "max_size"})
         return api_of(self).unlisted

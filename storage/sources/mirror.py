@@ -211,7 +211,7 @@ def _remote(protocol: str, rest: str) -> Remote:
     user, variable = "", ""
     if protocol == "ssh":
         if ":" in credentials or "$" in credentials:
-            raise UsageError("SSH URLs cannot contain a password", shown, "Use a key of the ssh agent.")
+            raise UsageError("SSH URLs cannot contain a password", shown, "Use a key in the SSH agent.")
         location = f"{credentials}@{path.rpartition('@')[2]}" if credentials else path
         if _PORT.fullmatch(host):
             location = f"ssh://{location}"
@@ -337,7 +337,7 @@ def _resolve_local(remote: Remote) -> str:
 def _head_in_files(git_dir: str) -> str:
     """Return the current branch's commit from git's files, without starting git.
 
-    Return "" if only git itself can tell, for example for another ref format.
+    Return "" if only git itself can determine it, for example for another ref format.
     """
     match = _BRANCH_IN_HEAD.fullmatch(_text_of(os.path.join(git_dir, "HEAD")))
     if match is None or not _REF.fullmatch(match[1]):
@@ -500,7 +500,7 @@ def _failure(remote: Remote, why: str, stderr: str) -> DriftlineError:
     if why:
         return StorageError(why, remote.uri, "Run the command again.")
     if refused := _REFUSED.search(stderr):
-        what = f"git's setting url.<base>.insteadOf replaces this URL by one of the protocol {refused[1]}"
+        what = f"git's setting url.<base>.insteadOf replaces this URL with one that uses {refused[1]}"
         return UsageError(what, remote.uri, "Only https, ssh and the URL's own protocol are used: change the setting.")
     if _DENIED.search(message):
         return AccessDenied("The host denies access to the repository", remote.uri, f"{_BY_REFERENCE} ({reason})")
@@ -710,7 +710,7 @@ class Mirror:
         with self._locked("use", wait=False) as idle:
             if idle:
                 doomed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}{_DELETED}")
-                os.rename(self.folder, doomed)  # rename first: another process may recreate it meanwhile
+                os.rename(self.folder, doomed)  # rename first: another process may recreate it
                 shutil.rmtree(doomed, ignore_errors=True)
         return idle
 

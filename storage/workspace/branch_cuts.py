@@ -106,8 +106,8 @@ def cut(workspace: Workspace, entity: Entity, name: str, lease_token: int) -> Br
     """Create a branch from the newest state of the main index, and return its record, which is not written yet.
 
     The record has the main index's commit only if no later run changed the index since. The caller holds the branch's
-    lease and the tenant's maintenance lease, so no version is removed meanwhile. Raises UsageError if the source has no
-    main index; also StorageError, CorruptFile.
+    lease and the tenant's maintenance lease, so no version is removed concurrently. Raises UsageError if the source has
+    no main index; also StorageError, CorruptFile.
     """
     table, known = workspace.lines(entity.tenant), workspace.source(entity)
     if known is None or workspace.config.fingerprint is None or not table.exists():

@@ -122,7 +122,7 @@ class WorkspaceCopy:
             raise StorageError(f"Cannot write the copy ({error.strerror})", str(current)) from error
 
     def is_complete(self, known: Mapping[str, tuple[int, str]]) -> bool:
-        """Return whether the current version has every file, in its whole size."""
+        """Return whether the current version has every file, at its full size."""
         current = self.current
         return current is not None and all(_has_size(current / path, size) for path, (size, _) in known.items())
 

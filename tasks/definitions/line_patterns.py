@@ -1,4 +1,4 @@
-"""The patterns of lines that begin a definition, for languages whose definitions the common pattern misses."""
+"""Define the patterns of lines that start a definition, for languages that the common pattern does not cover."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Where = Literal["anywhere", "top", "bound", "type"]
 the ``where`` of a function; ``type`` is only in a type.
 """
 _Row = tuple[str, Where, str]
-"""Kind, or "" for the kind of the definition before, where the pattern applies, and the pattern. Its groups are the
-parts of the name.
+"""The kind ("" for the kind of the preceding definition), where the pattern applies, and the pattern, whose groups are
+the parts of the name.
 """
 _NAME = r"[a-z_][\w']*"
 _SIGN = r"\([ \t]*[^\w\s()\"',]+[ \t]*\)"
@@ -135,7 +135,7 @@ _SYNTAXES: dict[str, tuple[tuple[_Row, ...], tuple[str, ...], tuple[str, ...]]] 
 EXTENSIONS = frozenset(_SYNTAXES)
 """The extensions of the languages with patterns of their own."""
 _HASKELL_COMMENT = re.compile(r"--[^\n]*|'\\?\"'|\"(?:\\.|[^\"\\\n])*\"|(\{-(?!#).*?(?:-\}|\Z))", re.DOTALL)
-"""A block comment, or what may contain its signs: a line's comment or a string."""
+"""A block comment, or a line comment or string, which may contain the signs of one."""
 _TEX = re.compile(r"^\\(begin|end)\{code\}")
 _NOT_NEWLINE = re.compile(r"[^\n]+")
 _MARKS = re.compile(r"[()\s]+")
@@ -170,7 +170,7 @@ def code_of(text: str, extension: str) -> str:
 
 
 def _literate(lines: list[str]) -> list[str]:
-    """Return the code of a literate file: what follows ``>``, or is between two commands of LaTeX."""
+    """Return the code of a literate file: what follows ``>``, or is inside a LaTeX code environment."""
     found, in_code = [], False
     for line in lines:
         marks = _TEX.match(line)

@@ -253,7 +253,7 @@ HEADINGS: dict[str, Callable[[str], list[Definition]]] = {
 
 
 _DOC, _END_OF_DOC = ("@doc", "@typedoc", '"""'), ('"""', "'''")
-"""What starts a text of several lines above a definition in Elixir and Julia, and the possible last lines of it."""
+"""How a multi-line documentation string above a definition starts in Elixir and Julia, and its possible last lines."""
 
 
 def begins_definition(line: str) -> bool:
@@ -333,7 +333,7 @@ def definitions(path: str, text: str) -> list[Definition]:
     """Return the definitions in ``text``, a document, ordered by start, outer definitions first.
 
     They are found by the grammar for the extension of ``path`` or the interpreter of a script, or by patterns if there
-    is none. Code that a grammar cannot parse costs only the definitions around it.
+    is none. If a grammar cannot parse some code, only the definitions around it are lost.
     """
     extension = posixpath.splitext(path)[1][1:].lower()
     headings = HEADINGS.get(extension)

@@ -1,6 +1,6 @@
 """Decompress files: whole, within limits, or as a stream.
 
-A file's format is known by its first bytes. Decompressed data is limited in size and number of members.
+The first bytes of a file determine its format. Decompressed data is limited in size and number of members.
 """
 
 from __future__ import annotations

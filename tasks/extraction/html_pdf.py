@@ -27,7 +27,7 @@ _SKIPPED_CLASSES = re.compile(
 )
 """Navigation classes. DocBook uses ``sidebar`` for text boxes."""
 _SKIPPED_BOXES = re.compile(r"(?:^|\s)(?:related|footer)(?:\s|$)")
-"""Classes of ``div``, which are navigation outside ``_CITED``; elsewhere they are of text."""
+"""Classes of ``div`` that contain navigation outside ``_CITED``, and text inside it."""
 _CITED = frozenset(("article", "blockquote", "figure"))
 """Elements whose ``footer`` is their author or source."""
 _BLOCKS = frozenset((
@@ -45,7 +45,7 @@ _BLANKS = re.compile(r"[ \t\r\n\f\xa0]+")
 _DECLARATIONS = re.compile(
     r"((?>\s+|<\?[^>]*>|<!--.*?-->)*+<!DOCTYPE[^<>\[]{0,1000})\[.{0,65536}?\]\s*>", re.DOTALL | re.IGNORECASE
 )
-"""A document type with declarations, which the library takes for text. Scripts may contain one, too."""
+"""A document type with declarations, which the library mistakes for text. Scripts may contain one, too."""
 _PROLOGUE_CHARACTERS = 65_536
 
 
@@ -209,7 +209,7 @@ MAX_NOTE_BYTES = 2**20
 Bookmark = tuple[int, str]
 """Level (1-based) and title."""
 _SAMPLED = 16
-"""How many of a page's characters tell the direction of its lines."""
+"""How many of a page's characters to sample for the direction of its lines."""
 _BLANK_CODES = frozenset((0, 9, 10, 13, 32, 160))
 _BAD_PASSWORD = 4
 _UNSUPPORTED_SECURITY = 5
@@ -325,7 +325,7 @@ def _turns(page: object, characters: Iterable[int]) -> set[int]:
 
 
 def _place(left: float, bottom: float, right: float, top: float, turns: int) -> Piece:
-    """Return a place on a page whose characters are turned so that they are upright."""
+    """Return a position on the page after ``turns`` quarter turns, which make its characters upright."""
     for _ in range(turns):
         left, bottom, right, top = -top, left, -bottom, right
     return Piece(left, bottom, right, top)
@@ -424,7 +424,9 @@ def _is_numbering(template: str) -> bool:
 
 
 def _forms(line: str, page: int) -> list[Form]:
-    """Return what may be repeated of a line of the 0-based ``page``: all of it, or all except one number."""
+    """Return the forms in which other pages may repeat a line of the 0-based ``page``: whole, or without one of its
+    numbers.
+    """
     text = line.casefold()
     numbers = _NUMBER.finditer(text)
     templates = [(f"{text[: n.start()]}#{text[n.end() :]}", _value(n[0]) - page) for n in islice(numbers, _MAX_NUMBERS)]

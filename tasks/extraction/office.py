@@ -546,7 +546,7 @@ class _Row:
 
 
 _MAX_SHOWN_DATE = 40
-"""A cell with a longer text has more than its date, such as a comment."""
+"""A cell with a longer text contains more than a date, such as a comment."""
 
 
 def _value_of(attributes: Attributes) -> str:

@@ -1,8 +1,8 @@
-"""Order the text of a page as it is read, where the order in which it was drawn is not.
+"""Put the text of a page into reading order if it was drawn in another order.
 
-Most programs draw a page as it is read, and know more about it than its geometry says. So only two kinds of pages are
-changed: pages drawn from the bottom up, and columns of prose drawn row by row. Everything else, such as a table, which
-is read by row, keeps its order.
+Most programs draw a page in reading order, and know more about it than its geometry reveals. Only two kinds of pages
+are therefore changed: pages drawn from the bottom up, and columns of prose drawn row by row. Everything else, such as a
+table, which is read by row, keeps its order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import median, quantiles
 from typing import NamedTuple
 
 MIN_ROWS = 4
-"""Columns with fewer rows are not told from tables."""
+"""Columns with fewer rows cannot be distinguished from tables."""
 _GAP = 0.8
 """The smallest gap between columns, in heights of a line."""
 _WIDE = 6
@@ -31,12 +31,12 @@ _MIN_FILLED = 0.7
 _MIN_CONTINUED = 0.5
 """The share of a column's lines that do not begin like a sentence or a cell."""
 _MIN_DISTINCT = 0.6
-"""The share of a column's lines that begin with a word of their own; cells often begin alike."""
+"""The share of a column's lines that begin with different words; cells often begin alike."""
 _RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]")
 
 
 class Piece(NamedTuple):
-    """A piece of a line, with its place on the page: x grows to the right, y upwards."""
+    """A piece of a line, with its position on the page: x grows to the right, y upwards."""
 
     left: float
     bottom: float
@@ -69,9 +69,9 @@ def is_apart(before: Piece, piece: Piece) -> bool:
 
 
 def is_suspect(runs: Sequence[Piece]) -> bool:
-    """Return whether ``runs`` of characters in drawing order may be in another order than they are read.
+    """Return whether the drawing order of ``runs`` of characters may differ from their reading order.
 
-    Either they go up, or there are gaps above each other between pieces that are wide enough for prose.
+    It may if they go up, or if pieces that are wide enough for prose have aligned gaps between them.
     """
     if len(runs) < 2 * MIN_ROWS:
         return _is_upwards(runs)
@@ -162,7 +162,7 @@ class _Order:
 
 
 def _cut(pieces: Sequence[Piece]) -> float | None:
-    """Return where the fewest pieces are, between places with more of them, or None."""
+    """Return the position with the fewest pieces, between positions with more, or None."""
     if not pieces:
         return None
     start, width = min(each.left for each in pieces), max(each.right for each in pieces)

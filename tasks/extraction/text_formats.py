@@ -23,7 +23,7 @@ from driftline.tasks.text import declarable, decode
 _SUFFIXES = {"python": "py", "julia": "jl", "javascript": "js", "typescript": "ts", "rust": "rs", "c++": "cpp"}
 _SUFFIXES |= {"sh": "bash", "js": "js"}  # cells name them so
 _CELL_MAGIC = re.compile(r"\s*%%(\w{1,20})")
-"""Makes a cell of a notebook one of another language, such as ``%%bash``."""
+"""Switches a notebook cell to another language, such as ``%%bash``."""
 _PLAIN_SUFFIXES = frozenset(("bash", "c", "cpp", "go", "java", "kotlin", "php", "r", "ruby", "scala", "sql", "swift"))
 
 

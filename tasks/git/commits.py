@@ -278,7 +278,7 @@ def is_on_remote_branch(root: str, commit: str, branch: str, remote: str = ORIGI
 
 
 def is_in_branch(root: str, commit: str, branch: str) -> bool | None:
-    """Ask ``origin`` whether ``branch`` contains ``commit``, or None if the clone lacks the history to tell.
+    """Ask ``origin`` whether ``branch`` contains ``commit``; return None if the clone lacks the necessary history.
 
     A clone that fetches commit by commit remembers an older tip of the branch.
     """

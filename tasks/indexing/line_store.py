@@ -333,7 +333,7 @@ def _checked_vector(what: str, given: object, dim: int) -> NDArray[np.float64]:
     if vector.shape != (dim,):
         raise UsageError(f"{what} has the shape {vector.shape}, not ({dim},)", "", _EMBED)
     if not np.isfinite(vector).all():
-        raise UsageError(f"{what} holds numbers that are not finite", "", _EMBED)
+        raise UsageError(f"{what} contains numbers that are not finite", "", _EMBED)
     return vector
 
 

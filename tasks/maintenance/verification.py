@@ -89,7 +89,7 @@ def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFindi
             detail = run_in_worker(_difference, workspace.on([branch_at(entity, record)]), entity, record)
         except CorruptFile as error:
             detail = str(error)
-        if detail and is_idle(entity, record):  # no run has started meanwhile
+        if detail and is_idle(entity, record):  # no run has started since
             yield BranchFinding(entity, record.name, detail)
 
 

@@ -384,7 +384,7 @@ def _covered(paths: pa.ChunkedArray, subtrees: Sequence[Subtree]) -> NDArray[np.
 
 
 def _prefixes_of(paths: pa.ChunkedArray, prefixes: Sequence[str]) -> NDArray[np.int64]:
-    """Return how many of ``prefixes`` each path starts with: ranges that begin at or before it, less the ended ones."""
+    """Return how many of ``prefixes`` each path starts with: ranges that begin at or before it, minus ended ones."""
     count = np.zeros(len(paths), np.int64)
     ends = [end for end in map(after_prefix, prefixes) if end is not None]
     for sign, bounds in ((1, prefixes), (-1, ends)):

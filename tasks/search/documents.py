@@ -157,9 +157,8 @@ MAX_FIND_SOURCES = 200
 
 @dataclass(frozen=True, slots=True)
 class FoundDocuments:
-    """Documents as (source, path), best first, of ``count`` that match in the ``sources`` that were searched.
-
-    ``complete`` is not set if there are more sources.
+    """The best of the ``count`` matching documents, as (source, path), best first. ``sources`` were searched; if there
+    are more, ``complete`` is not set.
     """
 
     documents: tuple[tuple[str, str], ...]
@@ -197,7 +196,9 @@ _NO_PATHS = pa.schema([("source", pa.string()), ("path", pa.string())]).empty_ta
 
 
 def best_matches(found: pa.Table, sought: str, limit: int) -> pa.Table:
-    """Return paths in order: names that start with ``sought``, names that contain it, paths that do; then by length."""
+    """Sort paths: file names that start with ``sought``, names that contain it, other paths that do; the shortest
+    first.
+    """
     letters = literal_pattern(sought)
     name = rf"(?i){letters}[^/]*$"
     keys = {

@@ -390,7 +390,7 @@ def notes_on_counts(counts: ExactCounts, shown: int) -> tuple[str, ...]:
 
 
 def open_exact_tables(workspace: Workspace, where: LineFilter | None, *, texts: bool = True) -> list[TableSearcher]:
-    """Open the lines tables for an exact search; with ``texts``, read ahead what finds them, if in a bucket."""
+    """Open the lines tables for an exact search; with ``texts``, prefetch what is needed to find them in a bucket."""
 
     def open_table(searcher: TableSearcher) -> None:
         searcher.open()

@@ -542,7 +542,7 @@ def beginning(lines: Sequence[str], start: int, first: int, best: int) -> int:
     """Return how many of ``lines`` of code to skip, so that a hit does not begin in the middle of a comment.
 
     The hit's context would begin at line ``first``; ``start`` is the number of the first of ``lines``. If ``first``
-    continues a comment, the hit begins where that does, or, if that is not among ``lines`` or too far away, behind the
+    continues a comment, the hit begins where that does, or, if that is not among ``lines`` or too far away, after the
     comment, or at the ``best`` line if that comes first.
     """
     continued = _continues_comment(lines[: best - start + 1], is_whole=not start)

@@ -222,7 +222,7 @@ def _scp(text: str) -> tuple[str, str]:
 def pages_of_host(url: str) -> tuple[str, str] | None:
     """Return the host's blame of the line that a link leads to, and the history of its file, as of the link's commit.
 
-    None for a host that has no such pages at a known place.
+    Returns None for a host whose page URLs are unknown.
 
     Examples:
         >>> commit = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"

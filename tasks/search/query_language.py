@@ -63,7 +63,7 @@ _OPERATORS = {
     "OR": "Write alternatives as /one|two/, or as words, which rank.",
     "NOT": 'Leave out the files that contain a text with -"text".',
 }
-"""Operators of other code searches, in capitals, and what replaces them here."""
+"""Uppercase operators of other code search engines, and their replacements here."""
 MAX_NEIGHBOUR_CHARACTERS = 200
 """Where to look for the words beside an operator."""
 CASES = {"yes": False, "no": True, "auto": None}
@@ -340,7 +340,7 @@ class _Parser:
             self.words.append(word[0])
 
     def _joins(self, start: int, operator: str) -> bool:
-        """Return whether the operator at ``start`` stands between other words, unlike in MUST NOT and NOT NULL."""
+        """Return whether the operator at ``start`` is between other words, unlike in MUST NOT and NOT NULL."""
         near = MAX_NEIGHBOUR_CHARACTERS
         before = self.text[max(start - near, 0) : start].split()[-1:]
         after = self.text[self.at : self.at + near].split()[:1]

@@ -342,7 +342,7 @@ def test_filters_that_match_no_file_are_refused_before_anything_is_written(
     tree: Path, driftline: Driftline, filters: tuple[str, ...]
 ) -> None:
     outcome = driftline("index", tree, *filters)
-    assert (outcome.code, "The filters match no file" in outcome.err) == (2, True)
+    assert (outcome.code, "The filters match no files" in outcome.err) == (2, True)
     assert not (tree / ".driftline").exists()
     before = states(driftline("index", tree, "--json"))["lines_total"]
     assert driftline("index", tree, *filters).code == driftline("index", tree, "--dry-run", *filters).code == 2
