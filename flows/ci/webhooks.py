@@ -94,19 +94,14 @@ class Event:
 Payload = Mapping[str, Any]
 
 
-def _at(payload: Any, *keys: str | int) -> Any:
+def _at(payload: Any, *keys: str) -> Any:
     """Return the value at a path of keys, or None if the payload has another shape."""
     for key in keys:
-        if isinstance(payload, dict) and isinstance(key, str):
-            payload = payload.get(key)
-        elif isinstance(payload, list) and isinstance(key, int) and key < len(payload):
-            payload = payload[key]
-        else:
-            return None
+        payload = payload.get(key) if isinstance(payload, dict) else None
     return payload
 
 
-def _text(payload: Any, *keys: str | int) -> str:
+def _text(payload: Any, *keys: str) -> str:
     value = _at(payload, *keys)
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
@@ -115,12 +110,32 @@ def _branch(ref: str) -> str:
     return ref.removeprefix("refs/heads/") if ref.startswith("refs/heads/") else ""
 
 
-def _request_kind(request: Any, *, is_closing: bool) -> EventKind:
-    """Return what an event means for a pull request: hosts also report comments and labels of closed ones."""
-    if is_closing:
-        return "gone"
-    is_over = _text(request, "state").lower() in ("closed", "merged", "declined", "superseded")
-    return "late" if is_over else "changed"
+_Paths = tuple[str, str, str, str, str, str]
+"""The paths in a payload of a pull request's number and state, and of its branches and repositories, source first."""
+_GITHUB: _Paths = (
+    "number", "pull_request.state", "pull_request.head.ref", "pull_request.base.ref",
+    "pull_request.head.repo.id", "pull_request.base.repo.id",
+)  # fmt: skip
+_GITLAB: _Paths = (
+    "object_attributes.iid", "object_attributes.state", "object_attributes.source_branch",
+    "object_attributes.target_branch", "object_attributes.source_project_id", "object_attributes.target_project_id",
+)  # fmt: skip
+_BITBUCKET_CLOUD: _Paths = (
+    "pullrequest.id", "pullrequest.state", "pullrequest.source.branch.name", "pullrequest.destination.branch.name",
+    "pullrequest.source.repository.full_name", "pullrequest.destination.repository.full_name",
+)  # fmt: skip
+_BITBUCKET_DATA_CENTER: _Paths = (
+    "pullRequest.id", "pullRequest.state", "pullRequest.fromRef.displayId", "pullRequest.toRef.displayId",
+    "pullRequest.fromRef.repository.id", "pullRequest.toRef.repository.id",
+)  # fmt: skip
+
+
+def _of_request(payload: Payload, paths: _Paths, default: str, *, is_closing: bool) -> Event:
+    """Return the event of a pull request. Hosts also report comments and labels of closed ones."""
+    number, state, source, target, own, upstream = (_text(payload, *path.split(".")) for path in paths)
+    is_over = state.lower() in ("closed", "merged", "declined", "superseded")
+    kind: EventKind = "gone" if is_closing else "late" if is_over else "changed"
+    return Event(kind, source, default, number or _NO_NUMBER, target, own == upstream != "")
 
 
 def _of_github(kind: str, payload: Payload) -> Iterator[Event]:
@@ -132,16 +147,7 @@ def _of_github(kind: str, payload: Payload) -> Iterator[Event]:
     elif kind == "delete" and payload.get("ref_type") == "branch":
         yield Event("gone", _text(payload, "ref").removeprefix("refs/heads/"), default)
     elif kind == "pull_request":
-        request, action = payload.get("pull_request"), payload.get("action")
-        whose = {_text(request, side, "repo", "id") for side in ("head", "base")}
-        yield Event(
-            _request_kind(request, is_closing=action == "closed"),
-            _text(request, "head", "ref"),
-            default,
-            _text(payload, "number") or _NO_NUMBER,
-            _text(request, "base", "ref"),
-            len(whose) == 1 and whose != {""},
-        )
+        yield _of_request(payload, _GITHUB, default, is_closing=payload.get("action") == "closed")
 
 
 def _of_gitlab(kind: str, payload: Payload) -> Iterator[Event]:
@@ -150,16 +156,8 @@ def _of_gitlab(kind: str, payload: Payload) -> Iterator[Event]:
         is_gone = bool(_NOTHING.fullmatch(_text(payload, "after")))
         yield Event("gone" if is_gone else "changed", branch, default)
     elif kind == "merge_request":
-        request = payload.get("object_attributes")
-        whose = {_text(request, f"{side}_project_id") for side in ("source", "target")}
-        yield Event(
-            _request_kind(request, is_closing=_text(request, "action") in ("close", "merge")),
-            _text(request, "source_branch"),
-            default,
-            _text(request, "iid") or _NO_NUMBER,
-            _text(request, "target_branch"),
-            len(whose) == 1 and whose != {""},
-        )
+        action = _text(payload, "object_attributes", "action")
+        yield _of_request(payload, _GITLAB, default, is_closing=action in ("close", "merge"))
 
 
 def _of_bitbucket(kind: str, payload: Payload) -> Iterator[Event]:
@@ -175,36 +173,22 @@ def _of_bitbucket(kind: str, payload: Payload) -> Iterator[Event]:
             elif branch := _branch(_text(change, "refId") or _text(change, "ref", "id")):
                 yield Event("gone" if _text(change, "type") == "DELETE" else "changed", branch, default)
     elif kind.startswith(("pullrequest:", "pr:")):
-        request = payload.get("pullrequest") or payload.get("pullRequest")
-        is_cloud = "pullrequest" in payload
-        ends = ("source", "destination") if is_cloud else ("fromRef", "toRef")
-        name = ("branch", "name") if is_cloud else ("displayId",)
-        whose = {_text(request, end, "repository", "full_name" if is_cloud else "id") for end in ends}
+        paths = _BITBUCKET_CLOUD if "pullrequest" in payload else _BITBUCKET_DATA_CENTER
         is_closing = kind.partition(":")[2] in ("fulfilled", "rejected", "merged", "declined", "deleted")
-        yield Event(
-            _request_kind(request, is_closing=is_closing),
-            _text(request, ends[0], *name),
-            default,
-            _text(request, "id") or _NO_NUMBER,
-            _text(request, ends[1], *name),
-            len(whose) == 1 and whose != {""},
-        )
+        yield _of_request(payload, paths, default, is_closing=is_closing)
 
 
 def _remotes(payload: Payload) -> Iterator[str]:
     """Yield every URL that a payload gives for its repository."""
-    for key in ("repository", "project"):
-        named = payload.get(key)
+    # Bitbucket Data Center identifies the repository only in the pull request.
+    for path in (("repository",), ("project",), ("pullRequest", "toRef", "repository")):
+        named = _at(payload, *path)
         for name in ("clone_url", "ssh_url", "html_url", "git_http_url", "git_ssh_url", "http_url", "web_url"):
             yield _text(named, name)
         yield _text(named, "links", "html", "href")
         clones = _at(named, "links", "clone")
         for each in clones[:10] if isinstance(clones, list) else ():
             yield _text(each, "href")
-    request = payload.get("pullRequest")  # Bitbucket Data Center identifies the repository only here
-    clones = _at(request, "toRef", "repository", "links", "clone")
-    for each in clones[:10] if isinstance(clones, list) else ():
-        yield _text(each, "href")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,35 +19,22 @@ _NAME = r"[a-z_][\w']*"
 _SIGN = r"\([ \t]*[^\w\s()\"',]+[ \t]*\)"
 _HASKELL: tuple[_Row, ...] = (
     ("module", "anywhere", r"module[ \t]+([A-Z][\w.']*)"),
-    (
-        "type",
-        "anywhere",
-        r"[ \t]*(?:data|newtype|type)(?: +(?:family|instance))?[ \t]+(?:[^=]*=>)?[ \t]*([A-Z][\w']*)",
-    ),
+    ("type", "anywhere", r"[ \t]*(?:data|newtype|type)(?: +(?:family|instance))?[ \t]+(?:[^=]*=>)?[ \t]*([A-Z][\w']*)"),
     ("class", "anywhere", r"class[ \t]+(?:.*=>)?[ \t]*([A-Z][\w']*)"),
-    (
-        "impl",
-        "anywhere",
-        r"(?:deriving[ \t]+(?:\w+[ \t]+)?)?instance[ \t]+(?:\{-#.*#-\})?(?:.*=>)?[ \t]*([A-Z][\w.']*)"
-        r"[ \t]+(?:[\[(]*([A-Z][\w']*)|(\S+))",
-    ),
+    ("impl", "anywhere",
+     r"(?:deriving[ \t]+(?:\w+[ \t]+)?)?instance[ \t]+(?:\{-#.*#-\})?(?:.*=>)?[ \t]*([A-Z][\w.']*)"
+     r"[ \t]+(?:[\[(]*([A-Z][\w']*)|(\S+))"),
     ("function", "anywhere", r"pattern[ \t]+([A-Z][\w']*)"),
     ("function", "anywhere", rf"foreign[ \t]+(?:im|ex)port[ \t].*?({_NAME})[ \t]*::"),
     ("function", "anywhere", rf"[ \t]*(?:where[ \t]+)?({_NAME}|{_SIGN})(?:[ \t]*,[ \t]*{_NAME})*[ \t]*::(?!\S)"),
     ("struct", "type", r"[ \t]+(?:[=|][ \t]*(?:forall[^.]*\.)?[ \t]*([A-Z][\w']*)|([A-Z][\w']*)[ \t]*::)"),
     ("property", "type", rf"[ \t]*(?:[=|][^{{]*)?[{{,][ \t]*({_NAME})(?:[ \t]*,[ \t]*{_NAME})*[ \t]*::"),
-    (
-        "function",
-        "bound",
-        r"[ \t]*(?:where[ \t]+)?\w[\w']*[ \t]+(?!(?:[=|]|->|<-|::|=>)\s)([!#$%&*+./<=>?\\^|~:-]+)[ \t]",
-    ),
-    (
-        "function",
-        "bound",
-        r"[ \t]*(?:where[ \t]+)?(?!(?:case|class|data|default|deriving|do|else|foreign|if|import|in|infix[lr]?|instance"
-        rf"|let|module|newtype|of|then|type|where)\b)({_NAME}|{_SIGN})(?![^\s(,=|@~!]|.*'')",
-    ),
-)
+    ("function", "bound",
+     r"[ \t]*(?:where[ \t]+)?\w[\w']*[ \t]+(?!(?:[=|]|->|<-|::|=>)\s)([!#$%&*+./<=>?\\^|~:-]+)[ \t]"),
+    ("function", "bound",
+     r"[ \t]*(?:where[ \t]+)?(?!(?:case|class|data|default|deriving|do|else|foreign|if|import|in|infix[lr]?|instance"
+     rf"|let|module|newtype|of|then|type|where)\b)({_NAME}|{_SIGN})(?![^\s(,=|@~!]|.*'')"),
+)  # fmt: skip
 _OCAML: tuple[_Row, ...] = (
     ("", "top", rf"[ \t]*and[ \t]+(?:[+-]?'\w+[ \t]+|\([^)]*\)[ \t]*)?({_NAME})"),
     ("function", "top", rf"[ \t]*let(?:[ \t]+rec)?[ \t]+(?!rec\b|_\b)({_NAME}|{_SIGN})"),
@@ -56,26 +43,20 @@ _OCAML: tuple[_Row, ...] = (
     ("interface", "anywhere", r"[ \t]*module[ \t]+type[ \t]+(?!of\b)(\w+)"),
     ("module", "anywhere", r"[ \t]*module[ \t]+(?:rec[ \t]+)?([A-Z][\w']*)[ \t]*(?:[=:(]|$)"),
     ("class", "anywhere", rf"[ \t]*class(?:[ \t]+(?:virtual|type))*[ \t]+(?:\[[^\]]*\][ \t]*)?({_NAME})"),
-    (
-        "function",
-        "anywhere",
-        rf"[ \t]*(?:val|external|method!?)(?:[ \t]+(?:private|virtual|mutable))*[ \t]+({_NAME}|{_SIGN})",
-    ),
-)
+    ("function", "anywhere",
+     rf"[ \t]*(?:val|external|method!?)(?:[ \t]+(?:private|virtual|mutable))*[ \t]+({_NAME}|{_SIGN})"),
+)  # fmt: skip
 _DART: tuple[_Row, ...] = (
     ("class", "anywhere", r"[ \t]*(?:(?:abstract|base|final|interface|mixin|sealed)[ \t]+)*class[ \t]+(\w+)"),
     ("enum", "anywhere", r"[ \t]*enum[ \t]+(\w+)"),
     ("trait", "anywhere", r"[ \t]*(?:base[ \t]+)?mixin[ \t]+(?!class\b)(\w+)"),
     ("impl", "anywhere", r"[ \t]*extension[ \t]+(?:type[ \t]+(?:const[ \t]+)?)?(?!on\b)(\w+)"),
     ("type", "anywhere", r"[ \t]*typedef[ \t]+(?:[\w<>?, ]+[ \t])?(\w+)(?:<[^=]*>)?[ \t]*[=(]"),
-    (
-        "function",
-        "top",
-        r"[ \t]*(?:@\w+[ \t]+)*(?:(?:static|external|factory|const|covariant)[ \t]+)*(?:[\w.]+(?:<[^=()]*>)?\??[ \t]+)?"
-        r"(?:(?:get|set)[ \t]+(\w+)|(operator)[ \t]*([^\w\s(]+)[ \t]*\(|(?!(?:Function|assert|catch|for|if|return|super"
-        r"|switch|throw|while)\b)(\w[\w.]*)(?:<[^=()]*>)?\()",
-    ),
-)
+    ("function", "top",
+     r"[ \t]*(?:@\w+[ \t]+)*(?:(?:static|external|factory|const|covariant)[ \t]+)*(?:[\w.]+(?:<[^=()]*>)?\??[ \t]+)?"
+     r"(?:(?:get|set)[ \t]+(\w+)|(operator)[ \t]*([^\w\s(]+)[ \t]*\(|(?!(?:Function|assert|catch|for|if|return|super"
+     r"|switch|throw|while)\b)(\w[\w.]*)(?:<[^=()]*>)?\()"),
+)  # fmt: skip
 _JULIA: tuple[_Row, ...] = (
     ("module", "anywhere", r"(?:bare)?module[ \t]+(\w+)"),
     ("struct", "anywhere", r"[ \t]*(?:@\w+[ \t]+)*(?:mutable[ \t]+)?struct[ \t]+(\w+)"),
@@ -132,8 +113,6 @@ _SYNTAXES: dict[str, tuple[tuple[_Row, ...], tuple[str, ...], tuple[str, ...]]] 
     **dict.fromkeys(("clj", "cljs", "cljc"), (_CLOJURE, (";",), (";",))),
     **dict.fromkeys(("erl", "hrl"), (_ERLANG, ("%",), ("%",))),
 }
-EXTENSIONS = frozenset(_SYNTAXES)
-"""The extensions of the languages with patterns of their own."""
 _HASKELL_COMMENT = re.compile(r"--[^\n]*|'\\?\"'|\"(?:\\.|[^\"\\\n])*\"|(\{-(?!#).*?(?:-\}|\Z))", re.DOTALL)
 """A block comment, or a line comment or string, which may contain the signs of one."""
 _TEX = re.compile(r"^\\(begin|end)\{code\}")

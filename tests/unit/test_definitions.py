@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import driftline
 from driftline.storage.lines.outline import KINDS, Definition, decode, encode, innermost
-from driftline.tasks.definitions.line_patterns import EXTENSIONS
+from driftline.tasks.definitions.line_patterns import _SYNTAXES
 from driftline.tasks.definitions.outlines import (
     BY_EXTENSION,
     HEADINGS,
@@ -862,7 +862,7 @@ def test_the_definitions_of_each_language(name: str) -> None:
 def test_every_grammar_is_tried() -> None:
     tried = {BY_EXTENSION[name.rsplit(".")[-1]] for name in CODE if name.rsplit(".")[-1] in BY_EXTENSION}
     assert tried == set(BY_EXTENSION.values())
-    assert {name.rsplit(".")[-1].lower() for name in CODE} >= EXTENSIONS - {"mli", "cljs", "cljc", "hrl"}
+    assert {name.rsplit(".")[-1].lower() for name in CODE} >= _SYNTAXES.keys() - {"mli", "cljs", "cljc", "hrl"}
     assert {name.rsplit(".")[-1] for name in CODE} >= {"html", "md", "rst"} <= HEADINGS.keys()
     for grammar in tried:
         loaded(grammar)
@@ -884,7 +884,7 @@ def test_real_modules_have_the_definitions_of_their_syntax_trees() -> None:
         assert sorted((each.line, each.last, each.name.rsplit(".")[-1]) for each in found) == expected, path
 
 
-@pytest.mark.parametrize("extension", sorted([*BY_EXTENSION, *EXTENSIONS]))
+@pytest.mark.parametrize("extension", sorted([*BY_EXTENSION, *_SYNTAXES]))
 def test_unparsable_code_does_no_harm(extension: str) -> None:
     for text in ("", "\n", "\x0c{{{((([[[", "def class func fn <?php %% \ufffd é 漢字\n" * 50, "(" * 3_000, '"' * 999):
         lines = text.count("\n") + 1
@@ -893,7 +893,7 @@ def test_unparsable_code_does_no_harm(extension: str) -> None:
 
 
 @given(
-    st.sampled_from(sorted([*BY_EXTENSION, *EXTENSIONS, "md", "rst", "html", "lua"])),
+    st.sampled_from(sorted([*BY_EXTENSION, *_SYNTAXES, "md", "rst", "html", "lua"])),
     st.text(st.sampled_from("a ={}()[]:\n\t#-*<>h1'\"/")),
 )
 def test_definitions_are_nested_within_their_document(extension: str, text: str) -> None:
