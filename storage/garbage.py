@@ -292,7 +292,7 @@ def find_orphans(
         reason = classifier.reason_of(info, name)
         if reason is not None:
             age = (now - info.modified).total_seconds()
-            orphans.append((_turn(name, reason), Orphan(info.path, info.size_bytes, age, reason)))
+            orphans.append((_deletion_order(name, reason), Orphan(info.path, info.size_bytes, age, reason)))
     orphans.sort(key=lambda pair: (pair[0], pair[1].path))
     foreign = sorted(info.path for info, name in named if name.kind is ObjectKind.FOREIGN)
     return GarbageReport(tuple(orphan for _, orphan in orphans), tuple(foreign))
@@ -374,7 +374,7 @@ class _Classifier:
         return None
 
 
-def _turn(name: PathName, reason: Reason) -> int:
+def _deletion_order(name: PathName, reason: Reason) -> int:
     """Return the position in the deletion order: in superseded tables, hint and versions go before their files."""
     if reason is Reason.NO_BRANCH and name.rest.startswith("_refs/"):
         return 0  # Lance must forget the branch before its files are deleted

@@ -104,7 +104,7 @@ def query_here(
     timer = threading.Timer(limits.max_seconds, connection.interrupt)
     timer.daemon = True
     try:
-        with limits.explained():
+        with limits.translated_errors():
             for name, view in views(workspace, within, searches).items():
                 shown = connection.from_arrow(_Scanned(view, limits.failures)).filter(view.where).project(view.shown)
                 (shown.distinct() if view.distinct else shown).create_view(name)
@@ -130,7 +130,7 @@ class Limits:
     failures: list[DriftlineError] = field(default_factory=list)
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def translated_errors(self) -> Iterator[None]:
         """Translate DuckDB errors into Driftline errors."""
         import duckdb
 
@@ -253,7 +253,7 @@ def _with_unique_names(given: pa.Schema) -> pa.Schema:
 
 def _batches(reader: pa.RecordBatchReader, schema: pa.Schema, limits: Limits) -> Iterator[pa.RecordBatch]:
     while True:
-        with limits.explained():
+        with limits.translated_errors():
             try:
                 batch = reader.read_next_batch()
             except StopIteration:

@@ -352,9 +352,9 @@ def root(
         typer.echo(f"driftline {version_of('driftline')}")
         raise typer.Exit(DONE)
     if context.invoked_subcommand is None:
-        from driftline.flows.commands.status import orient
+        from driftline.flows.commands.status import show_next_steps
 
-        raise typer.Exit(orient())
+        raise typer.Exit(show_next_steps())
 
 
 def _say_causes(error: BaseException) -> None:

@@ -25,7 +25,7 @@ _NEXT_STEPS = """
   driftline --help                all commands"""
 
 
-def orient() -> int:
+def show_next_steps() -> int:
     """Print the state of this folder and the next steps, for ``driftline`` without a command."""
     try:
         stats = open_for_reading(None).stats()

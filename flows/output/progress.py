@@ -58,7 +58,7 @@ class WarningsOnly(NullProgress):
         warn(text)
 
 
-class EarlyProgress:
+class ConcurrentProgress:
     """Reports progress from many threads, including the counts of running tasks.
 
     A phase never shows more documents than its total, even if a cluster runs a task twice.

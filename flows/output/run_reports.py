@@ -145,7 +145,7 @@ class SourceTally:
         known = (DocumentState.UNCHANGED, DocumentState.TOUCHED, DocumentState.CHANGED)
         return sum(self.report.states[state] for state in known)
 
-    def passing(self) -> list[str]:
+    def temporarily_skipped(self) -> list[str]:
         """Return the files that this run could not read, but the next one may."""
         return [path for path, reason in self.report.skipped if reason in PASSING]
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.flows.config.index_request import IndexRequest, SourceRequest
-from driftline.flows.output.progress import EarlyProgress, NullProgress, Progress, run_stage
+from driftline.flows.output.progress import ConcurrentProgress, NullProgress, Progress, run_stage
 from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs.branches import enter_branch, leave_branch
 from driftline.flows.runs.executors import Executor, SegmentBuilds, build_on, open_executor
@@ -60,7 +60,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.transformer import deep_model
 from driftline.tasks.indexing.commit import complete_reembedding
 from driftline.tasks.indexing.embed_definitions import batches, deepen_batch, plan_deep
-from driftline.tasks.scanning.overlap import Claim, Neighbours, claim_of, claimed
+from driftline.tasks.scanning.overlap import Claim, SourcesByFolder, claim_of, claimed
 from driftline.tasks.scanning.path_patterns import Matcher
 from driftline.tasks.task_context import Stopwatch, TaskContext
 
@@ -135,7 +135,7 @@ def share_files(plan: IndexPlan, *, alone: bool = False) -> IndexPlan:
     parts = list(plan.sources)
     if not alone:
         parts += _joined(plan, known)
-    everybody = Neighbours({**known, **{part.entity: part.record for part in parts}})
+    everybody = SourcesByFolder({**known, **{part.entity: part.record for part in parts}})
     return replace(
         plan, sources=tuple(replace(part, claims=everybody.claims_on(part.entity, part.record)) for part in parts)
     )
@@ -156,7 +156,7 @@ def take_over_files(plan: IndexPlan, run_id: str, progress: Progress) -> None:
     known = _known(plan)
     if known is None:
         return
-    neighbours, lost = Neighbours(known), dict[Entity, list[Claim]]()
+    neighbours, lost = SourcesByFolder(known), dict[Entity, list[Claim]]()
     for part in plan.sources:
         for entity in neighbours.at_or_above(part.record.uri):
             claim = claim_of(part.entity, part.record, entity, known[entity])
@@ -221,7 +221,7 @@ def _is_gone(record: SourceRecord) -> bool:
 
 def _joined(plan: IndexPlan, known: Mapping[Entity, SourceRecord]) -> list[SourcePlan]:
     """Return the known sources that own files of a requested source."""
-    neighbours, found = Neighbours(known), dict[Entity, SourcePlan]()
+    neighbours, found = SourcesByFolder(known), dict[Entity, SourcePlan]()
     restricted = restricted_repositories(plan.workspace)
     kept: dict[str, Any] = dict.fromkeys(RECORDED)
     own = replace(plan.request, **kept)
@@ -287,7 +287,7 @@ def index_sources(
         report = IndexReport(new_ulid(), plan.workspace.objects.uri, failed=list(plan.failures), phases=watch.seconds)
         outcome = "failed"
         try:
-            _run(plan, executor, EarlyProgress(progress or NullProgress()), report, watch)
+            _run(plan, executor, ConcurrentProgress(progress or NullProgress()), report, watch)
             outcome = report.failed[0][1].kind if report.failed else "done"
         except KeyboardInterrupt as error:
             outcome = "interrupted"

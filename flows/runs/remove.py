@@ -31,7 +31,7 @@ from driftline.storage.workspace.branch_cuts import branch_records
 from driftline.storage.workspace.fleet_state import forget_index
 from driftline.storage.workspace.records import RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_strays, settle
+from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_lines_without_document, settle
 from driftline.tasks.scanning.overlap import Claim, claimed
 from driftline.tasks.scanning.path_patterns import Matcher, Rules
 from driftline.tasks.scanning.scan import ScanResult
@@ -73,7 +73,7 @@ def remove_source(
             committer.commit(ChangeSet(SCHEMA.empty_table(), removed=tuple(manifest["path"].to_pylist())))
             batch = committer.batch
         for table in workspace.line_tables(entity):  # including tables of other models
-            remove_strays(Committer(workspace, entity, lease, run_id, table, dim, batch))
+            remove_lines_without_document(Committer(workspace, entity, lease, run_id, table, dim, batch))
         for deep in deep_tables(workspace.objects, entity):
             deep.remove(entity)
         for branch in branch_records(workspace, entity):

@@ -39,8 +39,8 @@ from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.extraction.archives import without_opened
 from driftline.tasks.extraction.extractor import current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
-from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_strays, settle
-from driftline.tasks.indexing.rows import Donations, find_donations, only
+from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_lines_without_document, settle
+from driftline.tasks.indexing.rows import Donations, donations_for, find_donations
 from driftline.tasks.scanning.diff import DELETED_SCHEMA
 from driftline.tasks.scanning.scan import PartitionSpec, ScanResult, ScanSpec, plan_partitions, scan_partition
 from driftline.tasks.scanning.since_commit import RepositoryAtCommit, WorkTreeAtCommit
@@ -275,7 +275,7 @@ class Survey:
         # Copy, because pickling a slice sends the whole underlying table.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
         paths = rows["path"].to_pylist()
-        donated = only(donations, paths) if donations else {}
+        donated = donations_for(donations, paths) if donations else {}
         containers = frozenset[str]().union(*(scan.container_only_paths for scan in work.scans)).intersection(paths)
         how = self.scan_spec().how
         return BatchSpec(self.context.source.source, self.context.entity, rows, dry_run, donated, how, containers)
@@ -295,8 +295,8 @@ class Survey:
         settings = (source.record.include, source.record.exclude, *limits, *reads, fingerprint)
         rules = (*settings, sorted(current_marks()), *source.claims)
         if isinstance(source.source, RepositorySource):
-            return RepositoryAtCommit.look(source.source, rules)
-        return WorkTreeAtCommit.look(source.source.uri, rules) if source.source.is_local else None
+            return RepositoryAtCommit.of(source.source, rules)
+        return WorkTreeAtCommit.of(source.source.uri, rules) if source.source.is_local else None
 
 
 # -- doing it --------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ class SourceRun:
             table = workspace.lines(entity, model.fingerprint)
             committer = Committer(workspace, entity, lease, context.run_id, table, model.dim)
             if len(workspace.line_tables(entity)) > 1:
-                tally.indexes_lag |= remove_strays(committer) > 0
+                tally.indexes_lag |= remove_lines_without_document(committer) > 0
         return LeasedRun(context, self._survey, committer, record, self._surveyed(scan_range))
 
     def _surveyed(self, scan_range: ScanRange) -> SourceChanges:
@@ -615,7 +615,7 @@ class LeasedRun:
         since the scan, or if a member could not be read.
         """
         tally = self.context.tally
-        incomplete = {container_of(path) for path in tally.passing()}
+        incomplete = {container_of(path) for path in tally.temporarily_skipped()}
         opened = {p: each for scan in self.work.scans for p, each in scan.opened.items() if p not in incomplete}
         mark, rows = self.survey.scan_spec().how.opened, []
         for row in self.context.manifest.get([*opened], columns=SCHEMA.names).to_pylist() if opened else ():
@@ -632,12 +632,12 @@ class LeasedRun:
 
     def _is_complete(self) -> bool:
         """Return whether every scanned file is indexed, or skipped until it changes."""
-        return self.work.is_listed and not self.context.tally.passing()
+        return self.work.is_listed and not self.context.tally.temporarily_skipped()
 
     def _reached(self, at: AtCommit) -> IndexedCommit | None:
         """Return the commit and manifest revision to record at the end of the run."""
         token, batch, before = self.committer.lease.token, self.committer.batch, self.record.reached
-        reached = at.reached(token)
+        reached = at.commit_to_record(token)
         if reached is None:
             return None
         known = before.revision if before is not None and before.token == token - 1 else 0

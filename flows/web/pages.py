@@ -60,7 +60,7 @@ class DocumentView:
     """A document around ``line``: the requested or the first line.
 
     ``similar`` lists hits that resemble that line, and ``outline`` lists the definitions as (line, kind, name).
-    ``beside`` is the document's folder, and ``branches`` the first branches of its source. If ``is_whole`` is
+    ``folder`` is the document's folder, and ``branches`` the first branches of its source. If ``is_whole`` is
     set, no line was requested, and prose is laid out.
     """
 
@@ -69,7 +69,7 @@ class DocumentView:
     branch: str | None = None
     outline: Sequence[tuple[int, str, str]] = ()
     similar: Sequence[Hit] = ()
-    beside: Folder | None = None
+    folder: Folder | None = None
     branches: Sequence[str] = ()
     is_whole: bool = False
 
@@ -360,7 +360,7 @@ def document_page(view: DocumentView) -> bytes:
         other_view=other_view if is_prose_page else (),
         crumbs=_crumbs(source, folder, branch),
         name=name,
-        entries=_entries(view.beside, branch, path) if view.beside is not None else [],
+        entries=_entries(view.folder, branch, path) if view.folder is not None else [],
         folder=folder_link(source, folder, branch),
         up=folder_link(source, folder.rpartition("/")[0], branch) if folder else "",
         own=document_link(source, path, view.line if body is None else None, branch),

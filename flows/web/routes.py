@@ -170,7 +170,7 @@ class Pages:
             branch=branch,
             outline=sorted(anchors + outline(path, excerpt["lines"], excerpt["start_line"])),
             similar=self._similar(excerpt, line, branch) if line is not None else (),
-            beside=self.reader.folder(excerpt["source"], path.rpartition("/")[0], branch),
+            folder=self.reader.folder(excerpt["source"], path.rpartition("/")[0], branch),
             branches=self.reader.branches_of(excerpt["source"], pages.MAX_FACETS + 1),
             is_whole=line is None,
         )

@@ -32,7 +32,7 @@ CONCURRENT_SEARCHES = 4
 """Concurrent searches in the single process used for a bucket: they mostly wait for the network."""
 WAIT_SECONDS = 30.0
 """Maximum time to wait for a free process: shorter than a client's timeout."""
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """How often waiting reads check whether another process must be started."""
 SEARCH_SECONDS = 60.0
 """A process that searches for longer is killed."""
@@ -145,7 +145,7 @@ class SearchProcesses:
                 number, helper = self._free.get(seconds > 0, seconds)
             except queue.Empty:
                 self._start_one_more(workspace)
-                seconds = min(end - time.monotonic(), LOOK_SECONDS)
+                seconds = min(end - time.monotonic(), CHECK_SECONDS)
                 if seconds <= 0:
                     raise StorageError(f"No search finished within {WAIT_SECONDS:.0f} s", "", "Retry.") from None
                 continue

@@ -206,7 +206,7 @@ class Flusher:
     def count_deltas(self) -> None:
         """Count deltas, and compact, or request a compaction, if there are too many. Raises StorageError."""
         if self._watch is not None:
-            self._watch.look()
+            self._watch.count_flushed()
 
     def _visible(self, tenants: Sequence[Entity]) -> list[Entity]:
         return [tenant for tenant in tenants if self._within is None or tenant == self._within.tenant]

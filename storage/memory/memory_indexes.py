@@ -184,7 +184,7 @@ class DeltaWatch:
     """Calls ``on_excess`` with a tenant and its number of deltas if the tenant's index has more than ``threshold``.
 
     Every flush adds a delta to its tenant's index, so other entities' indexes have at most as many. Counting lists a
-    directory, so it only happens after ``threshold`` flushes by this process, and in ``look``.
+    directory, so it only happens after ``threshold`` flushes by this process, and in ``count_flushed``.
     """
 
     objects: ObjectStore
@@ -198,7 +198,7 @@ class DeltaWatch:
         if self._flushes[tenant] > self.threshold:
             self._count(tenant)
 
-    def look(self) -> None:
+    def count_flushed(self) -> None:
         """Count the deltas of every tenant that was flushed since the last count. Raises StorageError."""
         for tenant in [tenant for tenant, flushes in self._flushes.items() if flushes]:
             self._count(tenant)

@@ -133,16 +133,16 @@ class HostListing:
     """A host's listing. ``failure`` is the error that ended it early; ``problems`` lists what could not be read or
     disagrees.
 
-    ``at`` is when the listing started, in seconds by the host's clock, or None if the host reports none. ``requests``
-    and ``unchanged_pages`` also count the requests for pull requests and readers. ``teams`` keeps the pages of teams'
-    members by URL: a team may read many repositories.
+    ``started_at`` is when the listing started, in seconds by the host's clock, or None if the host reports none.
+    ``requests`` and ``unchanged_pages`` also count the requests for pull requests and readers. ``teams`` keeps the
+    pages of teams' members by URL: a team may read many repositories.
     """
 
     repositories: dict[str, HostedRepository] = field(default_factory=dict)
     pages: list[KnownPage] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     failure: DriftlineError | None = None
-    at: float | None = None
+    started_at: float | None = None
     requests: int = 0
     unchanged_pages: int = 0
     limit: HostWaits = field(default_factory=HostWaits)
@@ -559,8 +559,8 @@ class _HostReader:
                 body = self._body(answer)
         except (OSError, HTTPException, ValueError) as error:
             return 0, {}, without_secrets(str(error) or type(error).__name__).encode("utf-8", "replace")
-        if self._listing.at is None:
-            self._listing.at = _time_of(answer.headers)
+        if self._listing.started_at is None:
+            self._listing.started_at = _time_of(answer.headers)
         return answer.status, answer.headers, body
 
     def _body(self, answer: HTTPResponse) -> bytes:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 COMMIT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _TIMEOUT_SECONDS = 120
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 """The interval between two looks at a git that has not ended."""
 _ASLEEP_SECONDS = 3.0
 """A pipe in place of a file that git reads would block it forever.
@@ -352,7 +352,7 @@ def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = F
     since = started
     while True:
         try:
-            output, _ = process.communicate(timeout=_LOOK_SECONDS)
+            output, _ = process.communicate(timeout=_CHECK_SECONDS)
             break
         except subprocess.TimeoutExpired:
             now, last = time.monotonic(), switches

@@ -348,7 +348,7 @@ def stable_stamp(host: Host, listing: HostListing, repository: HostedRepository)
     Hosts write the time of the last push in whole seconds, or update it once an hour.
     """
     after, pushed = host.stamp_resolution_seconds, parse_timestamp(repository.changed)
-    if after is None or pushed is None or listing.at is None or listing.at - pushed < after:
+    if after is None or pushed is None or listing.started_at is None or listing.started_at - pushed < after:
         return ""
     return repository.stamp
 

@@ -131,7 +131,7 @@ def syntax_of(extension: str) -> Syntax | None:
     return Syntax(tuple((kind, where, re.compile(each)) for kind, where, each in rows), leading, skipped)
 
 
-def begun(syntax: Syntax, line: str, applies: Callable[[Where], bool]) -> tuple[str, str] | None:
+def started_by(syntax: Syntax, line: str, applies: Callable[[Where], bool]) -> tuple[str, str] | None:
     """Return the kind and name of the definition that a line starts, if any."""
     for kind, where, pattern in syntax.patterns:
         if applies(where) and (match := pattern.match(line, 0, MAX_PATTERN_CHARACTERS)):

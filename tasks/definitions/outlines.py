@@ -25,7 +25,7 @@ from driftline.storage import helper_process
 from driftline.storage.errors import StorageError
 from driftline.storage.helper_process import HelperDied, HelperPool, HelperProcess, limit_cpu_time
 from driftline.storage.lines.outline import KINDS, Definition
-from driftline.tasks.definitions.line_patterns import Syntax, Where, begun, code_of, syntax_of
+from driftline.tasks.definitions.line_patterns import Syntax, Where, code_of, started_by, syntax_of
 
 if TYPE_CHECKING:
     from tree_sitter import Language, Node, Query
@@ -258,10 +258,10 @@ _DOC, _END_OF_DOC = ("@doc", "@typedoc", '"""'), ('"""', "'''")
 
 def begins_definition(line: str) -> bool:
     """Return whether a line starts the definition of a function, class or type."""
-    return _begun(line) is not None
+    return _started_by_common_pattern(line) is not None
 
 
-def _begun(line: str) -> tuple[str, str] | None:
+def _started_by_common_pattern(line: str) -> tuple[str, str] | None:
     """Return the kind and name of the definition that a line starts, if any."""
     if match := _DEFINITION.match(line):
         kind = _KINDS.get(match[1], match[1])
@@ -317,12 +317,12 @@ def by_patterns(text: str, extension: str = "") -> list[Definition]:
 def _started(line: str, syntax: Syntax | None, around: Definition | None, *, is_bound: bool) -> tuple[str, str] | None:
     """Return the kind and name of the definition that a line starts inside ``around``, if any."""
     if syntax is None:
-        return _begun(line)
+        return _started_by_common_pattern(line)
     in_type = around is not None and around.kind in _HOLDS_PARTS
     at_top = in_type or not line[0].isspace() or (around is not None and around.kind == "module")
     is_bound = is_bound or at_top or line.lstrip().startswith("where ")
     applies: dict[Where, bool] = {"anywhere": True, "top": at_top, "bound": is_bound, "type": in_type}
-    return begun(syntax, line, applies.__getitem__)
+    return started_by(syntax, line, applies.__getitem__)
 
 
 def _until(each: Definition, last: int) -> Definition:

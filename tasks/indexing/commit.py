@@ -264,7 +264,7 @@ def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, r
             if pc.any(pc.not_equal(documents["fingerprint"], model.fingerprint)).as_py():
                 missing.append(str(entity))
             table = workspace.lines(entity, model.fingerprint)
-            remove_strays(Committer(workspace, entity, lease, run_id, table, model.dim))
+            remove_lines_without_document(Committer(workspace, entity, lease, run_id, table, model.dim))
         if missing:
             report(f"The old model stays current until these sources are re-embedded: {', '.join(missing)}")
             return False
@@ -272,7 +272,7 @@ def complete_reembedding(workspace: Workspace, model: ModelRef, replaces: str, r
     return True
 
 
-def remove_strays(committer: Committer) -> int:
+def remove_lines_without_document(committer: Committer) -> int:
     """Remove the lines of documents that are not in the manifest, and return the number of documents.
 
     A run writes only one of a tenant's two tables, so the other keeps the lines of documents that the run deletes.

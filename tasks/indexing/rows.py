@@ -317,6 +317,6 @@ def copy_rows(
                 yield path, of_path.cast(columns)
 
 
-def only(donations: Donations, paths: Sequence[str]) -> Donations:
+def donations_for(donations: Donations, paths: Sequence[str]) -> Donations:
     """Restrict ``donations`` to ``paths``."""
     return {path: donations[path] for path in paths if path in donations} if donations else {}

@@ -50,7 +50,7 @@ def claimed(paths: pa.Array, claims: Iterable[Claim]) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
+class SourcesByFolder:
     """A workspace's sources, keyed by folder, for quickly finding sources that may share files."""
 
     records: Mapping[Entity, SourceRecord]

@@ -48,7 +48,7 @@ from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT, ReadSettin
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.git.work_tree import TrackedFiles, clean_blobs, find_work_tree
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA, Diff, classify, diff, is_inside, joined
-from driftline.tasks.scanning.overlap import Claim, Neighbours, claimed
+from driftline.tasks.scanning.overlap import Claim, SourcesByFolder, claimed
 from driftline.tasks.scanning.path_patterns import (
     NEVER_ENTERED,
     OUR_IGNORE_FILE,
@@ -547,11 +547,11 @@ def analyze_document_states(
     record = workspace.source(entity)
     if record is None:
         raise BadEntity("Unknown source", str(entity), "List the sources with: driftline sources")
-    return _states(workspace, entity, record, Neighbours(dict(workspace.sources(entity.tenant))), paths)
+    return _states(workspace, entity, record, SourcesByFolder(dict(workspace.sources(entity.tenant))), paths)
 
 
 def _states(
-    workspace: Workspace, entity: Entity, record: SourceRecord, neighbours: Neighbours, paths: Sequence[str]
+    workspace: Workspace, entity: Entity, record: SourceRecord, neighbours: SourcesByFolder, paths: Sequence[str]
 ) -> list[tuple[str, DocumentState]]:
     if workspace.config.fingerprint is None:
         raise UsageError("The workspace has no model yet", workspace.objects.uri, "Index a source first.")
@@ -617,7 +617,7 @@ def states_of_files(workspace: Workspace, files: Sequence[str]) -> list[tuple[st
         if root is not None:
             by_source.setdefault(roots[root], {})[file] = os.path.relpath(path, root)
     tenants = {entity.tenant for entity in by_source}
-    neighbours = {each: Neighbours({e: r for e, r in known.items() if e.tenant == each}) for each in tenants}
+    neighbours = {each: SourcesByFolder({e: r for e, r in known.items() if e.tenant == each}) for each in tenants}
     states: dict[str, DocumentState] = {}
     for entity, relative in by_source.items():
         asked = list(dict.fromkeys(relative.values()))

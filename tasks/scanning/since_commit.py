@@ -40,7 +40,7 @@ class WorkTreeAtCommit:
     scanned_with: str
 
     @classmethod
-    def look(cls, root: str, rules: object) -> Self | None:
+    def of(cls, root: str, rules: object) -> Self | None:
         """Return the working tree that contains ``root``, or None; ``rules`` are identified by their ``repr``."""
         tree = find_work_tree(root)
         commit = head(root) if tree is not None else None
@@ -59,7 +59,7 @@ class WorkTreeAtCommit:
 
         ``token`` is the current lease's, or None for a dry run, which holds no lease and may miss changes.
         """
-        if (why := _why_void(last, self.scanned_with, token)) or last is None:
+        if (why := _why_outdated(last, self.scanned_with, token)) or last is None:
             return ChangedPaths(None, why)
         return union(
             changes_between(self.tree, last.id, self.commit.id, ignore_files=IGNORE_FILES),
@@ -71,7 +71,7 @@ class WorkTreeAtCommit:
         """The time of the commit."""
         return self.commit.committed
 
-    def reached(self, token: int) -> IndexedCommit | None:
+    def commit_to_record(self, token: int) -> IndexedCommit | None:
         """Return the commit to record at the end of the run; None unless the disk still matches it."""
         if head(self.tree.root) != self.commit or changes_on_disk(self.tree, ignore_files=IGNORE_FILES).paths != ():
             return None
@@ -88,7 +88,7 @@ class RepositoryAtCommit:
     scanned_with: str
 
     @classmethod
-    def look(cls, source: RepositorySource, rules: object) -> Self:
+    def of(cls, source: RepositorySource, rules: object) -> Self:
         """Return the commit of ``source``; ``rules`` are identified by their ``repr``."""
         return cls(source, content_hash(repr((rules, release())).encode()))
 
@@ -103,7 +103,7 @@ class RepositoryAtCommit:
 
     def changes_since(self, last: IndexedCommit | None, token: int | None) -> ChangedPaths:
         """Fetch the commit; otherwise like ``WorkTreeAtCommit.changes_since``."""
-        if (why := _why_void(last, self.scanned_with, token)) or last is None:
+        if (why := _why_outdated(last, self.scanned_with, token)) or last is None:
             return ChangedPaths(None, why)
         paths = self.source.tree.changed_since(last.id)
         if paths is None:
@@ -119,12 +119,12 @@ class RepositoryAtCommit:
         """The time of the commit."""
         return self.source.tree.committed()
 
-    def reached(self, token: int) -> IndexedCommit | None:
+    def commit_to_record(self, token: int) -> IndexedCommit | None:
         """Return the commit to record at the end of the run."""
         return IndexedCommit(id=self.commit_id, committed=self.committed, token=token, scanned_with=self.scanned_with)
 
 
-def _why_void(last: IndexedCommit | None, scanned_with: str, token: int | None) -> str:
+def _why_outdated(last: IndexedCommit | None, scanned_with: str, token: int | None) -> str:
     """Return why the index may differ from ``last``, or "" if it does not. ``token`` is None for a dry run."""
     if last is None:
         return "no indexed commit is recorded"

@@ -530,7 +530,7 @@ def _shown(window: Window, lines: list[str], start: int, first: int) -> tuple[in
     if not lines:
         return window.best, [window.text]
     is_code = not is_prose(window.path) and window.best < start + len(lines)  # a damaged index may lack lines
-    skipped = beginning(lines, start, first, window.best) if is_code else first - start
+    skipped = lines_to_skip(lines, start, first, window.best) if is_code else first - start
     return start + skipped, lines[skipped:]
 
 
@@ -538,7 +538,7 @@ _LINE_COMMENT = re.compile(r"\s*(//|--(?=\s)|;|%|#(?=\s|$))")
 _COMMENT_BOUND = re.compile(r"(?:^|\s)/\*|\*/")
 
 
-def beginning(lines: Sequence[str], start: int, first: int, best: int) -> int:
+def lines_to_skip(lines: Sequence[str], start: int, first: int, best: int) -> int:
     """Return how many of ``lines`` of code to skip, so that a hit does not begin in the middle of a comment.
 
     The hit's context would begin at line ``first``; ``start`` is the number of the first of ``lines``. If ``first``

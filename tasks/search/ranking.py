@@ -621,7 +621,7 @@ _WORD = re.compile(r"[a-z0-9]+|[^\W_a-z0-9]")
 """Words, or single characters in other scripts, some of which separate no words."""
 
 
-MAX_HOLDING = 20
+MAX_WINDOWS_OF_TEXT = 20
 """Text in more windows than this, such as a licence, is not evidence of a copy."""
 
 
@@ -651,7 +651,7 @@ def without_copies(windows: Sequence[Window], texts: Sequence[str]) -> list[Wind
         at = _copied_window(window, names, shingles, holding, kept, known)
         if at is None:
             for each in shingles:
-                if len(holding[each]) < MAX_HOLDING:
+                if len(holding[each]) < MAX_WINDOWS_OF_TEXT:
                     holding[each].append(len(kept))
             shown_in.setdefault(window.file, len(kept))
             kept.append(window)

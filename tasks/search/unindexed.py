@@ -311,7 +311,7 @@ def search_files(
     """
     uris = [name for name in files if "://" in name]
     shown = {os.path.realpath(path): path for path in files_named((f for f in files if f not in uris), on_skip=on_skip)}
-    held = _Held(workspace, uris)
+    held = _IndexedFiles(workspace, uris)
     for real in held.find(shown):
         del shown[real]
     reports = [report for report in [held.search(request)] if report is not None]
@@ -340,7 +340,7 @@ def _embedder(workspace: Workspace, open_embedder: Callable[[], Embedder]) -> Em
 
 
 @dataclass(slots=True)
-class _Held:
+class _IndexedFiles:
     """A workspace's documents that are unchanged since they were indexed; ``shown`` maps them to their names."""
 
     workspace: Workspace

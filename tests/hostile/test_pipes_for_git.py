@@ -34,7 +34,7 @@ LOCATIONS = (
 @pytest.fixture(autouse=True)
 def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often: a git process that waits for a CPU is not asleep, however busy the machine is."""
-    monkeypatch.setattr(git_isolation, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(git_isolation, "_CHECK_SECONDS", 0.1)
     monkeypatch.setattr(git_isolation, "_ASLEEP_SECONDS", 0.15)
     monkeypatch.setattr(git_isolation, "_TIMEOUT_SECONDS", 10_000)  # longer than pytest waits
 

@@ -198,10 +198,10 @@ def test_a_run_that_does_not_ask_git_for_changes_needs_no_commit(
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     (tmp_path / "a.txt").write_text("pump\n")
 
-    def look(root: str, rules: object) -> None:
+    def of(root: str, rules: object) -> None:
         raise AssertionError("the commit costs several processes of git")
 
-    monkeypatch.setattr("driftline.tasks.scanning.since_commit.WorkTreeAtCommit.look", look)
+    monkeypatch.setattr("driftline.tasks.scanning.since_commit.WorkTreeAtCommit.of", of)
     report = dl.index(str(tmp_path), workspace=str(tmp_path / "index"), model=str(tiny_model))
     assert report.sources[0].documents_total == 1
 

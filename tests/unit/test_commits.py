@@ -215,7 +215,7 @@ def test_a_commit_descends_from_earlier_ones(repository: Path) -> None:
 
 
 def look(repository: Path, rules: object = ()) -> WorkTreeAtCommit:
-    found = WorkTreeAtCommit.look(str(repository), rules)
+    found = WorkTreeAtCommit.of(str(repository), rules)
     assert found is not None
     return found
 
@@ -223,7 +223,7 @@ def look(repository: Path, rules: object = ()) -> WorkTreeAtCommit:
 @pytest.fixture
 def last(repository: Path) -> IndexedCommit:
     """Return the record of a run with token 4."""
-    reached = look(repository).reached(4)
+    reached = look(repository).commit_to_record(4)
     assert reached is not None
     return reached
 
@@ -244,7 +244,7 @@ def test_changed_settings_require_a_full_scan(repository: Path, last: IndexedCom
 def test_a_commit_is_recorded_only_if_the_disk_is_at_it(repository: Path) -> None:
     began = look(repository)
     (repository / "a.py").write_text("edited\n")
-    assert began.reached(1) is None
+    assert began.commit_to_record(1) is None
     commit(repository)
-    assert began.reached(1) is None
-    assert look(repository).reached(1) is not None
+    assert began.commit_to_record(1) is None
+    assert look(repository).commit_to_record(1) is not None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from driftline.flows.output.plain_text import print_json, print_search
-from driftline.flows.output.progress import EarlyProgress, NullProgress, QuietProgress
+from driftline.flows.output.progress import ConcurrentProgress, NullProgress, QuietProgress
 from driftline.flows.output.terminal_reports import print_index, print_sources, print_status
 from driftline.tasks.task_context import CountReporter
 from driftline.tasks.text import MAX_TEXT_BYTES
@@ -154,7 +154,7 @@ class Counted(NullProgress):
 
 def test_a_phase_shows_no_more_documents_than_it_has_although_a_task_ran_twice() -> None:
     counted = Counted()
-    early = EarlyProgress(counted)
+    early = ConcurrentProgress(counted)
     early.phase("embedding", 10)
     for _ in range(3):
         early.advance(4, 40)

@@ -15,10 +15,10 @@ from driftline.tasks.search.hits import (
     Freshness,
     Read,
     State,
-    beginning,
     freshness_after_read,
     freshness_of,
     is_unchanged,
+    lines_to_skip,
 )
 from driftline.tasks.text import MAX_ROW_CHARACTERS, rows_of_line
 
@@ -96,9 +96,9 @@ HASHED = ["import os", "# Locks a file.", "# Waits.", "# Retries.", "def lock():
     ],
 )
 def test_a_hit_does_not_begin_in_the_middle_of_a_comment(lines: list[str], first: int, best: int, skipped: int) -> None:
-    assert beginning(lines, 100, 100 + first, 100 + best) == skipped
+    assert lines_to_skip(lines, 100, 100 + first, 100 + best) == skipped
 
 
 def test_a_comment_at_the_top_of_a_file_is_shown_from_its_first_line() -> None:
-    assert beginning(HASHED[1:], 0, 2, 4) == 0
-    assert beginning([*HASHED[1:4] * 20, "x = 1"], 0, 59, 60) == 60, "a comment that is too long to show"
+    assert lines_to_skip(HASHED[1:], 0, 2, 4) == 0
+    assert lines_to_skip([*HASHED[1:4] * 20, "x = 1"], 0, 59, 60) == 60, "a comment that is too long to show"

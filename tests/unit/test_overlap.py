@@ -7,7 +7,7 @@ import pytest
 
 from driftline.storage.entities import Entity
 from driftline.storage.workspace.records import SourceRecord
-from driftline.tasks.scanning.overlap import Claim, Neighbours, below, claimed
+from driftline.tasks.scanning.overlap import Claim, SourcesByFolder, below, claimed
 from driftline.tasks.scanning.path_patterns import Rules
 
 PATHS = ["a.py", "src/a.py", "src/a.md", "src/deep/b.py", "srcs/c.py"]
@@ -22,7 +22,7 @@ def record(uri: str, *include: str) -> SourceRecord:
 
 
 def claims_on(entity: Entity, record: SourceRecord, others: list[tuple[Entity, SourceRecord]]) -> tuple[Claim, ...]:
-    return Neighbours({**dict(others), entity: record}).claims_on(entity, record)
+    return SourcesByFolder({**dict(others), entity: record}).claims_on(entity, record)
 
 
 def taken(*claims: Claim) -> list[str]:
@@ -77,7 +77,7 @@ def test_documents_below_a_folder(folder: str, path: str, inside: str | None) ->
 
 def test_neighbours_contain_a_folder_or_are_inside_it() -> None:
     uris = ["/", "/p", "/p/a", "/p/a/b", "/p/ab", "/p-x", "/q", "s3://b/p", "s3://b/p/a"]
-    known = Neighbours({entity(f"s{at}"): record(uri) for at, uri in enumerate(uris)})
+    known = SourcesByFolder({entity(f"s{at}"): record(uri) for at, uri in enumerate(uris)})
 
     def found(entities: list[Entity]) -> list[str]:
         return sorted(known.records[each].uri for each in entities)

@@ -161,7 +161,9 @@ def _tenant(row: EntryRow) -> str:
     return row.path.partition("/")[0]
 
 
-def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], within: Entity, now: datetime) -> Drafts:
+def with_private_keys(
+    connection: Connection, new: Drafts, known: Collection[EntryRow], within: Entity, now: datetime
+) -> Drafts:
     """Return ``new``, replacing keys already used by entries outside ``within`` with private forms.
 
     ``known`` contains all entries with these keys. An entry that already has a private form in ``within`` is replaced
@@ -170,8 +172,8 @@ def apart(connection: Connection, new: Drafts, known: Collection[EntryRow], with
     inside = {row.key for row in known if f"{row.path}/".startswith(f"{within.directory}/")}
     taken = {row.key for row in known} - inside
     own = find(connection, [key for key in new.key if key not in inside], Scope(within), now)
-    apart = {key: private(key) for key in taken} | {key: row.key for key, row in own.items()}
-    return replace(new, key=[apart.get(key, key) for key in new.key]) if apart else new
+    keys = {key: private(key) for key in taken} | {key: row.key for key, row in own.items()}
+    return replace(new, key=[keys.get(key, key) for key in new.key]) if keys else new
 
 
 @cache
@@ -200,7 +202,7 @@ def put(
     ids = ensure(connection, tenant, set(new.path), now)
     known = {row.key: row for row in _locked(connection, tenant, new.key)}
     if within is not None and within.tenant != within:
-        separate = apart(connection, new, known.values(), within, now)
+        separate = with_private_keys(connection, new, known.values(), within, now)
         if separate is not new:
             new, known = separate, {row.key: row for row in _locked(connection, tenant, separate.key)}
     same = {"tenant_id": tenant.id, "rev": tenant.rev, "updated": now}
