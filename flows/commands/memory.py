@@ -37,6 +37,9 @@ memory = Commands(
 )
 app.add_typer(memory, name="memory")
 
+_EVERYTHING = "Default: the configured root, or everything if there is none."
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, unique in its tenant.")]
+EntityArgument = Annotated[str | None, typer.Argument(metavar="[ENTITY]", help=_EVERYTHING)]
 ConfigOption = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="YAML file with settings.ltm. Default: $LTM_CONFIG.")
 ]
@@ -45,8 +48,7 @@ ScopeOption = Annotated[
     typer.Option(
         "--in",
         metavar="ENTITY",
-        help="Limit to this entity and its descendants, such as org:acme. "
-        "Default: the configured root, or everything if there is none.",
+        help=f"Limit to this entity and its descendants, such as org:acme. {_EVERYTHING}",
     ),
 ]
 FieldsOption = Annotated[
@@ -56,7 +58,7 @@ FieldsOption = Annotated[
 
 @memory.command()
 def put(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The key, unique in its tenant.")],
+    key: KeyArgument,
     value: Annotated[
         str, typer.Argument(metavar="VALUE", help="JSON; anything else is stored as text. - reads standard input.")
     ],
@@ -96,7 +98,7 @@ def put(
 
 @memory.command()
 def get(
-    key: Annotated[str, typer.Argument(metavar="KEY")],
+    key: KeyArgument,
     scope: ScopeOption = None,
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
@@ -113,10 +115,7 @@ def get(
 
 @memory.command(name="list")
 def list_entries(
-    scope: Annotated[
-        str | None,
-        typer.Argument(metavar="[ENTITY]", help="Default: the configured root, or everything if there is none."),
-    ] = None,
+    scope: EntityArgument = None,
     prefix: Annotated[str, typer.Option(help="Only keys that start with this.")] = "",
     after: Annotated[str, typer.Option(help="Start after this key.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="Maximum number of entries.")] = 100,
@@ -187,7 +186,7 @@ def search(
 
 @memory.command()
 def delete(
-    key: Annotated[str, typer.Argument(metavar="KEY")],
+    key: KeyArgument,
     scope: ScopeOption = None,
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
@@ -221,10 +220,7 @@ def move(
 
 @memory.command()
 def rebuild(
-    scope: Annotated[
-        str | None,
-        typer.Argument(metavar="[ENTITY]", help="Default: the configured root, or everything if there is none."),
-    ] = None,
+    scope: EntityArgument = None,
     within: WithinOption = None,
     workspace: WorkspaceOption = None,
     config: ConfigOption = None,

@@ -201,7 +201,7 @@ def grep(
     redact: Annotated[Redaction, typer.Option(help="Which credentials in the text to redact.")] = DEFAULT_REDACTION,
     as_json: JsonOption = False,
 ) -> int:
-    """Search FILE semantically, without an index. For text or a regular expression: search -F, -E.
+    """Search FILE semantically, without an index. For exact text or a regular expression, use search -F or -E.
 
     Exit code 1 if nothing is found.
     """
