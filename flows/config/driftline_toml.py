@@ -250,10 +250,11 @@ def open_config(given: str | os.PathLike[str] | None) -> Configuration:
 
 
 def locate_config(given: str | os.PathLike[str] | None) -> Configuration | None:
-    """Load the file that ``find_config`` locates, if there is one. Raises UsageError if it is invalid.
+    """Load the file that ``find_config`` locates, if there is one.
 
     A file that was not given explicitly must be trusted (``trust``); otherwise its ``[storage_options]``, ``[memory]``
-    and ``[web.hooks]`` and the tokens of its sources and fleets are ignored with a warning.
+    and ``[web.hooks]`` and the tokens of its sources and fleets are ignored with a warning. Raises UsageError if it is
+    invalid.
     """
     path = find_config(given)
     if path is None:

@@ -254,9 +254,9 @@ def encoding_of(configuration: MemoryConfiguration) -> Encoding:
 
 
 def boundary_of(configuration: MemoryConfiguration, within: EntityName) -> Entity:
-    """Return the entity whose full path is ``within``. Raises BadEntity.
+    """Return the entity whose full path is ``within``.
 
-    The catalog is not consulted, so the path names the same entity for lines and for memory.
+    The catalog is not consulted, so the path names the same entity for lines and for memory. Raises BadEntity.
     """
     found = hierarchy_of(configuration)
     parts = found.parts(within)

@@ -222,11 +222,12 @@ def boundary_in(workspace: Workspace, *names: str) -> Boundary:
 
 
 def source_access(workspace: str, given: str | None, config: str | None = None) -> SourceAccess:
-    """Return which sources of ``workspace`` may be read. Raises UsageError.
+    """Return which sources of ``workspace`` may be read.
 
     ``given`` and ``config`` are the workspace and configuration that the caller specified explicitly, if any. Locations
     listed in an explicit or trusted ``driftline.toml`` may be read. No other remote source may be read. Other local
-    sources may be read if the workspace is explicit; otherwise, only those inside the folder where it was found.
+    sources may be read if the workspace is explicit; otherwise, only those inside the folder where it was found. Raises
+    UsageError.
     """
     from driftline.storage.sources.access import SourceAccess
 

@@ -211,9 +211,10 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 def tracer(environ: Mapping[str, str] = os.environ) -> Tracer | None:
-    """Return the function that creates spans, if an exporter is configured in ``environ``. Raises MissingExtra.
+    """Return the function that creates spans, if an exporter is configured in ``environ``.
 
-    Spans continue the trace of a client's ``traceparent``; they contain neither queries nor document paths.
+    Spans continue the trace of a client's ``traceparent``; they contain neither queries nor document paths. Raises
+    MissingExtra.
     """
     if not any(environ.get(name) for name in VARIABLES):
         return None

@@ -770,9 +770,9 @@ MAX_DEFINITIONS = 500
 
 
 def split_address(address: bytes, levels: Sequence[str]) -> tuple[str, str]:
-    """Split a percent-encoded ``{entity}/{path}`` into source and path. Raises NotIndexed.
+    """Split a percent-encoded ``{entity}/{path}`` into source and path.
 
-    Entity ids contain no slashes, and an id at the deepest of ``levels`` ends the entity.
+    Entity ids contain no slashes, and an id at the deepest of ``levels`` ends the entity. Raises NotIndexed.
     """
     try:
         text = unquote(address.decode("ascii"), errors="surrogatepass")

@@ -172,6 +172,7 @@ def _held_by(
 
 
 def marker_rows(columns: pa.Schema, entities: Sequence[Entity], markers: Sequence[CommitMarker]) -> pa.Table:
+    """Return the rows that store each entity's marker in a table with these ``columns``."""
     rows = [
         {
             "id": 0,
@@ -193,6 +194,7 @@ def newest(markers: Sequence[CommitMarker]) -> CommitMarker:
 
 
 def lines_only(where: str | None) -> str:
+    """Return a filter for the lines that match ``where``, without commit markers."""
     only = f"line_number > {MARKER_LINE}"
     return f"({where}) AND {only}" if where else only
 

@@ -573,6 +573,7 @@ def _is_in(rows: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bo
 
 
 def is_among(rows: Iterable[int]) -> str:
+    """Return a filter for the rows with these ids."""
     return f"_rowid IN ({', '.join(map(str, rows))})"
 
 

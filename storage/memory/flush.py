@@ -141,9 +141,9 @@ class Flusher:
             _log.warning("Could not flush another process's changes to the memory indexes: %s", error)
 
     def flush(self, *, shared: bool = False) -> int:
-        """Empty the outbox now, and return how many changes were flushed. Raises StorageError, CatalogError.
+        """Empty the outbox now, and return how many changes were flushed.
 
-        ``shared`` skips tenants that another process is flushing.
+        ``shared`` skips tenants that another process is flushing. Raises StorageError, CatalogError.
         """
         with self._one_at_a_time:
             with self._state:

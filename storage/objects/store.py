@@ -198,10 +198,10 @@ class ObjectStore:
         return self._backend.get(_checked(path))
 
     def open_input(self, path: str, *, immutable: bool = False) -> pa.NativeFile:
-        """Open an object as a seekable file. Raises ObjectNotFound.
+        """Open an object as a seekable file.
 
         For a large object in a bucket, only the requested ranges are fetched. Smaller ``immutable`` objects in a bucket
-        are cached for later calls.
+        are cached for later calls. Raises ObjectNotFound.
         """
         cached = self._cache.get(path) if immutable else None
         if cached is not None:
@@ -220,10 +220,10 @@ class ObjectStore:
         return self._backend.head(_checked(path))
 
     def create(self, path: str, data: bytes) -> str:
-        """Durably write an object that must not exist yet, and return its version. Raises AlreadyExists.
+        """Durably write an object that must not exist yet, and return its version.
 
         An existing object with exactly ``data`` is treated as written by this call, because the acknowledgement of our
-        own write may have been lost. Callers that need a single winner must pass unique bytes.
+        own write may have been lost. Callers that need a single winner must pass unique bytes. Raises AlreadyExists.
         """
         try:
             return self._backend.create(_checked(path), data)
@@ -233,8 +233,8 @@ class ObjectStore:
     def replace(self, path: str, data: bytes, version: str) -> str:
         """Durably replace an object that still has ``version``, and return its new version.
 
-        Raises PreconditionFailed if it changed or is missing. As in ``create``, an object that already has these bytes
-        is treated as written.
+        As in ``create``, an object that already has these bytes is treated as written. Raises PreconditionFailed if it
+        changed or is missing.
         """
         try:
             return self._backend.replace(_checked(path), data, version)

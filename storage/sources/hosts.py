@@ -361,5 +361,6 @@ OWNERS: Mapping[str, frozenset[str]] = {
 
 
 def api_of(host: Host) -> HostApi:
+    """Return the API of a host; Bitbucket has one for its cloud and one for its servers."""
     is_server = host.provider == "bitbucket" and host.url and host.site != _API_OF["bitbucket"].site
     return _BITBUCKET_SERVER if is_server else _API_OF[host.provider]

@@ -141,6 +141,7 @@ COMPRESSIONS: tuple[Compression, ...] = (
 
 
 def compression_of(data: bytes) -> Compression | None:
+    """Return the compression format of a file's content, or None if it is not compressed."""
     start = 0
     while frame := _SKIPPED_FRAME.match(data, start):  # before the first frame of zstd (pzstd) and lz4
         start = frame.end() + int.from_bytes(frame[1], "little")

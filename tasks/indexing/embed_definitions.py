@@ -64,11 +64,11 @@ class DeepPlan:
 
 
 def plan_deep(workspace: Workspace, entity: Entity, model: DeepModel) -> DeepPlan:
-    """Compare a source's manifest with its embedded definitions. Raises StorageError, CorruptFile.
+    """Compare a source's manifest with its embedded definitions.
 
     On the main index, documents are stale if no branch has them either; on a branch, none are. If there are branches,
-    they are compared only by a run that embeds something. Embedded definitions are
-    read before the manifests, because a concurrent run of a branch commits its manifest before its definitions.
+    they are compared only by a run that embeds something. Embedded definitions are read before the manifests, because a
+    concurrent run of a branch commits its manifest before its definitions. Raises StorageError, CorruptFile.
     """
     known = workspace.deep(entity, model).documents(entity)
     there = set(zip(known["path"].to_pylist(), known["hash"].to_pylist(), strict=True))

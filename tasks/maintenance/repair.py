@@ -41,9 +41,10 @@ DAMAGED_PREFIX = "_damaged_"
 
 
 def quarantine(workspace: Workspace, entity: Entity, path: str, run_id: str) -> bool:
-    """Rename a damaged base, delta, record or lease of ``entity`` so that the rest is readable. Raises LeaseHeld.
+    """Rename a damaged base, delta, record or lease of ``entity`` so that the rest is readable.
 
     Missing documents are then found through their lines, or by the next index run. Returns whether a file was renamed.
+    Raises LeaseHeld.
     """
     directory, _, name = path.rpartition("/")
     objects = workspace.objects
@@ -74,9 +75,9 @@ def quarantine_table(workspace: Workspace, tenant: Entity, fingerprint: str, run
 
 
 def repair_source(workspace: Workspace, entity: Entity, paths: Mapping[str, Set[str]], run_id: str) -> None:
-    """Settle ``entity``, and remove its documents at ``paths``, grouped by table fingerprint. Raises LeaseHeld.
+    """Settle ``entity``, and remove its documents at ``paths``, grouped by table fingerprint.
 
-    A table with nothing to remove gets a new commit marker, which replaces any duplicates.
+    A table with nothing to remove gets a new commit marker, which replaces any duplicates. Raises LeaseHeld.
     """
     with acquire_source(workspace, entity, run_id) as lease:
         settle(workspace, entity, lease)

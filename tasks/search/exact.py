@@ -371,6 +371,7 @@ def _more(
 
 
 def note_on_limit(shown: int) -> str:
+    """Return the note on matching lines beyond the limit on results."""
     return f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them."
 
 

@@ -570,6 +570,7 @@ def _continues_comment(lines: Sequence[str], *, is_whole: bool) -> list[bool]:
 
 
 def file_of(records: SourceRecords, window: Window) -> str | None:
+    """Return the path or URI of a window's file, or None if its source was removed."""
     record = records.get(window.entity)
     if record is None:
         return None
@@ -679,6 +680,7 @@ def nothing_indexed(workspace: Workspace) -> str:
 
 
 def note_without_search(workspace: Workspace, request: SearchRequest) -> tuple[str, ...]:
+    """Explain why nothing was searched: no results requested, a blank query, or no lines."""
     if request.top_k == 0:
         return ("No results were requested (`top_k` is 0).",)
     return ("The query is blank.",) if not request.query.strip() else (nothing_indexed(workspace),)

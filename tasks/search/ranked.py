@@ -188,6 +188,7 @@ def any_matches(workspace: Workspace, where: LineFilter | None) -> bool:
 
 
 def model_of(workspace: Workspace) -> ModelRef | None:
+    """Return the model that the workspace is bound to, or None if it has none yet."""
     config = workspace.config
     if config.fingerprint is None or config.model is None or config.dim is None:
         return None

@@ -222,6 +222,7 @@ def depth_of(scope: Scope | Unscoped) -> int:
 
 
 def parameters_of(scope: Scope | Unscoped, now: datetime) -> dict[str, Any]:
+    """Return the parameters of a query in ``scope`` for entries that have not expired by ``now``."""
     parameters: dict[str, Any] = {"now": now}
     if isinstance(scope, Scope):
         parameters |= {"within": [scope.within.directory], "tenant": scope.within.tenant.directory}
