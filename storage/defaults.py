@@ -50,9 +50,6 @@ lines until enough match. ``hybrid`` chooses between them by ``fallback_threshol
 and compares them without the index if there are few.
 """
 
-
-__all__ = ["DEFAULT_N_LINES", "DEFAULT_RERANKED", "DEFAULT_TOP_K", "FALLBACK_THRESHOLD", "MAX_RERANKED"]
-
 DEFAULT_TOP_K = 10
 DEFAULT_ENTRIES = 5
 """Default maximum number of entries that a memory search returns."""

@@ -161,7 +161,7 @@ def sync_fleets(
     """
     progress = progress or NullProgress()
     for fleet in request.fleets:
-        fleet.host.token(_environ())
+        fleet.host.token()
     of_run = settings_of_all(request.run)
     with ExitStack() as stack:
         lease = None
@@ -199,12 +199,6 @@ def sync_fleets(
     return FleetsReport(request.workspace, tuple(part.report(now()) for part in parts), of_sync)
 
 
-def _environ() -> Mapping[str, str]:
-    import os
-
-    return os.environ
-
-
 # -- the state ----------------------------------------------------------------------------------
 
 
@@ -239,7 +233,7 @@ def _discover(
         progress.phase(f"listing {fleet.name}")
         lines = {identifier: repository.listed for identifier, repository in before.repositories.items()}
         limit, notify = limits[host.provider, host.url, host.variable], progress.message
-        listing = discover(host, lines, before.pages, limit=limit, environ=_environ(), notify=notify)
+        listing = discover(host, lines, before.pages, limit=limit, notify=notify)
         if not listing.repositories and before.repositories and listing.is_complete and not request.limit.is_off:
             listing.problems.append("the host no longer lists any repositories; --max-delete-fraction 1 confirms that")
         after = reconcile(before.repositories, listing, fleet.selection.reasons(), now)
@@ -346,14 +340,9 @@ class _Sync:
             if repository.is_waiting(now) and not self.request.retry:
                 return repository
             try:
+                host, listed, notify = part.fleet.host, repository.listed, self.progress.message
                 found = open_pulls(
-                    part.fleet.host,
-                    repository.listed,
-                    repository.pulls,
-                    repository.pulls_etag,
-                    listing=part.listing,
-                    environ=_environ(),
-                    notify=self.progress.message,
+                    host, listed, repository.pulls, repository.pulls_etag, listing=part.listing, notify=notify
                 )
             except DriftlineError as error:
                 return replace(repository, pulls_problem=str(error))
@@ -377,14 +366,8 @@ class _Sync:
                 return repository.with_readers(KnownReaders(at=now, everyone=True))
             known = repository.readers.pages if repository.readers is not None else ()
             try:
-                pages = readers_of(
-                    part.fleet.host,
-                    repository.listed,
-                    known,
-                    listing=part.listing,
-                    environ=_environ(),
-                    notify=self.progress.message,
-                )
+                host, notify = part.fleet.host, self.progress.message
+                pages = readers_of(host, repository.listed, known, listing=part.listing, notify=notify)
             except DriftlineError as error:
                 return repository.with_readers(error)
             return repository.with_readers(KnownReaders(at=now, pages=pages))

@@ -140,7 +140,7 @@ def _pull(
     admit(sum(info.size_bytes for info in missing))
     progress.phase(f"pulling {workspace.objects.uri}", total=len(missing))
     _fetch(workspace.objects, missing, copy.partial, progress)
-    _check(copy.partial, workspace)
+    _check(copy.partial)
     copy.switch(record)
     return missing
 
@@ -186,7 +186,7 @@ def _fetch(objects: ObjectStore, missing: Sequence[ObjectInfo], folder: Path, pr
         progress.advance()
 
 
-def _check(folder: Path, original: Workspace) -> None:
+def _check(folder: Path) -> None:
     """Open every table and manifest of the version. Raises CorruptFile, StorageError."""
     copied = Workspace.open(folder.as_uri())
     for entity, _ in copied.sources():

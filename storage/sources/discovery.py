@@ -197,8 +197,6 @@ def open_pulls(
     etag: str = "",
     *,
     listing: HostListing | None = None,
-    environ: Mapping[str, str] = os.environ,
-    sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
 ) -> tuple[dict[int, str], str] | None:
     """Return the commit of each open pull request, keyed by number, and the listing's etag, "" if it has several pages.
@@ -208,7 +206,7 @@ def open_pulls(
     AccessDenied, SourceNotFound, StorageError, UsageError.
     """
     listing = listing or HostListing()
-    return _HostReader(host, host.token(environ), listing, {}, (), sleep, notify).pulls(repository, known, etag)
+    return _HostReader(host, host.token(), listing, {}, (), time.sleep, notify).pulls(repository, known, etag)
 
 
 def readers_of(
@@ -217,7 +215,6 @@ def readers_of(
     pages: Sequence[KnownPage] = (),
     *,
     listing: HostListing | None = None,
-    environ: Mapping[str, str] = os.environ,
     sleep: Callable[[float], object] = time.sleep,
     notify: Callable[[str], object] = lambda text: None,
 ) -> tuple[KnownPage, ...]:
@@ -228,7 +225,7 @@ def readers_of(
     waits. Raises AccessDenied, SourceNotFound, StorageError if the host does not list everyone, UsageError.
     """
     listing = listing or HostListing()
-    return _HostReader(host, host.token(environ), listing, {}, pages, sleep, notify).readers(repository)
+    return _HostReader(host, host.token(), listing, {}, pages, sleep, notify).readers(repository)
 
 
 # -- folders and lists --------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class Host:
         base = self.url if self.provider in LOCAL_PROVIDERS else self.site.partition("://")[2]
         return f"{base}/{self.owner}" if self.owner else base
 
-    def token(self, environ: Mapping[str, str]) -> str:
+    def token(self, environ: Mapping[str, str] = os.environ) -> str:
         """Return the token, "" if no variable is configured. Raises UsageError if the variable is not set."""
         if self.variable and not environ.get(self.variable):
             raise UsageError(f"The fleet needs the variable {self.variable}", self.name, "Set it to the token.")
