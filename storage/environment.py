@@ -18,13 +18,13 @@ from driftline.storage.errors import UsageError
 _USER_FOLDERS = {"XDG_CACHE_HOME": "~/.cache", "XDG_DATA_HOME": "~/.local/share", "XDG_STATE_HOME": "~/.local/state"}
 
 
-def user_folder(variable: str, environ: Mapping[str, str] = os.environ) -> Path:
+def user_folder(variable: str) -> Path:
     """Return the absolute folder that the XDG ``variable`` is set to, or its default in the home folder.
 
     Ignores a relative path, as the XDG specification requires: the current folder may be a clone of anyone's
     repository. Raises UsageError if the home folder is unknown.
     """
-    named = Path(os.path.expanduser(environ.get(variable, "")))
+    named = Path(os.path.expanduser(os.environ.get(variable, "")))
     return named if named.is_absolute() else with_home(_USER_FOLDERS[variable])
 
 
@@ -39,14 +39,14 @@ def with_home(path: str | os.PathLike[str]) -> Path:
     return found
 
 
-def cache_folder_of(variable: str, name: str, environ: Mapping[str, str] = os.environ) -> Path:
+def cache_folder_of(variable: str, name: str) -> Path:
     """Return the folder that an environment ``variable`` is set to, or ``driftline/{name}`` in the user's cache folder.
 
     Raises UsageError.
     """
-    if named := environ.get(variable):
+    if named := os.environ.get(variable):
         return with_home(named).absolute()
-    return user_folder("XDG_CACHE_HOME", environ) / "driftline" / name
+    return user_folder("XDG_CACHE_HOME") / "driftline" / name
 
 
 def byte_limit(variable: str, default: int) -> int:

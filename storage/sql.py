@@ -510,7 +510,7 @@ class _Contents:
         Reads only the columns that the query or the filter needs, and the documents' text only if their number of lines
         is needed.
         """
-        needed = set(names) | _names_in(where, _DOCUMENTS)
+        needed = set(names) | _names_in(where)
         columns = [name for name in MANIFEST.names if name in needed] or ["path"]
         counts = self._lines_of_text(self._paths(where)) if "lines_of_text" in needed else None
         for tenant in self._tenants():
@@ -526,7 +526,7 @@ class _Contents:
 
     def _paths(self, where: Any) -> list[str] | None:
         """Return the paths of the documents that pass a filter, or None if these are many or depend on their lines."""
-        if where is None or "lines_of_text" in _names_in(where, _DOCUMENTS):
+        if where is None or "lines_of_text" in _names_in(where):
             return None
         found: set[str] = set()
         for rows in self.documents(["path"], where):
@@ -757,10 +757,10 @@ def _started(run: RunRecord) -> dict[str, Any]:
     return {"started": _utc(datetime.fromisoformat(run.started))}
 
 
-def _names_in(where: Any, schema: pa.Schema) -> set[str]:
-    """Return the columns that an expression may read: all whose names it contains."""
+def _names_in(where: Any) -> set[str]:
+    """Return the columns of ``documents`` that an expression may read: all whose names it contains."""
     text = "" if where is None else str(where)
-    return {name for name in schema.names if name in text}
+    return {name for name in _DOCUMENTS.names if name in text}
 
 
 def _scanned(table: LineTable, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
