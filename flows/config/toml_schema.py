@@ -84,7 +84,7 @@ Moment = Annotated[str | float | None, AfterValidator(_check_moment)]
 
 
 class SourceTable(Table):
-    """``[[sources]]``."""
+    """``[[sources]]``: a source of the index, with its filters and schedule."""
 
     uri: Text = Field(description="A folder, a git working tree, or a bucket prefix.")
     entity: Text | None = Field(
@@ -120,7 +120,7 @@ class SourceTable(Table):
 
 
 class FleetTable(Table):
-    """``[[fleet]]``."""
+    """``[[fleet]]``: the repositories of an owner on a git host."""
 
     provider: Provider = Field(description="The host type, a `folder` of repositories, or a `list` of URLs.")
     name: Text | None = Field(default=None, description="The fleet's name in reports. Default: host and owner.")
@@ -208,7 +208,7 @@ class FleetTable(Table):
 
 
 class WorkspaceTable(Table):
-    """``[workspaces.NAME]``."""
+    """``[workspaces.NAME]``: a view, which limits searches to parts of sources."""
 
     sources: list[Text] = Field(default=[], description="Entities; every source at or below them is in the view.")
     dirs: list[Text] = Field(default=[], description="Directories, each inside one of the file's sources.")
@@ -267,7 +267,7 @@ class HooksTable(Table):
 
 
 class WebTable(Table):
-    """``[web]``."""
+    """``[web]``: the settings of ``driftline web``."""
 
     hooks: HooksTable | None = None
 

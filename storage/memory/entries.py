@@ -1,8 +1,10 @@
-"""Read entries from catalog rows, and store them: blobs first, then one catalog transaction."""
+"""Read entries from catalog rows, and store them: blobs with large values first, then one catalog transaction."""
 
 from __future__ import annotations
 
+import json
 import logging
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,26 +15,68 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
+from cachetools import TTLCache
 from sqlalchemy.engine import Connection
 
 from driftline.storage.defaults import Redaction
+from driftline.storage.documents import content_hash
 from driftline.storage.entities import Entity, EntityName
-from driftline.storage.errors import BadEntry, CatalogError, ObjectNotFound, StorageError
+from driftline.storage.errors import BadEntry, CatalogError, CorruptFile, ObjectNotFound, StorageError
+from driftline.storage.layout import new_ulid
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entry_queries import MARK, EntryRow, Scope, Unscoped
 from driftline.storage.memory.catalog.entry_writes import MAX_BOUND_CHARACTERS, Drafts, shown
-from driftline.storage.memory.catalog.values import Blobs, decode
 from driftline.storage.memory.entity_names import EntityNames
 from driftline.storage.memory.workspace_catalog import Generations
+from driftline.storage.objects.store import ObjectStore
 from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.redaction import redact_value
 
 READ_ATTEMPTS = 5
+CACHED_BYTES = 64 * 1024 * 1024
+DEFAULT_CACHE_SECONDS = 600.0
 MAX_COMMIT_SECONDS = 1_800.0
 """Cleanup may delete a blob with no entry after an hour, so the transaction must reference it well before that."""
 
 _log = logging.getLogger(__name__)
+
+
+class Blobs:
+    """Large values as files in their owner's directory. Blobs are immutable, and therefore cached. Thread-safe.
+
+    The cache holds at most ``CACHED_BYTES``, and each blob for ``cache_seconds``; 0 disables it.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        cache_seconds: float = DEFAULT_CACHE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._objects = objects
+        self._lock = threading.Lock()
+        self._cache: TTLCache[str, bytes] = TTLCache(CACHED_BYTES, cache_seconds, clock, getsizeof=len)
+
+    def write(self, directory: str, key: str, data: bytes) -> str:
+        """Write ``data`` durably under a unique name and return its path. Raises StorageError."""
+        path = f"{directory}/{content_hash(key.encode())}-{content_hash(data)}-{new_ulid()}.json"
+        self._objects.create(path, data)
+        return path
+
+    def read(self, path: str, expected_hash: str) -> bytes:
+        """Return the bytes at ``path``, after checking their hash. Raises ObjectNotFound, StorageError, CorruptFile."""
+        with self._lock:
+            cached = self._cache.get(path)
+        if cached is not None:
+            return cached
+        data = self._objects.get(path)
+        if content_hash(data) != expected_hash:
+            raise CorruptFile("A memory blob is damaged", f"{self._objects.uri}/{path}", "Store the entry again.")
+        if len(data) <= CACHED_BYTES // 4:  # one large blob must not evict all others
+            with self._lock:
+                self._cache[path] = data
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +141,7 @@ class EntryReader:
 
         def value(row: EntryRow) -> Any:
             try:
-                return decode(self._value(row))
+                return json.loads(self._value(row))
             except ObjectNotFound:
                 return None
 
@@ -128,7 +172,7 @@ class EntryReader:
 def _entry(row: EntryRow, data: bytes) -> MemoryEntry:
     return MemoryEntry(
         row.key,
-        decode(data),
+        json.loads(data),
         Entity.of_directory(row.path),
         row.metadata,
         row.size_bytes,

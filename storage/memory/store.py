@@ -26,8 +26,8 @@ from driftline.storage.memory import listings, memory_indexes
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
 from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope, Unscoped
+from driftline.storage.memory.catalog.entry_writes import check_fields, check_key
 from driftline.storage.memory.catalog.tables import MAX_KEY_CHARACTERS
-from driftline.storage.memory.catalog.values import DEFAULT_CACHE_SECONDS, Blobs, check_fields, check_key
 from driftline.storage.memory.entity_names import (
     EntityRegistry,
     bound_names,
@@ -36,7 +36,16 @@ from driftline.storage.memory.entity_names import (
     split_filter,
     utc_now,
 )
-from driftline.storage.memory.entries import EntryReader, EntryWriter, MemoryEntry, MemoryItem, Stored, as_shown
+from driftline.storage.memory.entries import (
+    DEFAULT_CACHE_SECONDS,
+    Blobs,
+    EntryReader,
+    EntryWriter,
+    MemoryEntry,
+    MemoryItem,
+    Stored,
+    as_shown,
+)
 from driftline.storage.memory.flush import Closing, Flusher
 from driftline.storage.memory.listings import (
     DEFAULT_LIMIT,

@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 
 
 def is_row(before: Piece, piece: Piece) -> bool:
-    """Return whether both are in one row."""
+    """Return whether two pieces are in the same row."""
     return abs(before.middle - piece.middle) < 0.5 * max(before.height, piece.height)
 
 

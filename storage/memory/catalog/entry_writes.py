@@ -1,28 +1,34 @@
-"""Write memory entries, their owners' totals, retired blobs and the outbox to the catalog.
+"""Validate memory entries, and write them, their owners' totals, retired blobs and the outbox to the catalog.
 
 The functions run in an open transaction under the tenant's lock (``entity_tree.lock_tenant``). Bulk loads pass entries
-as columns, because creating an object per entry would take a third of the time. A key is unique within its tenant. If
-an entry outside a bound store's boundary already has the key, the store writes under ``private(key)``, because
-rejecting the write would reveal that the key exists. ``shown(key)`` undoes this; a failed lookup falls back to the
-newest private form in its scope.
+as columns, because creating an object per entry would account for a third of the time. A key is unique within its
+tenant. If an entry outside a bound store's boundary already has the key, the store writes under ``private(key)``,
+because rejecting the write would reveal that the key exists. ``shown(key)`` undoes this; a failed lookup falls back to
+the newest private form in its scope.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from datetime import UTC, datetime
+from enum import Enum
 from functools import cache
 from itertools import compress, repeat
 from typing import Any, NamedTuple
+from uuid import UUID
 
+import orjson
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Connection
 
 from driftline.storage.documents import content_hash
 from driftline.storage.entities import Entity
+from driftline.storage.errors import BadEntry
 from driftline.storage.layout import new_ulid
 from driftline.storage.memory.catalog import entry_queries
 from driftline.storage.memory.catalog.database import bulk_insert, upsert
@@ -38,6 +44,7 @@ from driftline.storage.memory.catalog.entry_queries import (
     is_listed,
 )
 from driftline.storage.memory.catalog.tables import (
+    MAX_KEY_BYTES,
     MAX_KEY_CHARACTERS,
     UtcTime,
     closure,
@@ -47,7 +54,11 @@ from driftline.storage.memory.catalog.tables import (
     retired_blobs,
     tenants,
 )
-from driftline.storage.memory.catalog.values import check_expiry, check_key, check_metadata, encode
+
+MAX_METADATA_BYTES = 64 * 1024
+
+_FORBIDDEN = re.compile("[\x00-\x1f\ud800-\udfff]")
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 @dataclass(slots=True)
@@ -363,3 +374,102 @@ def forget_blobs(connection: Connection, paths: Iterable[str]) -> None:
     """Remove the records of deleted retired blobs."""
     for some in chunks(paths):
         connection.execute(retired_blobs.delete().where(retired_blobs.c.path.in_(some)))
+
+
+# -- valid keys, metadata and values -----------------------------------------------------------
+
+
+def check_key(key: Any) -> str:
+    """Return ``key`` if it is valid: 1 to 1,024 Unicode characters, in at most 2,600 bytes, without control
+    characters.
+
+    Raises BadEntry.
+    """
+    if not isinstance(key, str) or not key:
+        raise BadEntry("A key must be a non-empty string", repr(key)[:80])
+    if len(key) > MAX_KEY_CHARACTERS:
+        raise BadEntry(f"The key has more than {MAX_KEY_CHARACTERS:,} characters", repr(key[:40] + "…"), "Shorten it.")
+    if _FORBIDDEN.search(key):
+        raise BadEntry("A key must not contain control characters or unpaired surrogates", repr(key)[:80])
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise BadEntry(f"The key has more than {MAX_KEY_BYTES:,} bytes in UTF-8", repr(key[:40] + "…"), "Shorten it.")
+    return key
+
+
+def check_metadata(metadata: Mapping[str, Any] | None) -> str:
+    """Encode ``metadata`` as a JSON object. Raises BadEntry."""
+    if not metadata:
+        return "{}"
+    if not all(isinstance(name, str) for name in metadata):
+        raise BadEntry("Names of metadata fields must be strings", repr(list(metadata))[:80])
+    data = encode(metadata if isinstance(metadata, dict) else dict(metadata), "metadata")
+    if len(data) > MAX_METADATA_BYTES:
+        raise BadEntry(f"The metadata takes more than {MAX_METADATA_BYTES:,} bytes", "", "Put it into the value.")
+    if b"u0000" in data and _NUL.search(data):
+        raise BadEntry("Metadata must not contain NUL", "", "Databases cannot store it; put it into the value.")
+    return data.decode()
+
+
+def check_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a metadata filter with None fields omitted; values are scalars or lists of scalars.
+
+    Raises BadEntry.
+    """
+    conditions = {name: value for name, value in (fields or {}).items() if value is not None}
+    for name, value in conditions.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(each, (str, int, float)) for each in values):
+            raise BadEntry("A filter value must be a string, a number, a boolean, or a list of them", repr(name))
+    checked: dict[str, Any] = json.loads(check_metadata(conditions))
+    return checked
+
+
+def check_expiry(expires_at: datetime | None) -> datetime | None:
+    """Convert ``expires_at`` to UTC; a time with no zone is taken as UTC. Raises BadEntry."""
+    if expires_at is None:
+        return None
+    if not isinstance(expires_at, datetime):
+        raise BadEntry("expires_at must be a datetime", repr(expires_at)[:80])
+    try:
+        return (expires_at if expires_at.utcoffset() is not None else expires_at.replace(tzinfo=UTC)).astimezone(UTC)
+    except OverflowError as error:
+        raise BadEntry("expires_at is out of range", str(expires_at)) from error
+
+
+def encode(value: Any, what: str = "value") -> bytes:
+    """Encode ``value`` as JSON in UTF-8. Raises BadEntry."""
+    try:
+        data = orjson.dumps(value, option=_STRICT)
+        if b"null" not in data:
+            return data
+        has_odd_names = False
+    except orjson.JSONEncodeError:
+        has_odd_names = True
+    # Fall back to the slower encoder: orjson writes NaN as null, and rejects keys and numbers that JSON can represent.
+    try:
+        text = _ENCODER.encode(value)
+        if has_odd_names:
+            json.loads(text, object_pairs_hook=_distinct)
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
+        raise BadEntry(f"Cannot write the {what} as JSON ({error})", "", "Store JSON values.") from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> None:
+    """Raise ValueError if two names of an object are the same in JSON, such as 1 and "1"."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError("two names of an object are the same in JSON")
+
+
+def _as_json(value: object) -> Any:
+    """Encode enum members and UUIDs like orjson."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not a JSON type")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_as_json)
+_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
