@@ -160,12 +160,15 @@ class DeltaIndex:
         """Publish ``rows`` as one immutable delta, and return its name. Idempotent for the same ``ulid``."""
         return self.publish(ulid, self.encode(rows))
 
-    def publish(self, ulid: str, data: bytes) -> str:
-        """Create delta ``ulid`` from bytes returned by ``encode``, and return its name."""
+    def publish(self, ulid: str, data: bytes, same_as: str | None = None) -> str:
+        """Create delta ``ulid`` from bytes returned by ``encode``, and return its name.
+
+        ``same_as`` is the path of an immutable object with these bytes, if there is one.
+        """
         name = delta_name(ulid)
         # The ulid is derived from run and batch: an existing delta is our own, from an earlier attempt.
         with contextlib.suppress(AlreadyExists):
-            self.objects.create(self._path(name), data)
+            self.objects.create(self._path(name), data, same_as)
         return name
 
     # -- reading -----------------------------------------------------------------------------

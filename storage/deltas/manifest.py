@@ -93,9 +93,12 @@ class Manifest(DeltaIndex):
 
     def publish_staged(self, batch: BatchId, data: bytes | None = None) -> None:
         """Publish a staged delta, then remove the staged file; idempotent."""
-        content = self.objects.get(self.staged_path(batch)) if data is None else data
-        self.publish(derived_ulid(batch.run_id, batch.batch), content)
+        self.publish_and_keep(batch, self.objects.get(self.staged_path(batch)) if data is None else data)
         self.discard_staged([batch])
+
+    def publish_and_keep(self, batch: BatchId, data: bytes) -> None:
+        """Publish a staged delta with ``data``, and keep the staged file; idempotent."""
+        self.publish(derived_ulid(batch.run_id, batch.batch), data, self.staged_path(batch))
 
     def discard_staged(self, batches: Iterable[BatchId]) -> None:
         """Remove staged deltas."""

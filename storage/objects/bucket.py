@@ -491,7 +491,7 @@ class Bucket:
         except ObjectNotFound:
             return None
 
-    def create(self, path: str, data: bytes) -> str:
+    def create(self, path: str, data: bytes, same_as: str | None = None) -> str:
         def create() -> str:
             count("put")
             return self._version(obstore.put(self._writer, self._key(path), data, mode="create"))

@@ -100,24 +100,31 @@ class LocalDisk:
                 raise
             return _info(path, status) if stat.S_ISREG(status.st_mode) else None
 
-    def create(self, path: str, data: bytes) -> str:
+    def create(self, path: str, data: bytes, same_as: str | None = None) -> str:
         target = self._absolute(path)
         with self._reported("write", path):
             if os.path.lexists(target):  # only saves the write; the link below is the atomic check
                 raise AlreadyExists("The object already exists", target)
+            if same_as is not None:
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    return self._link(self._absolute(same_as), target)
             with self._temporary(target, data) as temporary:
-                version = _version(os.stat(temporary))
-                try:
-                    os.link(temporary, target)
-                except FileExistsError:
-                    raise AlreadyExists("The object already exists", target) from None
-                except OSError as error:
-                    if error.errno not in _NO_HARD_LINKS:
-                        raise
-                    # Lance has no other way to commit a version on a disk.
-                    raise UnsafeStore("The file system has no hard links", self._root, _ANOTHER_DISK) from error
-            flush_to_disk(os.path.dirname(target))
-            return version
+                return self._link(temporary, target)
+
+    def _link(self, flushed: str, target: str) -> str:
+        """Give a ``flushed`` file the name ``target`` as well, and return its version."""
+        version = _version(os.stat(flushed))
+        try:
+            os.link(flushed, target)
+        except FileExistsError:
+            raise AlreadyExists("The object already exists", target) from None
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            # Lance has no other way to commit a version on a disk.
+            raise UnsafeStore("The file system has no hard links", self._root, _ANOTHER_DISK) from error
+        flush_to_disk(os.path.dirname(target))
+        return version
 
     def replace(self, path: str, data: bytes, version: str) -> str:
         target = self._absolute(path)

@@ -65,7 +65,7 @@ class Backend(Protocol):
 
     def head(self, path: str) -> ObjectInfo | None: ...
 
-    def create(self, path: str, data: bytes) -> str: ...
+    def create(self, path: str, data: bytes, same_as: str | None = None) -> str: ...
 
     def replace(self, path: str, data: bytes, version: str) -> str: ...
 
@@ -219,14 +219,16 @@ class ObjectStore:
         """
         return self._backend.head(_checked(path))
 
-    def create(self, path: str, data: bytes) -> str:
+    def create(self, path: str, data: bytes, same_as: str | None = None) -> str:
         """Durably write an object that must not exist yet, and return its version.
+
+        If an immutable object at ``same_as`` has the same ``data``, a local disk links to it, and writes no second file.
 
         An existing object with exactly ``data`` is treated as written by this call, because the acknowledgement of our
         own write may have been lost. Callers that need a single winner must pass unique bytes. Raises AlreadyExists.
         """
         try:
-            return self._backend.create(_checked(path), data)
+            return self._backend.create(_checked(path), data, same_as and _checked(same_as))
         except StorageError as error:
             return self._version_if_written(path, data, error)
 

@@ -93,7 +93,7 @@ class Committer:
 
     def publish(self, staged: Staged) -> None:
         """Publish a delta whose transaction was committed; the staged file is kept. Raises StorageError."""
-        self._documents.publish(derived_ulid(staged.batch.run_id, staged.batch.batch), staged.data)
+        self._documents.publish_and_keep(staged.batch, staged.data)
 
     @property
     def staged_path(self) -> str:

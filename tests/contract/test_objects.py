@@ -248,15 +248,26 @@ class Forgetful:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def create(self, path: str, data: bytes) -> str:
+    def create(self, path: str, data: bytes, same_as: str | None = None) -> str:
         if self._write:
-            self._backend.create(path, data)
+            self._backend.create(path, data, same_as)
         raise self._error
 
     def replace(self, path: str, data: bytes, version: str) -> str:
         if self._write:
             self._backend.replace(path, data, version)
         raise self._error
+
+
+def test_an_object_with_the_content_of_another_outlives_it(store: ObjectStore) -> None:
+    store.create("a/staged", b"1")
+    version = store.create("a/published", b"1", "a/staged")
+    assert store.create("a/published", b"1", "a/staged") == version, "again, after a lost acknowledgement"
+    store.delete(["a/staged"])
+    assert store.get_versioned("a/published") == (b"1", version)
+    assert store.create("b/late", b"1", "a/staged") == store.get_versioned("b/late")[1], "the other one is gone"
+    with pytest.raises(AlreadyExists):
+        store.create("a/published", b"2", "b/late")
 
 
 @pytest.mark.parametrize("error", [AlreadyExists("412"), StorageError("reset")])

@@ -62,12 +62,12 @@ def test_lines_are_flushed_before_the_manifest_refers_to_them(
         opened = Workspace.open(workspace)
         return (table for tenant in opened.tenants() for table in opened.line_tables(tenant))
 
-    def checked(disk: LocalDisk, path: str, data: bytes) -> str:
+    def checked(disk: LocalDisk, path: str, data: bytes, same_as: str | None = None) -> str:
         if "/_index_delta_" in path:
             published.append(path)
             for table in tables():
                 assert files_of(table) - flushed == set(), path
-        return create(disk, path, data)
+        return create(disk, path, data, same_as)
 
     monkeypatch.setattr(LocalDisk, "create", checked)
     for state in range(3):
