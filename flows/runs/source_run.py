@@ -161,6 +161,16 @@ class Survey:
         known = self.context.workspace.readable_source(self.context.entity)
         return known if known is not None and known.same_location(self.context.source.record) else None
 
+    def has_other_location(self) -> bool:
+        """Return whether the main index is of another folder or bucket, if it has no ``last_record``.
+
+        A changed link or ``--rebind`` may be a mistake, so such a run writes nothing if it may not delete documents.
+        """
+        context = self.context
+        if context.plan.request.branch is not None or isinstance(context.source.source, RepositorySource):
+            return False
+        return context.workspace.readable_source(context.entity) is not None
+
     def refuse_older(self, last: IndexedCommit | None) -> None:
         """Raise StaleBuild if a later build already indexed a later commit in the main index.
 
@@ -412,12 +422,20 @@ class SourceRun:
             self._survey.refuse_older(reached)
             scan_range = self._survey.scan_range(before, lease.token)
             record = replace(context.source.record, reached=reached)
-            workspace.bind_source(entity, record)
+            is_moved = before is None and self._survey.has_other_location()
+            if not is_moved:
+                workspace.bind_source(entity, record)
             table = workspace.lines(entity, model.fingerprint)
             committer = Committer(workspace, entity, lease, context.run_id, table, model.dim)
             if len(workspace.line_tables(entity)) > 1:
                 tally.indexes_lag |= remove_lines_without_document(committer) > 0
-        return LeasedRun(context, self._survey, committer, record, self._surveyed(scan_range))
+        work = self._surveyed(scan_range)
+        if is_moved:
+            refused = deletion_refused(context, work)
+            if refused is not None:
+                raise refused
+            workspace.bind_source(entity, record)
+        return LeasedRun(context, self._survey, committer, record, work)
 
     def _surveyed(self, scan_range: ScanRange) -> SourceChanges:
         """Return the work in ``scan_range``, and count what its scans found."""

@@ -19,7 +19,7 @@ from driftline.flows.runs import index, source_run
 from driftline.flows.runs.executors import InlineExecutor, Result, Spec, Task
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.flows.runs.source_run import LeasedRun, SourceRun
-from driftline.storage.errors import SourceConflict, StorageError
+from driftline.storage.errors import DeletionRefused, SourceConflict, StorageError
 from driftline.storage.garbage import scan_references
 from driftline.storage.layout import SOURCE, leased_entity
 from driftline.storage.objects.store import ObjectStore
@@ -335,6 +335,40 @@ def test_a_source_given_by_a_link_follows_it(entity: str | None, tmp_path: Path,
     assert found() == [("two.txt", str(tmp_path / "two/two.txt"))]
     with pytest.raises(SourceConflict, match="bound to another URI"):
         index(tmp_path / "one", f"source:{name}")
+
+
+@pytest.mark.parametrize("by_link", [True, False])
+def test_a_run_that_moves_a_source_writes_nothing_if_it_may_not_delete(
+    by_link: bool, tmp_path: Path, tiny_model: Path
+) -> None:
+    for release, count in (("one", 120), ("two", 3)):
+        (tmp_path / release).mkdir()
+        for number in range(count):
+            (tmp_path / release / f"{release}{number}.txt").write_text(f"{release} pump {number}\n")
+    link, workspace = tmp_path / "current", str(tmp_path / "ws")
+
+    def index(release: str, **options: Any) -> None:
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / release)
+        where = link if by_link else tmp_path / release
+        options["rebind"] = not by_link
+        dl.index(str(where), workspace=workspace, model=str(tiny_model), entity="source:app", **options)
+
+    def state() -> tuple[str, int, int]:
+        opened = Workspace.open(workspace)
+        ((entity, record),) = opened.sources()
+        return record.uri, len(opened.manifest(entity).read(columns=["path"])), opened.lines(entity).open().count_rows()
+
+    index("one")
+    before = state()
+    for _ in range(2):
+        with pytest.raises(DeletionRefused):
+            index("two")
+        assert state() == before
+    index("one")
+    assert state() == before
+    index("two", max_delete_fraction=1.0)
+    assert state()[:2] == (str(tmp_path / "two"), 3)
 
 
 def test_a_link_to_the_folder_of_a_source_does_not_take_the_source_away(tmp_path: Path, tiny_model: Path) -> None:
