@@ -29,13 +29,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from driftline.flows.ci.build import Build
 from driftline.flows.config.driftline_toml import Configuration, HookSettings
 from driftline.flows.config.index_request import IndexRequest, SourceRequest
-from driftline.flows.runs.branches import delete_branch
+from driftline.flows.runs.branches import delete_branch, delete_closed, note_pull_requests
 from driftline.flows.runs.fleet import sources_of_fleets
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import requests_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, ExecutorError, LeaseHeld, SourceNotFound, StorageError, UsageError
 from driftline.storage.layout import new_ulid
+from driftline.storage.sources.discovery import parse_timestamp
 from driftline.storage.sources.mirror import Remote, parse_remote, resolve, with_ref
 from driftline.storage.workspace.branch_cuts import check_name
 from driftline.storage.workspace.workspace import Workspace
@@ -250,7 +251,8 @@ HOSTS: Mapping[str, DeliveryFormat] = {
 class Work:
     """A run on a source's main index or on the ``branch`` that indexes ``ref``, or the deletion of that branch.
 
-    ``delivery`` identifies the delivery that requested it.
+    ``opened`` and ``closed`` are the numbers of pull requests from this branch of the repository. ``delivery``
+    identifies the delivery that requested it.
     """
 
     source: SourceRequest
@@ -258,6 +260,8 @@ class Work:
     ref: str = ""
     is_gone: bool = False
     delivery: str = ""
+    opened: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -268,6 +272,15 @@ class Work:
     def uri(self) -> str:
         """The URI to index."""
         return with_ref(self.source.uri, self.ref) if self.ref else self.source.uri
+
+    def after(self, earlier: Work) -> Work:
+        """Return this work together with an ``earlier`` one for the same index that was not done yet."""
+        opened = earlier.opened - self.closed | self.opened
+        closed = earlier.closed - self.opened | self.closed
+        if self.closed and opened:  # the branch is still needed
+            return replace(earlier, opened=opened, closed=closed)
+        ref = earlier.ref if self.is_gone and earlier.is_gone and not self.ref else self.ref
+        return replace(self, ref=ref, opened=opened, closed=closed)
 
 
 def work_of(event: Event, source: SourceRequest, settings: HookSettings, request_ref: str) -> Work | None:
@@ -291,7 +304,7 @@ def work_of(event: Event, source: SourceRequest, settings: HookSettings, request
     name, is_gone = build.index_branch(), event.kind == "gone"
     if name is None:
         return None if is_gone else Work(source)
-    ref, is_request = f"refs/heads/{event.branch}", bool(event.number)
+    ref, is_request, numbers = f"refs/heads/{event.branch}", bool(event.number), frozenset[str]()
     if is_request and name.startswith("pr/"):
         is_known = event.number.isascii() and event.number.isdecimal()
         ref = request_ref.format(event.number) if is_known else ""
@@ -303,9 +316,11 @@ def work_of(event: Event, source: SourceRequest, settings: HookSettings, request
             return None  # the branch outlives its pull request
         if not is_gone and not is_listed and not (is_request and settings.pull_requests):
             return None
+        numbers = frozenset({event.number} - {""})
     check_name(name)
     with_ref(source.uri, ref)
-    return Work(source, name, "" if is_request and is_gone else ref, is_gone)
+    opened, closed = (frozenset[str](), numbers) if is_gone else (numbers, frozenset[str]())
+    return Work(source, name, "" if is_request and is_gone else ref, is_gone, opened=opened, closed=closed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +338,12 @@ class Runs:
             self._start(work)
         else:
             index_sources(self._request(work))
+        if work.branch is not None and not work.is_gone and (work.opened or work.closed):
+            note_pull_requests(*self._place(work), work.branch, work.opened, work.closed)
+
+    def _place(self, work: Work) -> tuple[Workspace, Entity]:
+        opened = Workspace.open(self.configuration.workspace, self.configuration.options())
+        return opened, Entity.parse(str(work.source.entity), opened.config.hierarchy)
 
     def _start(self, work: Work) -> None:
         from driftline.flows.scheduling.deployments import fleet_deployments, start_fleet_run, start_index_run
@@ -349,19 +370,23 @@ class Runs:
         )
 
     def _delete(self, work: Work) -> None:
-        """Delete an index branch, unless the repository still has the ref."""
+        """Delete an index branch, unless the repository still has the ref, or another open pull request uses it."""
         if work.branch is None:
             return
-        if work.ref:
-            try:
-                resolve(_remote(work.uri))
-            except SourceNotFound:
-                pass
-            else:
-                return
-        opened = Workspace.open(self.configuration.workspace, self.configuration.options())
-        entity = Entity.parse(str(work.source.entity), opened.config.hierarchy)
-        delete_branch(opened, entity, work.branch, new_ulid(), wait_seconds=WAIT_SECONDS)
+        is_there = bool(work.ref) and _exists(_remote(work.uri))
+        workspace, entity = self._place(work)
+        if not is_there and (work.ref or not work.closed):
+            delete_branch(workspace, entity, work.branch, new_ulid(), wait_seconds=WAIT_SECONDS)
+        elif work.closed:
+            delete_closed(workspace, entity, work.branch, work.closed, wait_seconds=WAIT_SECONDS)
+
+
+def _exists(remote: Remote) -> bool:
+    try:
+        resolve(remote)
+    except SourceNotFound:
+        return False
+    return True
 
 
 def _remote(uri: str) -> Remote:
@@ -401,6 +426,10 @@ class Hooks:
     clock: Callable[[], float] = time.monotonic
     of_fleets: Callable[[], Iterable[SourceRequest]] = tuple
     _seen: FIFOCache[str, bool] = field(default_factory=lambda: FIFOCache(KNOWN_DELIVERIES), init=False, repr=False)
+    _newest: FIFOCache[str, tuple[float, bool]] = field(
+        default_factory=lambda: FIFOCache(KNOWN_DELIVERIES), init=False, repr=False
+    )
+    """When each pull request was updated, by its newest event, and whether that closed it."""
     _waiting: OrderedDict[tuple[str, str], _Waiting] = field(default_factory=OrderedDict, init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _stopped: bool = field(default=False, init=False)
@@ -453,6 +482,9 @@ class Hooks:
             return IGNORED, "no source matches this repository"
         works, reason = list[Work](), "nothing to index"
         for event in host.events(headers.get(host.event, ""), payload):
+            if event.number and self._is_late(f"{min(named)}#{event.number}", event.kind, _updated_at(payload)):
+                reason = "a newer event of this pull request was received before"
+                continue
             for source in sources:
                 try:
                     work = work_of(event, source, self.settings, host.request_ref)
@@ -461,6 +493,17 @@ class Hooks:
                 else:
                     works += [replace(work, delivery=min(ids))] if work is not None else []
         return self._enqueue(works, ids) if works else (IGNORED, reason)
+
+    def _is_late(self, request: str, kind: EventKind, at: float | None) -> bool:
+        """Return whether a newer event of a pull request was received: hosts do not keep the order of deliveries."""
+        if at is None:
+            return False
+        with self._changed:
+            newest = self._newest.get(request, (at, False))
+            if (at, kind == "gone") < newest:
+                return True
+            self._newest[request] = at, kind == "gone"
+        return False
 
     def _enqueue(self, works: Sequence[Work], ids: set[str]) -> tuple[int, str]:
         now = self.clock()
@@ -474,7 +517,8 @@ class Hooks:
                 since = known.since if known is not None else now
                 due = min(now + self.debounce_seconds, since + MAX_DEBOUNCES * self.debounce_seconds)
                 merged = ids | (known.ids if known is not None else frozenset())
-                self._waiting[work.key] = _Waiting(work, since, due, frozenset(merged))
+                whole = work.after(known.work) if known is not None else work
+                self._waiting[work.key] = _Waiting(whole, since, due, frozenset(merged))
             self._changed.notify()
         return ACCEPTED, "a run was requested"
 
@@ -534,8 +578,10 @@ class Hooks:
         log.warning("Retrying a webhook run: %s", error)
         due = self.clock() + (self.retry_seconds if is_busy else self.retry_seconds * 2 ** (waiting.attempt - 1))
         again = replace(waiting, due=due, attempt=waiting.attempt + (not is_busy))
-        with self._changed:  # a newer delivery replaces it
-            self._waiting.setdefault(waiting.work.key, again)
+        with self._changed:
+            newer = self._waiting.setdefault(waiting.work.key, again)
+            if newer is not again:
+                newer.work = newer.work.after(waiting.work)
 
     def _failed(self, waiting: _Waiting, error: DriftlineError) -> None:
         self._runs.labels(error.kind).inc()
@@ -545,6 +591,20 @@ class Hooks:
     def _waiting_seconds(self) -> float:
         with self._changed:
             return self.clock() - min((each.since for each in self._waiting.values()), default=self.clock())
+
+
+def _updated_at(payload: Payload) -> float | None:
+    """Return when the host updated the pull request of a payload, in seconds, or None if it does not say."""
+    places = (
+        ("pull_request", "updated_at"),
+        ("object_attributes", "updated_at"),
+        ("pullrequest", "updated_on"),
+        ("pullRequest", "updatedDate"),
+    )
+    found = next((value for place in places if (value := _at(payload, *place)) is not None), None)
+    if isinstance(found, int) and not isinstance(found, bool):
+        return found / 1000  # Bitbucket Data Center
+    return parse_timestamp(found.replace(" UTC", "Z")) if isinstance(found, str) else None
 
 
 def _key(source: SourceRequest) -> tuple[str, str] | None:

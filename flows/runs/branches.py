@@ -6,7 +6,8 @@ Before a branch run, ``enter_branch`` finds the branch's snapshot of the main in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,7 +20,14 @@ from driftline.flows.runs.plan import IndexPlan, SourcePlan
 from driftline.storage.defaults import DEFAULT_PRUNED_AFTER_DAYS
 from driftline.storage.deltas.delta_index import ADD, REMOVE
 from driftline.storage.entities import Boundary, Entity
-from driftline.storage.errors import DriftlineError, LeaseHeld, NotIndexed, StaleBuild, UsageError
+from driftline.storage.errors import (
+    DriftlineError,
+    LeaseHeld,
+    NotIndexed,
+    ObjectNotFound,
+    StaleBuild,
+    UsageError,
+)
 from driftline.storage.json_records import as_dict
 from driftline.storage.layout import branch_lease_path, lease_path, new_ulid
 from driftline.storage.leases.lease import Lease, acquire, leave_held_on_failure
@@ -34,7 +42,7 @@ from driftline.storage.workspace.branch_cuts import (
     write_record,
 )
 from driftline.storage.workspace.fleet_state import read_fleets
-from driftline.storage.workspace.records import BranchRecord
+from driftline.storage.workspace.records import BranchRecord, update_record
 from driftline.storage.workspace.workspace import Branch, Workspace
 from driftline.tasks.git.commits import (
     ask_remote_branches,
@@ -154,6 +162,35 @@ def delete_branch(workspace: Workspace, entity: Entity, name: str, run_id: str, 
         record = read_branch(workspace, entity, name)
         if record is not None:
             delete(workspace, entity, record)
+
+
+def note_pull_requests(
+    workspace: Workspace, entity: Entity, name: str, opened: Collection[str], closed: Collection[str] = ()
+) -> None:
+    """Record in a source's branch, if it exists, which pull requests from it were opened and closed.
+
+    Raises CommitConflict, CorruptFile, StorageError.
+    """
+
+    def noted(known: BranchRecord) -> BranchRecord:
+        return replace(known, pull_requests=tuple(sorted({*known.pull_requests, *opened}.difference(closed))))
+
+    with suppress(ObjectNotFound):
+        update_record(workspace.objects, Branch(entity, name, "").record_path, BranchRecord, noted)
+
+
+def delete_closed(
+    workspace: Workspace, entity: Entity, name: str, closed: Collection[str], *, wait_seconds: float = 0.0
+) -> None:
+    """Delete a source's branch after the pull requests with the numbers ``closed``, unless another one may use it.
+
+    That is unknown if none was recorded: ``prune`` deletes such a branch later. Raises the errors of ``delete_branch``.
+    """
+    record = read_branch(workspace, entity, name)
+    if record is not None and record.pull_requests and not {*record.pull_requests}.difference(closed):
+        delete_branch(workspace, entity, name, new_ulid(), wait_seconds=wait_seconds)
+    else:
+        note_pull_requests(workspace, entity, name, (), closed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +344,7 @@ def _cut(
     with acquire(workspace.objects, maintenance, lease.run_id, wait_seconds=wait) as fence:
         record = cut(workspace, entity, name, lease.token)
         if known is not None:
-            record = replace(record, created=known.created, build=known.build)
+            record = replace(record, created=known.created, build=known.build, pull_requests=known.pull_requests)
         fence.check()
     lease.check()
     write_record(workspace, entity, record, known)

@@ -222,7 +222,7 @@ class ObjectStore:
     def create(self, path: str, data: bytes, same_as: str | None = None) -> str:
         """Durably write an object that must not exist yet, and return its version.
 
-        If an immutable object at ``same_as`` has the same ``data``, a local disk links to it, and writes no second file.
+        If an immutable object at ``same_as`` has the same ``data``, a local disk links to it instead of writing a file.
 
         An existing object with exactly ``data`` is treated as written by this call, because the acknowledgement of our
         own write may have been lost. Callers that need a single winner must pass unique bytes. Raises AlreadyExists.

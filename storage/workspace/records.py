@@ -200,7 +200,8 @@ class BranchRecord:
     A cut is made from the main index at ``main_revision`` (in git: at commit ``base``). The branch lease's tokens are
     higher than ``token``, because a cut starts with the main index's commit marker. ``build`` is the number of the CI
     build that was indexed last; older builds do not replace it. ``own_commit`` is the commit that git had checked out
-    in the last run on a git branch of this name that was not merged yet.
+    in the last run on a git branch of this name that was not merged yet. ``pull_requests`` are the numbers of the open
+    ones from the branch, as far as webhooks reported them.
     """
 
     format_version: int = FORMAT_VERSION
@@ -213,6 +214,7 @@ class BranchRecord:
     base: str | None = None
     build: int | None = None
     own_commit: str | None = None
+    pull_requests: tuple[str, ...] = ()
     created: datetime
     updated: datetime
     source: SourceRecord

@@ -151,12 +151,29 @@ def test_branches_are_indexed_by_pattern_and_deleted_with_the_branch(
 def test_a_pull_request_of_the_repository_is_its_branch(site: Site, project: Checkout, host: str) -> None:
     project.write("b.py", "epsilon = 5\n")
     project.push("topic")
-    assert site.send(host, request(host, site.url, 7, "topic")) == 202
+    for ended, (number, state, left) in enumerate(
+        [
+            (7, "open", ["topic"]),
+            (8, "open", ["topic"]),
+            (9, "closed", ["topic"]),  # was open before the webhook was set up
+            (7, "closed", ["topic"]),  # 8 has the branch, too
+            (8, "closed", []),
+            (7, "closed", []),
+        ],
+        1,
+    ):
+        assert site.send(host, request(host, site.url, number, "topic", state=state)) == 202
+        until(lambda ended=ended: len(site.ended) == ended)
+        assert branches(site) == left, (number, state)
+
+
+def test_a_branch_whose_pull_requests_are_unknown_is_kept(site: Site, project: Checkout) -> None:
+    project.write("b.py", "zeta = 6\n")
+    project.push("topic")
+    driftline.index(f"{site.url}@topic".replace("http", "git+http", 1), workspace=site.workspace, branch="topic")
+    assert site.send("github", request("github", site.url, 7, "topic", state="closed")) == 202
     until(lambda: site.ended)
     assert branches(site) == ["topic"]
-    assert site.send(host, request(host, site.url, 7, "topic", state="closed")) == 202
-    until(lambda: len(site.ended) == 2)
-    assert branches(site) == []
 
 
 SOURCE = SourceRequest("git+https://code.example/team/app.git", "org:a/project:b/source:app")
