@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from driftline.storage.errors import (
@@ -40,10 +40,6 @@ from driftline.storage.sources.hosts import (
 )
 from driftline.storage.sources.mirror import Remote, bare_repository, parse_remote
 
-if TYPE_CHECKING:
-    from http.client import HTTPResponse
-
-
 MAX_REPOSITORIES = 100_000
 MAX_PAGES = 10_000
 MAX_OPEN_PULLS = 1_000
@@ -54,13 +50,13 @@ MAX_PAGE_BYTES = 32 * 1024 * 1024
 MAX_LIST_BYTES = 16 * 1024 * 1024
 MAX_FOLDER_DEPTH = 6
 MAX_REDIRECTS = 3
-REQUEST_SECONDS = 60.0
 PAGE_SECONDS = 300.0
+LISTING_SECONDS = 3_600.0
+"""Maximum time of one listing: a host may answer each request, but slowly and without end."""
 ATTEMPTS = 3
 """Maximum number of attempts if a request fails with a 5xx status or without a response."""
 MAX_WAIT_SECONDS = 900.0
 """Maximum total time that a sync's requests wait because the host asks them to."""
-_CHUNK = 1 << 16
 _MAX_ID = 200
 
 
@@ -315,12 +311,9 @@ class _HostReader:
         self._headers = {"User-Agent": "driftline", "Accept": "application/json", **dict(self._api.headers)}
         if token:
             self._headers["Authorization"] = self._api.authorization.format(token=token)
-        import urllib.request  # reading a configuration needs none of it
+        from driftline.storage.sources.host_connection import Connection  # reading a configuration needs no HTTP
 
-        # No handler follows redirects, reads files or raises errors: every response is returned unchanged.
-        self._opener = urllib.request.OpenerDirector()
-        for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
-            self._opener.add_handler(handler)
+        self._connection = Connection(self._host.name, MAX_PAGE_BYTES, PAGE_SECONDS)
 
     def read(self) -> None:
         """Fill the listing. Raises AccessDenied, SourceNotFound, StorageError."""
@@ -336,9 +329,9 @@ class _HostReader:
 
     def _walk(self, url: str, read: Callable[[str], KnownPage]) -> Iterator[KnownPage]:
         """Yield the page at ``url`` and all later ones. Raises StorageError if they do not end."""
-        seen, received = set[str](), 0
+        seen, received, deadline = set[str](), 0, time.monotonic() + LISTING_SECONDS
         while url:
-            if url in seen or len(seen) >= MAX_PAGES:
+            if url in seen or len(seen) >= MAX_PAGES or time.monotonic() > deadline:
                 raise StorageError(
                     "The host's listing does not end, so no repository is removed",
                     self._host.name,
@@ -398,7 +391,7 @@ class _HostReader:
             # with the types that its record requires
             repository = from_json(HostedRepository, to_json(self._api.parse(item)))
             is_valid = REPOSITORY_PATH.fullmatch(repository.path) and 0 < len(repository.id) <= _MAX_ID
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             is_valid = False
         if not is_valid:
             self._listing.problems.append("the host lists a repository that cannot be parsed")
@@ -546,31 +539,11 @@ class _HostReader:
 
     def _answer(self, url: str, etag: str) -> tuple[int, Mapping[str, str], bytes]:
         """Send one request. If the response is incomplete, the status is 0 and the body is the reason."""
-        import urllib.request
-        from http.client import HTTPException
-
         headers = self._headers | ({"If-None-Match": etag} if etag else {})
-        try:
-            answer: Any = self._opener.open(urllib.request.Request(url, headers=headers), timeout=REQUEST_SECONDS)
-            with answer:
-                body = self._body(answer)
-        except (OSError, HTTPException, ValueError) as error:
-            return 0, {}, without_secrets(str(error) or type(error).__name__).encode("utf-8", "replace")
+        status, answered, body = self._connection.get(url, headers)
         if self._listing.started_at is None:
-            self._listing.started_at = _time_of(answer.headers)
-        return answer.status, answer.headers, body
-
-    def _body(self, answer: HTTPResponse) -> bytes:
-        """Return the body. Raises StorageError if it is too large, OSError if it arrives too slowly."""
-        deadline, parts, size = time.monotonic() + PAGE_SECONDS, [], 0
-        while chunk := answer.read(_CHUNK):
-            parts.append(chunk)
-            size += len(chunk)
-            if size > MAX_PAGE_BYTES:
-                raise StorageError(f"A page from the host has more than {MAX_PAGE_BYTES:,} bytes", self._host.name)
-            if time.monotonic() > deadline:
-                raise OSError("the page arrives too slowly")
-        return b"".join(parts)
+            self._listing.started_at = _time_of(answered)
+        return status, answered, body
 
     def _pause(self, status: int, headers: Mapping[str, str], body: bytes) -> float | None:
         """Return the seconds that the host asks to wait before the next attempt, or None if it does not.

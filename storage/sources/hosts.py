@@ -194,10 +194,17 @@ class HostApi:
     unlisted: frozenset[str] = frozenset()
 
 
+def _identifier(value: Any) -> str:
+    """Return an id as text. Raises TypeError for what no host uses: two such values may look the same."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError("not an id")
+    return str(value)
+
+
 def _github(item: Any) -> HostedRepository:
     visibility: Visibility = item.get("visibility") or ("private" if item["private"] else "public")
     return HostedRepository(
-        str(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("pushed_at") or "",
+        _identifier(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("pushed_at") or "",
         bool(item.get("archived")), bool(item.get("fork")), visibility, tuple(item.get("topics") or ()),
         1024 * int(item.get("size") or 0),
     )  # fmt: skip
@@ -209,7 +216,7 @@ def _gitlab(item: Any) -> HostedRepository:
     if item.get("repository_access_level", "enabled") != "enabled":  # the project may be public, its code is not
         visibility = "private"
     return HostedRepository(
-        str(item["id"]), item["path_with_namespace"], item.get("default_branch") or "",
+        _identifier(item["id"]), item["path_with_namespace"], item.get("default_branch") or "",
         item.get("last_activity_at") or "", bool(item.get("archived")), bool(item.get("forked_from_project")),
         visibility, tuple(item.get("topics") or item.get("tag_list") or ()), int(size),
     )  # fmt: skip
@@ -219,7 +226,7 @@ def _gitea(item: Any) -> HostedRepository:
     is_limited = item.get("internal") or (item.get("owner") or {}).get("visibility", "public") != "public"
     visibility: Visibility = "private" if item["private"] else "internal" if is_limited else "public"
     return HostedRepository(
-        str(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("updated_at") or "",
+        _identifier(item["id"]), item["full_name"], item.get("default_branch") or "", item.get("updated_at") or "",
         bool(item.get("archived")), bool(item.get("fork")), visibility, tuple(item.get("topics") or ()),
         1024 * int(item.get("size") or 0),
     )  # fmt: skip
@@ -227,7 +234,7 @@ def _gitea(item: Any) -> HostedRepository:
 
 def _bitbucket_cloud(item: Any) -> HostedRepository:
     return HostedRepository(
-        str(item["uuid"]), item["full_name"], (item.get("mainbranch") or {}).get("name") or "",
+        _identifier(item["uuid"]), item["full_name"], (item.get("mainbranch") or {}).get("name") or "",
         item.get("updated_on") or "", fork=item.get("parent") is not None,
         visibility="private" if item["is_private"] else "public", size_bytes=int(item.get("size") or 0),
     )  # fmt: skip
@@ -235,8 +242,9 @@ def _bitbucket_cloud(item: Any) -> HostedRepository:
 
 def _bitbucket_server(item: Any) -> HostedRepository:
     return HostedRepository(
-        str(item["id"]), f"{item['project']['key'].lower()}/{item['slug']}", archived=bool(item.get("archived")),
-        fork=item.get("origin") is not None, visibility="public" if item.get("public") else "private",
+        _identifier(item["id"]), f"{item['project']['key'].lower()}/{item['slug']}",
+        archived=bool(item.get("archived")), fork=item.get("origin") is not None,
+        visibility="public" if item.get("public") else "private",
     )  # fmt: skip
 
 

@@ -655,6 +655,50 @@ def test_the_last_list_of_readers_is_valid_until_the_host_denies_access(
     assert readable(fleet) == {}
 
 
+@pytest.mark.parametrize("provider", HOSTS_WITH_READERS)
+def test_a_repository_that_was_public_is_readable_by_those_that_its_host_lists_later(
+    provider: str, git_server: GitServer, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (git_server.root / "acme").mkdir()
+    tree = Checkout.of(git_server.create("acme/r1.git"), tmp_path / "tree")
+    tree.write("a.md", "text\n")
+    tree.push()
+    repository = Hosted(1, "acme/r1", teams={4: ["fay"]} if provider == "gitea" else {})
+    api = git_server.api = HostApi(git_server, provider, [repository])
+    owner = f'{OWNERS[provider]} = "acme"\nname = "f"\n'
+    table = f'[[fleet]]\nprovider = "{provider}"\nurl = "http://{git_server.host}"\n{owner}'
+    fleet = Fleet(tmp_path, tiny_model, table + 'token = "${ACME_TOKEN}"\nreaders = "{login}"\n')
+    monkeypatch.setenv("ACME_TOKEN", "s3cret")
+    monkeypatch.setattr(discovery, "ATTEMPTS", 1)
+    team = {"fay"} if provider == "gitea" else set[str]()
+    for visibility, readers, status, expected in [
+        ("private", ["ann"], 200, {"ann"} | team),
+        ("public", ["ann"], 200, {""}),
+        ("public", ["ann"], 500, {""}),
+        ("private", ["bob"], 500, set()),
+        ("private", ["bob"], 200, {"bob"} | team),
+        ("private", ["ann"], 500, {"bob"} | team),
+        ("internal", ["ann"], 200, {"ann"} | team),
+        ("public", [], 200, {""}),
+        ("internal", ["ann"], 403, set()),
+        ("private", [], 200, team),
+    ]:
+        repository.visibility, repository.readers = visibility, readers
+        api.faults = [lambda _: None, *([failing(status)] if status != 200 else [])]
+        fleet.now += timedelta(hours=1)
+        fleet.sync()
+        assert set(readable(fleet)) == expected, (visibility, status)
+
+
+@pytest.mark.parametrize("url", ["", 'url = "https://code.example"\n'])
+def test_a_host_that_lists_no_readers_is_refused_as_their_source(tmp_path: Path, url: str) -> None:
+    (tmp_path / "driftline.toml").write_text(
+        f'[[fleet]]\nprovider = "bitbucket"\n{url}org = "acme"\ntoken = "${{T}}"\nreaders = "{{login}}"\n'
+    )
+    with pytest.raises(UsageError, match="readers"):
+        load_config(tmp_path / "driftline.toml")
+
+
 def test_another_source_cannot_take_the_place_of_a_repository_that_has_readers(
     hosted: tuple[Fleet, HostApi, dict[int, Checkout]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -112,9 +112,9 @@ def test_a_deleted_branch_needs_no_request(host: str, closed_first: bool) -> Non
     site.send("open 7 at 1")
     site.send("open 8 at 1")
     site.work()
-    sent = [lambda: site.send("closed 7 at 3"), lambda: site.post(*push(host, URL, "topic", is_gone=True))]
-    for each in sent if closed_first else sent[::-1]:
-        assert each() == 202
+    for is_closing in (closed_first, not closed_first):
+        sent = site.send("closed 7 at 3") if is_closing else site.post(*push(host, URL, "topic", is_gone=True))
+        assert sent == 202
     (waiting,) = site.hooks._waiting.values()
     assert (waiting.work.is_gone, waiting.work.ref) == (True, "refs/heads/topic")
 

@@ -1,0 +1,106 @@
+"""Request a page from a git host within a total time: a socket's timeout limits only the wait for each byte."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any, cast
+
+from driftline.storage.errors import StorageError, without_secrets
+
+CONNECT_SECONDS = 60.0
+"""Limit for the connection, and for each wait for more bytes."""
+_CHUNK = 1 << 16
+
+
+class Connection:
+    """Sends requests one at a time, through the configured proxy. Follows no redirects; every status is an answer."""
+
+    def __init__(self, name: str, most_bytes: int, most_seconds: float) -> None:
+        self._name, self._most_bytes, self._most_seconds = name, most_bytes, most_seconds
+        self._opener = urllib.request.OpenerDirector()
+        for handler in (urllib.request.ProxyHandler(), _Http(self), _Https(self)):
+            self._opener.add_handler(handler)
+        self.sockets: list[socket.socket] = []
+
+    def get(self, url: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:
+        """Return the status, the headers and the body. If there is none, the status is 0 and the body is the reason.
+
+        Raises StorageError if the body is too large.
+        """
+        try:
+            with self._limited() as ended:
+                request = urllib.request.Request(url, headers=dict(headers))
+                answer: HTTPResponse
+                with self._opener.open(request, timeout=CONNECT_SECONDS) as answer:
+                    body = self._body(answer)
+                if ended.is_set():
+                    raise OSError("the answer arrives too slowly")
+        except HTTPException as error:
+            return 0, {}, type(error).__name__.encode()  # its text is the host's, which may repeat the token
+        except (OSError, ValueError) as error:
+            return 0, {}, without_secrets(str(error) or type(error).__name__).encode("utf-8", "replace")
+        return answer.status, cast("Mapping[str, str]", answer.headers), body
+
+    @contextmanager
+    def _limited(self) -> Iterator[threading.Event]:
+        """End the connections when the time is over, and set the event."""
+        self.sockets, ended = [], threading.Event()
+
+        def end() -> None:
+            ended.set()
+            for each in self.sockets:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(self._most_seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield ended
+        finally:
+            timer.cancel()
+
+    def _body(self, answer: HTTPResponse) -> bytes:
+        parts, size = list[bytes](), 0
+        while chunk := answer.read(_CHUNK):
+            parts.append(chunk)
+            size += len(chunk)
+            if size > self._most_bytes:
+                raise StorageError(f"A page from the host has more than {self._most_bytes:,} bytes", self._name)
+        return b"".join(parts)
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, of: Connection) -> None:
+        super().__init__()
+        self._of = of
+
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(partial(_noted, HTTPConnection, self._of), req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, of: Connection) -> None:
+        super().__init__()
+        self._of = of
+
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(partial(_noted, HTTPSConnection, self._of), req)
+
+
+def _noted(kind: type[HTTPConnection], of: Connection, host: str, **options: Any) -> HTTPConnection:
+    """Return a connection whose socket is noted in ``of``."""
+
+    class Noted(kind):  # type: ignore[misc, valid-type]
+        def connect(self) -> None:
+            super().connect()
+            of.sockets.append(self.sock)
+
+    found: HTTPConnection = Noted(host, **options)
+    return found
