@@ -7,6 +7,7 @@ listing, or one git request, but no run.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -142,9 +143,9 @@ def fleet_status(request: FleetRequest) -> FleetsReport:
         record, fleet = known.get(name, FleetRecord()), configured.get(name)
         by_path = sorted(record.repositories.values(), key=lambda repository: repository.listed.path)
         rows = (replace(RepositoryReport.of(repository, now, None), is_new=False) for repository in by_path)
-        provider, problems = fleet.host.provider if fleet is not None else None, (record.problem,)
-        found = tuple(filter(None, problems))
-        fleets.append(FleetReport(name, provider, found, tuple(rows), listed_at=record.listed_at))
+        provider = fleet.host.provider if fleet is not None else None
+        problems = (record.problem,) if record.problem else ()
+        fleets.append(FleetReport(name, provider, problems, tuple(rows), listed_at=record.listed_at))
     return FleetsReport(workspace.objects.uri, tuple(fleets))
 
 
@@ -342,7 +343,12 @@ class _Sync:
             try:
                 host, listed, notify = part.fleet.host, repository.listed, self.progress.message
                 found = open_pulls(
-                    host, listed, repository.pulls, repository.pulls_etag, listing=part.listing, notify=notify
+                    part.fleet.host,
+                    repository.listed,
+                    repository.pulls,
+                    repository.pulls_etag,
+                    listing=part.listing,
+                    notify=self.progress.message,
                 )
             except DriftlineError as error:
                 return replace(repository, pulls_problem=str(error))
@@ -381,17 +387,14 @@ class _Sync:
 
         Return the run's id, and the ids of the branch runs.
         """
-        run_id, of_branches, failure = None, list[str](), None
         try:
-            if changed:
-                run_id = self.index_repositories(changed)
+            run_id = self.index_repositories(changed) if changed else None
             of_branches = self.update_branches()
             self.retire()
-        except DriftlineError as error:
-            failure = error
+        except DriftlineError:
+            self.save()
+            raise
         self.save()
-        if failure is not None:
-            raise failure
         return run_id, of_branches
 
     def changed_repositories(self) -> list[tuple[FleetPart, KnownRepository]]:
