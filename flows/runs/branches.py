@@ -184,7 +184,8 @@ def delete_closed(
 ) -> None:
     """Delete a source's branch after the pull requests with the numbers ``closed``, unless another one may use it.
 
-    That is unknown if none was recorded: ``prune`` deletes such a branch later. Raises the errors of ``delete_branch``.
+    That is unknown if none was recorded: ``prune`` deletes such a branch later. Raises LeaseHeld, CommitConflict,
+    StorageError.
     """
     record = read_branch(workspace, entity, name)
     if record is not None and record.pull_requests and not {*record.pull_requests}.difference(closed):

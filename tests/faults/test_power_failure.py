@@ -137,4 +137,6 @@ def test_a_write_that_cannot_be_flushed_is_not_acknowledged(tmp_path: Path, monk
     with pytest.raises(StorageError):
         objects.create("d/second", b"2")
     with pytest.raises(StorageError):
+        objects.create("d/linked", b"1", "d/first")
+    with pytest.raises(StorageError):
         objects.replace("d/first", b"2", version)

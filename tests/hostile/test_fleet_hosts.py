@@ -255,7 +255,7 @@ def test_an_id_that_identifies_nothing_is_not_accepted(api: HostApi, value: Any)
 
 
 @pytest.mark.parametrize("size", ["Infinity", "-Infinity", "NaN", "1e999", '"1"', "[]", "-1", "9" * 5_000])
-def test_a_number_that_is_none_makes_at_most_the_listing_incomplete(api: HostApi, size: str) -> None:
+def test_an_odd_size_makes_at_most_the_listing_incomplete(api: HostApi, size: str) -> None:
     body = json.dumps([each.item("github") for each in api.repositories[:2]])
     api.faults = [answering(body.replace('"size": 1', f'"size": {size}').encode())]
     listing = look(api)
@@ -263,7 +263,7 @@ def test_a_number_that_is_none_makes_at_most_the_listing_incomplete(api: HostApi
 
 
 @pytest.mark.parametrize("status", [201, 204, 206, 300, 304, 305, 400, 410, 418, 451, 600, 999])
-def test_a_status_that_is_no_answer_makes_the_listing_incomplete(api: HostApi, status: int) -> None:
+def test_an_unexpected_status_makes_the_listing_incomplete(api: HostApi, status: int) -> None:
     body = json.dumps([api.repositories[0].item("github")]).encode()
     api.faults = [lambda _: (status, {}, b"" if status in (204, 304) else body)] * 9
     assert not look(api).is_complete
@@ -294,7 +294,7 @@ def test_paths_that_differ_by_case_are_two_repositories(api: HostApi) -> None:
     assert len({normalized_name(each) for each in entities}) == 3
 
 
-def test_an_unchanged_page_keeps_what_is_known_whatever_it_says(api: HostApi) -> None:
+def test_an_unchanged_page_keeps_what_is_known_despite_its_headers(api: HostApi) -> None:
     first = look(api)
     api.faults = [lambda _: (304, {"ETag": '"another"', "Link": '<http://evil.example/>; rel="next"'}, b"")] * 3
     host = Host("github", f"http://{api.server.host}", "acme", "org", "TOKEN")

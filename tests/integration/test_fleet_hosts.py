@@ -656,7 +656,7 @@ def test_the_last_list_of_readers_is_valid_until_the_host_denies_access(
 
 
 @pytest.mark.parametrize("provider", HOSTS_WITH_READERS)
-def test_a_repository_that_was_public_is_readable_by_those_that_its_host_lists_later(
+def test_a_repository_that_was_public_is_readable_only_by_its_current_readers(
     provider: str, git_server: GitServer, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (git_server.root / "acme").mkdir()
