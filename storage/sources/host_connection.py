@@ -41,10 +41,10 @@ class Connection:
                     body = self._body(answer)
                 if ended.is_set():
                     raise OSError("the answer arrives too slowly")
-        except HTTPException as error:
-            return 0, {}, type(error).__name__.encode()  # its text is the host's, which may repeat the token
         except (OSError, ValueError) as error:
             return 0, {}, without_secrets(str(error) or type(error).__name__).encode("utf-8", "replace")
+        except HTTPException as error:
+            return 0, {}, type(error).__name__.encode()  # its text is the host's, which may repeat the token
         return answer.status, cast("Mapping[str, str]", answer.headers), body
 
     @contextmanager
