@@ -138,7 +138,7 @@ def _decode(data: bytes) -> tuple[str, SkipReason | None]:
         if _is_mostly_utf8(damaged):
             return damaged, None
         sample = data[max(0, error.start - _BEFORE_BYTES) :][:_SAMPLE_BYTES]
-        legacy = (line for line in sample.split(b"\n") if line.isascii() or not _is_utf8(line))
+        legacy = (line for line in sample.split(b"\n") if line.isascii() or not is_utf8(line))
         encoding = _declared(data) or _detect(b"\n".join(legacy))
     if encoding is None:
         return "", SkipReason.UNDECODABLE
@@ -205,10 +205,11 @@ def declarable(name: str) -> str | None:
 def _as_utf8(data: bytes, encoding: str) -> bytes:
     """Convert lines in the single-byte ``encoding`` to UTF-8; other lines of the file are already UTF-8."""
     lines = data.split(b"\n")
-    return b"\n".join(line if _is_utf8(line) else line.decode(encoding, errors="replace").encode() for line in lines)
+    return b"\n".join(line if is_utf8(line) else line.decode(encoding, errors="replace").encode() for line in lines)
 
 
-def _is_utf8(data: bytes) -> bool:
+def is_utf8(data: bytes) -> bool:
+    """Return whether ``data`` is valid UTF-8."""
     try:
         data.decode()
     except UnicodeDecodeError:

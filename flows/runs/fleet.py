@@ -343,12 +343,7 @@ class _Sync:
             try:
                 host, listed, notify = part.fleet.host, repository.listed, self.progress.message
                 found = open_pulls(
-                    part.fleet.host,
-                    repository.listed,
-                    repository.pulls,
-                    repository.pulls_etag,
-                    listing=part.listing,
-                    notify=self.progress.message,
+                    host, listed, repository.pulls, repository.pulls_etag, listing=part.listing, notify=notify
                 )
             except DriftlineError as error:
                 return replace(repository, pulls_problem=str(error))

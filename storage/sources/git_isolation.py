@@ -34,7 +34,7 @@ _ASLEEP_SECONDS = 3.0
 If git sleeps this long, callers continue without it.
 """
 _STEERING = (".gitignore", ".gitattributes")
-_STEERED = frozenset({"check-ignore", "diff-files", "status"})
+_STEERED = frozenset({"check-attr", "check-ignore", "diff-files", "status"})
 """The git commands that read a working tree's ``_STEERING`` files."""
 _KEPT_VARIABLES = frozenset({"GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_SYSTEM"})
 """The location of the user's own configuration. Git hooks set other variables, which point to another repository."""
@@ -227,14 +227,18 @@ def ask_remote(folder: str, *arguments: str, refs: tuple[str, ...] = ()) -> byte
         return _output(_start(elsewhere, (*arguments, "--", url, *refs), variables), waits_for_host=not is_local)
 
 
-def run(repository: Repository, folder: str, *arguments: str, head: str = "") -> bytes | None:
-    """Run git in ``folder`` with commit ``head`` checked out, and return its output, or return None if it fails or
-    times out.
+def run(
+    repository: Repository, folder: str, *arguments: str, head: str = "", stdin: bytes | None = None
+) -> bytes | None:
+    """Run git in ``folder`` with commit ``head`` checked out and ``stdin`` as its input, and return its output, or
+    return None if it fails or times out.
     """
-    return finish(start(repository, folder, *arguments, head=head))
+    return finish(start(repository, folder, *arguments, head=head, has_input=stdin is not None), stdin)
 
 
-def start(repository: Repository, folder: str, *arguments: str, head: str = "") -> Running | None:
+def start(
+    repository: Repository, folder: str, *arguments: str, head: str = "", has_input: bool = False
+) -> Running | None:
     """Like ``run``, but without waiting; pass the result to ``finish``.
 
     Returns None if git cannot run, or might block on a file.
@@ -255,7 +259,7 @@ def start(repository: Repository, folder: str, *arguments: str, head: str = "") 
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_ATTR_NOSYSTEM": "1",
         }
-        process = _start(folder, arguments, environment)
+        process = _start(folder, arguments, environment, stdin=subprocess.PIPE if has_input else subprocess.DEVNULL)
     except OSError as error:
         log.debug("cannot isolate git: %s", error)
         process = None
@@ -265,12 +269,12 @@ def start(repository: Repository, folder: str, *arguments: str, head: str = "") 
     return Running(process, git_dir)
 
 
-def finish(running: Running | None) -> bytes | None:
+def finish(running: Running | None, stdin: bytes | None = None) -> bytes | None:
     """Wait for a command started by ``start``, and return its output, or return None if it failed or took too long."""
     if running is None:
         return None
     try:
-        return _output(running.process)
+        return _output(running.process, stdin)
     finally:
         shutil.rmtree(running.git_dir, ignore_errors=True)
 
@@ -301,9 +305,11 @@ def _fill(git_dir: str, repository: Repository, head: str) -> None:
             os.symlink(path, os.path.join(git_dir, name))
 
 
-def _start(folder: str, arguments: tuple[str, ...], variables: dict[str, str]) -> subprocess.Popen[bytes] | None:
+def _start(
+    folder: str, arguments: tuple[str, ...], variables: dict[str, str], *, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes] | None:
     try:
-        return spawn(folder, arguments, variables)
+        return spawn(folder, arguments, variables, stdin=stdin)
     except OSError as error:
         log.debug("cannot run git: %s", error)
         return None
@@ -343,7 +349,9 @@ def spawn(
     )
 
 
-def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = False) -> bytes | None:
+def _output(
+    process: subprocess.Popen[bytes] | None, stdin: bytes | None = None, *, waits_for_host: bool = False
+) -> bytes | None:
     """Return git's output, or None if it fails, takes too long, or sleeps without waiting for a host."""
     if process is None:
         return None
@@ -352,7 +360,7 @@ def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = F
     since = started
     while True:
         try:
-            output, _ = process.communicate(timeout=_CHECK_SECONDS)
+            output, _ = process.communicate(stdin, timeout=_CHECK_SECONDS)
             break
         except subprocess.TimeoutExpired:
             now, last = time.monotonic(), switches

@@ -214,7 +214,13 @@ def find_nested(tree: SafeFolder, folder: str) -> NestedRepository | None:
 
 
 def tracked_in(root: str, nested: NestedRepository, outer: Collection[str]) -> TrackedFiles | None:
-    """Return a nested repository's tracked files.
+    """Return a nested repository's tracked files, or None if it cannot be read (see ``opened``)."""
+    repository = opened(root, nested, outer)
+    return TrackedFiles(repository, repository.top) if repository is not None else None
+
+
+def opened(root: str, nested: NestedRepository, outer: Collection[str]) -> Repository | None:
+    """Return a nested repository.
 
     Returns None if its git files are neither in the source nor in one of the git directories ``outer``: other
     directories are never read.
@@ -222,9 +228,7 @@ def tracked_in(root: str, nested: NestedRepository, outer: Collection[str]) -> T
     where = os.path.realpath(nested.git_dir)
     if not any(where.startswith(each.rstrip("/") + "/") for each in (os.path.realpath(root), *outer)):
         return None
-    folder = f"{root.rstrip('/')}/{nested.folder}".rstrip("/")
-    repository = nested_repository(folder, nested.git_dir)
-    return TrackedFiles(repository, folder) if repository is not None else None
+    return nested_repository(f"{root.rstrip('/')}/{nested.folder}".rstrip("/"), nested.git_dir)
 
 
 def clean_blobs(tree: WorkTree, prefixes: Sequence[str] = (), tracked: TrackedFiles | None = None) -> pa.Table:

@@ -41,6 +41,7 @@ from driftline.tasks.extraction.extractor import (
     redacted,
 )
 from driftline.tasks.extraction.process import Refused
+from driftline.tasks.git.encodings import as_utf8, declared_encodings
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
 from driftline.tasks.task_context import CountReporter, Stopwatch, TaskContext
@@ -304,10 +305,17 @@ def embed_group(specs: Sequence[BatchSpec], context: TaskContext) -> GroupResult
 def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: CountReporter) -> _Drafts:
     donations = {} if spec.dry_run else spec.donations
     drafts = _Drafts(context.model.fingerprint, spec.how, spec.container_only_paths, donations)
-    for change, read in watch.each("read", read_all(spec.source, spec.changes.to_pylist(), spec.how.most)):
-        drafts.add(change, read, watch)
+    changes = spec.changes.to_pylist()
+    files = [change["path"] for change in changes if not is_member_etag(change["etag"])]
+    encodings = declared_encodings(spec.source.uri, files) if spec.source.is_local else {}
+    for change, read in watch.each("read", read_all(spec.source, changes, spec.how.most)):
+        drafts.add(change, _as_declared(read, encodings.get(change["path"])), watch)
         reporter.add(documents=1)
     return drafts
+
+
+def _as_declared(read: ReadFile | SkipReason, codec: str | None) -> ReadFile | SkipReason:
+    return replace(read, data=as_utf8(read.data, codec)) if isinstance(read, ReadFile) and codec is not None else read
 
 
 def _redact(batches: Sequence[_Drafts]) -> list[Counter[str]]:

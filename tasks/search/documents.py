@@ -36,7 +36,7 @@ from driftline.storage.workspace.records import SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.filters import inside_of
-from driftline.tasks.search.hits import is_readable
+from driftline.tasks.search.hits import is_plain, is_readable
 from driftline.tasks.search.links import find_links, is_archive_unchanged
 from driftline.tasks.text import decode, split_lines
 
@@ -300,7 +300,7 @@ def read_excerpt(
     entity, path, digest = _indexed_excerpt(workspace, path, source, within)
     record = workspace.readable_source(entity)
     data = _read_excerpt(workspace, record, path, digest)
-    lines = None if data is None else [] if is_extracted(path, data) else split_lines(decode(data)[0])
+    lines = None if data is None else split_lines(decode(data)[0]) if is_plain(path, data) else []
     first, last = (min(max(0, at), _LAST_LINE) for at in (line - 1 - n_lines, line - 1 + n_lines))
     current = lines is not None or is_archive_unchanged(workspace, entity, record, path)
     if lines and record is not None:

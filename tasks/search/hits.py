@@ -50,7 +50,7 @@ from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.ranking import MAX_HEAD_LINES, MAX_WINDOW_LINES, Window
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.search.request import Explanation, SearchFilter, SearchRequest
-from driftline.tasks.text import decode, lines_between, rows_of_line, split_lines
+from driftline.tasks.text import decode, is_utf8, lines_between, rows_of_line, split_lines
 
 Read = bytes | DriftlineError
 """The result of reading a document."""
@@ -579,10 +579,15 @@ def file_of(records: SourceRecords, window: Window) -> str | None:
 
 
 def _unchanged_text(path: str, document: Read | None, indexed_hash: str) -> str | None:
-    """Return a document's text if it still has the indexed hash; None otherwise, and for extracted text."""
-    if not isinstance(document, bytes) or is_extracted(path, document) or not is_unchanged(document, indexed_hash):
+    """Return a document's text if it still has the indexed hash; None otherwise, and if the index must be asked."""
+    if not isinstance(document, bytes) or not is_plain(path, document) or not is_unchanged(document, indexed_hash):
         return None
     return decode(document)[0]
+
+
+def is_plain(path: str, data: bytes) -> bool:
+    """Return whether a document's own content shows its text: it is neither extracted nor in an encoding to guess."""
+    return is_utf8(data) and not is_extracted(path, data)
 
 
 def _judged(

@@ -27,6 +27,7 @@ from driftline.storage.sources.source import INODE_BITS, storable_ns
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.definitions.outlines import definitions
 from driftline.tasks.extraction.extractor import Extracted, definitions_by_part, read_document, redacted
+from driftline.tasks.git.encodings import as_utf8, declared_encodings
 from driftline.tasks.scanning.overlap import below
 from driftline.tasks.scanning.walk import STDIN, files_named
 from driftline.tasks.search.filters import where_named
@@ -46,7 +47,7 @@ from driftline.tasks.search.ranking import FoundLine, merge_windows
 from driftline.tasks.search.relevance import Calibration
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.task_context import PLAN_AFTER_LINES, ModelRef, load_embedder
-from driftline.tasks.text import rows_of_line, split_documents, split_lines
+from driftline.tasks.text import is_utf8, rows_of_line, split_documents, split_lines
 
 _REDACTED_CHARACTERS = 2**20
 """Characters to redact at a time."""
@@ -89,7 +90,7 @@ def read_texts(
     mode, size = DEFAULT_REDACTION, 0
     for path in files_named(names, stdin=read_stdin is not None, on_skip=on_skip):
         data = read_stdin() if path == STDIN and read_stdin is not None else _read(path)
-        reading = read_document(path, data)
+        reading = read_document(path, _as_declared(path, data))
         if reading.reason is not None:
             on_skip(path, reading.reason)
             continue
@@ -100,6 +101,14 @@ def read_texts(
         held.append(NamedText(path, reading.extracted.text, reading.extracted))
         size += len(reading.extracted.text)
     yield from _redacted(held, mode)
+
+
+def _as_declared(path: str, data: bytes) -> bytes:
+    """Return a file as UTF-8 if git declares its encoding."""
+    if path == STDIN or (b"\0" not in data and is_utf8(data)):
+        return data
+    folder, name = os.path.split(os.path.realpath(path))
+    return as_utf8(data, declared_encodings(folder, [name]).get(name))
 
 
 def _redacted(texts: Sequence[NamedText], mode: Redaction) -> Iterator[NamedText]:

@@ -1,0 +1,134 @@
+"""Read files of git working trees in the encoding that ``.gitattributes`` declares (``working-tree-encoding``).
+
+Git stores such files as UTF-8 and converts them when it writes them to a working tree.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import IntEnum
+from functools import cache
+
+from driftline.storage.sources.access import SafeFolder, read_regular
+from driftline.storage.sources.git_isolation import run
+from driftline.tasks.git.work_tree import find_nested, find_work_tree, opened
+from driftline.tasks.text import declarable
+
+_GIT, _ATTRIBUTES, _ATTRIBUTE = ".git", ".gitattributes", "working-tree-encoding"
+_MAX_ATTRIBUTES_BYTES = 1024 * 1024
+_WIDE = ("utf-16", "utf-32")
+
+
+class _Named(IntEnum):
+    """Whether the attribute files of a folder and its parents name the attribute."""
+
+    NO = 0
+    YES = 1
+    UNREADABLE = 2  # a pipe, on which git would block, or a link, which it does not follow
+
+
+def declared_encodings(root: str, paths: Iterable[str]) -> Mapping[str, str]:
+    """Return the Python codec of each of ``paths``, files of the folder ``root``, for which git declares an encoding.
+
+    Starts git only if a ``.gitattributes`` above one of the files names the attribute.
+    """
+    by_repository: dict[str, list[str]] = {}
+    with SafeFolder(root) as tree:
+
+        @cache
+        def look(folder: str) -> tuple[str, _Named]:
+            """Return the top of a folder's repository, and what its attribute files say from there down."""
+            named = _names_attribute(tree.read, folder)
+            if not folder:
+                return "", max(named, _named_above(tree.root))
+            with contextlib.suppress(OSError):
+                tree.stat(f"{folder}{_GIT}")
+                return folder, named
+            top, above = look(_parent(folder))
+            return top, max(named, above)
+
+        for path in paths:
+            top, named = look(_parent(path))
+            if named is _Named.YES:
+                by_repository.setdefault(top, []).append(path)
+        return {path: codec for top, held in by_repository.items() for path, codec in _ask(tree, top, held)}
+
+
+def as_utf8(data: bytes, codec: str | None) -> bytes:
+    r"""Convert a file from the encoding declared for it. A file that is not in that encoding stays as it is.
+
+    >>> as_utf8("gümüş".encode("cp1254"), "cp1254").decode()
+    'gümüş'
+    >>> as_utf8("gümüş".encode(), "cp1254").decode()
+    'gümüş'
+    """
+    if codec is None:
+        return data
+    try:
+        if not codec.startswith(_WIDE):
+            data.decode()
+            return data
+    except UnicodeDecodeError:
+        pass
+    try:
+        return data.decode(codec).encode()
+    except UnicodeError:
+        return data
+
+
+def _ask(tree: SafeFolder, top: str, paths: list[str]) -> Iterator[tuple[str, str]]:
+    """Ask git for the encodings of files in the repository whose top is the folder ``top`` of a source."""
+    work_tree = find_work_tree(tree.root)
+    repository = work_tree.repository if work_tree is not None else None
+    if top:
+        nested, outer = find_nested(tree, top), [repository.common_dir] if repository is not None else []
+        repository = opened(tree.root, nested, outer) if nested is not None else None
+    if repository is None:
+        return
+    names = b"".join(os.fsencode(path.removeprefix(top)) + b"\0" for path in paths)
+    answer = run(repository, os.path.join(tree.root, top), "check-attr", "--stdin", "-z", _ATTRIBUTE, stdin=names)
+    for path, value in zip(paths, (answer or b"").split(b"\0")[2::3], strict=False):
+        codec = _codec(value.decode("ascii", "replace"))
+        if codec is not None:
+            yield path, codec
+
+
+def _codec(name: str) -> str | None:
+    """Return the Python codec for an encoding as git spells it; None if it is unknown, or none is declared."""
+    with contextlib.suppress(LookupError, ValueError):
+        wide = codecs.lookup(name.upper().removesuffix("-BOM")).name
+        if wide.startswith(_WIDE):
+            return wide
+    return declarable(name)
+
+
+def _parent(path: str) -> str:
+    """Return the folder of a file or folder, "" or with a trailing slash."""
+    return path[: path.rstrip("/").rfind("/") + 1]
+
+
+def _names_attribute(read: Callable[[str, int], bytes | None], folder: str) -> _Named:
+    try:
+        content = read(f"{folder}{_ATTRIBUTES}", _MAX_ATTRIBUTES_BYTES)
+    except FileNotFoundError:
+        return _Named.NO
+    except OSError:
+        return _Named.UNREADABLE
+    if content is None:
+        return _Named.UNREADABLE
+    return _Named.YES if _ATTRIBUTE.encode() in content else _Named.NO
+
+
+def _named_above(root: str) -> _Named:
+    """Return what the attribute files above ``root`` say, up to the top of its working tree."""
+    folder, named = os.path.abspath(root), _Named.NO
+    while not os.path.lexists(os.path.join(folder, _GIT)):
+        above = os.path.dirname(folder)
+        if above == folder:
+            return _Named.NO
+        folder = above
+        named = max(named, _names_attribute(read_regular, f"{folder}/"))
+    return named

@@ -1,0 +1,115 @@
+"""Files of git working trees are read in the encoding that ``.gitattributes`` declares."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import driftline as dl
+from driftline.storage.sources import git_isolation
+from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.git.encodings import declared_encodings
+from driftline.tasks.search.documents import read_excerpt
+
+Driftline = Callable[..., Any]
+
+WRITTEN = {
+    "CP1254": "Işık hızı ve gümüş çağı",
+    "windows-1254": "Şişli'de güneşli öğle",
+    "ISO-8859-9": "ağaç ığdır",
+    "CP874": "ภาษาไทยเขียนติดกัน",
+    "ISO-8859-2": "źdźbło trawy",
+    "CP1255": "ספר הלימוד",
+    "CP1253": "ο ερωδιός προσγειώνεται",
+    "KOI8-R": "цапля садится",
+    "UTF-16LE": "çay",
+    "UTF-16": "gün",
+    "UTF-32BE": "ığ",
+    "EUC-JP": "鷺が降りる",
+}
+
+
+def work_tree(folder: Path, files: dict[str, bytes], attributes: dict[str, str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    for name, content in {**files, **{name: text.encode() for name, text in attributes.items()}}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_a_declared_encoding_is_read_by_searches_contexts_and_grep(tmp_path: Path, driftline: Driftline) -> None:
+    files = {f"{name}.txt": f"# {text}\nmarker {text}\n".encode(name) for name, text in WRITTEN.items()}
+    lines = "".join(f"{name}.txt working-tree-encoding={name}\n" for name in WRITTEN)
+    tree = work_tree(tmp_path / "tree", files, {".gitattributes": lines})
+    driftline("index", tree, "--workspace", tmp_path / "w")
+    found = {hit.path: hit for hit in dl.search(tmp_path / "w", "marker", mode="text", top_k=50, n_lines=1).results}
+    assert {path: hit.text for path, hit in found.items()} == {f"{n}.txt": f"marker {t}" for n, t in WRITTEN.items()}
+    for name, text in WRITTEN.items():
+        hit = found[f"{name}.txt"]
+        assert hit.context == (f"# {text}", f"marker {text}")
+        assert hit.freshness == "fresh"
+        excerpt = read_excerpt(Workspace.open(str(tmp_path / "w")), f"{name}.txt", 2, n_lines=1)
+        assert excerpt.lines == (f"# {text}", f"marker {text}")
+        assert dl.search(tmp_path / "w", text, mode="text", top_k=1).results[0].path == f"{name}.txt"
+    done = driftline("grep", "marker", *(tree / name for name in files), "--top-k", "50", "--json")
+    assert {hit["text"] for hit in done.json["results"]} >= {f"marker {text}" for text in WRITTEN.values()}
+
+
+@pytest.mark.parametrize("below", ["", "source/", "source/inner/"])
+def test_attributes_are_those_of_the_repository_around_a_file(tmp_path: Path, below: str) -> None:
+    """As git has it: of the nearest repository, from its top down, also above the source; the last match counts."""
+    top = work_tree(
+        tmp_path / "top",
+        {},
+        {
+            ".gitattributes": "[attr]old working-tree-encoding=cp1254\n*.txt old\n*.md working-tree-encoding=cp1250\n",
+            "source/.gitattributes": "new.txt -working-tree-encoding\n",
+            "source/inner/.gitattributes": "*.md working-tree-encoding=no-such-encoding\n",
+        },
+    )
+    nested = work_tree(top / "source/nested", {}, {".gitattributes": "*.txt working-tree-encoding=cp1251\n"})
+    work_tree(nested / "deeper", {"a.txt": b""}, {})
+    names = ["source/new.txt", "source/a.txt", "source/inner/a.txt", "source/inner/b.md", "source/b.md"]
+    names += ["source/nested/a.txt", "source/nested/b.md", "source/nested/deeper/a.txt"]
+    expected = {"source/a.txt": "cp1254", "source/inner/a.txt": "cp1254", "source/b.md": "cp1250"}
+    expected["source/nested/a.txt"] = "cp1251"
+    inside = [name.removeprefix(below) for name in names if name.startswith(below)]
+    want = {name.removeprefix(below): codec for name, codec in expected.items() if name.startswith(below)}
+    assert declared_encodings(str(top / below), inside) == want
+
+
+def test_a_file_that_is_not_in_its_declared_encoding_is_read_as_before(tmp_path: Path, driftline: Driftline) -> None:
+    files = {"utf8.txt": "heron çay\n".encode(), "ascii.txt": b"heron\n", "jp.txt": "heron grüße\n".encode("latin-1")}
+    lines = "*.txt working-tree-encoding=cp1254\njp.txt working-tree-encoding=EUC-JP\n"
+    tree = work_tree(tmp_path / "tree", files, {".gitattributes": lines})
+    driftline("index", tree, "--workspace", tmp_path / "w")
+    found = dl.search(tmp_path / "w", "heron", mode="text").results
+    assert {hit.text for hit in found} == {"heron çay", "heron", "heron grüße"}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_an_attribute_file_that_is_none_blocks_nothing(tmp_path: Path, kind: str) -> None:
+    tree = work_tree(tmp_path / "tree", {"sub/a.txt": b""}, {".gitattributes": "* working-tree-encoding=cp1254\n"})
+    place = tree / "sub/.gitattributes"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "link":
+        place.symlink_to(tree / ".gitattributes")
+    else:
+        place.mkdir()
+    assert declared_encodings(str(tree), ["sub/a.txt"]) == {}
+    assert declared_encodings(str(tree), ["a.txt"]) == {"a.txt": "cp1254"}
+
+
+def test_git_is_not_asked_where_no_attribute_file_names_an_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = work_tree(tmp_path / "tree", {"sub/a.txt": b""}, {".gitattributes": "*.txt text eol=lf\n"})
+    monkeypatch.setattr(git_isolation, "spawn", lambda *_, **__: pytest.fail("git was started"))
+    assert declared_encodings(str(tree), ["sub/a.txt", "a.txt"]) == {}
