@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
@@ -42,6 +43,7 @@ Signature = tuple[int, int, int]
 _GITDIR = b"gitdir: "
 _MAX_GIT_FILE_BYTES = 8_192
 _MAX_PATHSPECS = 100
+_LINK_MODE, _SUBMODULE = b" 160000 ", re.compile(rb"(?:\A|\0)[A-Za-z] 160000 [0-9a-f]+ \d\t([^\0]+)")
 _ID_START = len("H 100644 ")
 _PATH_END = 1 << 30  # no limit
 
@@ -148,6 +150,12 @@ class TrackedFiles:
         self.start()
         self._finish()
         return self._output
+
+    def submodules(self) -> list[str]:
+        """Return the folders of submodules, each with a trailing slash; none if git fails."""
+        output = self.output() or b""
+        found = _SUBMODULE.findall(output) if _LINK_MODE in output else []
+        return [os.fsdecode(path) + "/" for path in found]
 
     def holds(self, path: str) -> bool | None:
         """Return whether git tracks a file or, for a folder (with a trailing slash), any file inside.

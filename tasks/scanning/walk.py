@@ -16,6 +16,8 @@ import stat
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -91,6 +93,16 @@ class Listing:
     def skip(self, reason: SkipReason, *paths: str) -> None:
         self.skipped_paths.extend(paths)
         self.skipped_reasons.extend([reason.value] * len(paths))
+
+    def leave_out(self, folder: str) -> None:
+        """Skip the files in ``folder``, before they have etags."""
+        kept = [not path.startswith(folder) for path in self.paths]
+        if all(kept):
+            return
+        columns: tuple[list[Any], ...] = self.paths, self.sizes, self.mtimes, self.ctimes, self.inodes
+        for column in columns:
+            column[:] = compress(column, kept)
+        self.skip(SkipReason.EXCLUDED, folder)
 
     def table(self) -> pa.Table:
         """Return the listed files, LISTING_SCHEMA, sorted by path."""
@@ -205,6 +217,10 @@ class Walk:
                 folders = self._keep_folders(level)
                 self._stat(level, self._keep_files(level))
                 self._rules = level.inside
+        tracked = self._outer.repository.tracked
+        for folder in tracked.submodules() if tracked is not None and self._only is None else ():
+            if not os.path.lexists(f"{self._root}/{folder}{GIT}"):  # git lists no file there
+                self.listing.leave_out(folder)
         return self.listing
 
     def subfolders(self, folders: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -232,6 +233,22 @@ def test_random_repositories_are_listed_as_git_lists_them(tmp_path: Path, home: 
     requested = sorted(expected)[:5]
     walk = Walk(str(made.root), Rules(skip_secrets=False), find_work_tree(str(made.root)), above_and_self(requested))
     assert sorted(walk.run([Subtree()]).paths) == requested
+
+
+@pytest.mark.parametrize("folder", ["", "sub/"])
+def test_a_submodule_without_its_repository_is_listed_as_by_git(tmp_path: Path, home: Path, folder: str) -> None:
+    made = Repositories(tmp_path / "root", home, random.Random(1))
+    for name in ("sub", "a/b/inner", "opened"):
+        inner = made.root / name
+        shutil.rmtree(inner, ignore_errors=True)
+        made.fill(inner)
+        git(made.root, "add", "-f", name)
+    for name in ("sub", "a/b/inner"):
+        shutil.rmtree(made.root / name / ".git")
+    expected = made.listed_by_git(made.root)
+    assert any(path.startswith("opened/") for path in expected)
+    assert not any(path.startswith(("sub/", "a/b/inner/")) for path in expected)
+    assert listed(made.root, *([Subtree("", (folder,)), Subtree(folder)] if folder == "sub/" else [])) == expected
 
 
 def test_our_ignore_file_can_exclude_tracked_files(tmp_path: Path, home: Path) -> None:
