@@ -100,6 +100,9 @@ def workspace_for_indexing(
     for source in sources:
         path = local_path(source)
         if path is None:
+            from driftline.storage.sources.source import check_scheme  # only for this error
+
+            check_scheme(source)
             raise UsageError(
                 "A remote source has no default workspace",
                 source,

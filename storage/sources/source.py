@@ -662,6 +662,13 @@ def _split_credentials(scheme: str, rest: str) -> tuple[str, dict[str, Any]]:
     return f"{scheme}://{(netloc + path).lstrip('/') if scheme == 'memory' else netloc + path}", options
 
 
+def check_scheme(uri: str) -> None:
+    """Raise UnknownScheme if no source can have this URI."""
+    scheme, separator, _ = uri.partition("://")
+    if separator and "::" not in scheme and parse_remote(uri) is None:
+        _file_system_class(uri, _ALIASES.get(scheme, scheme))
+
+
 def _file_system_class(uri: str, scheme: str) -> Any:
     import fsspec  # takes 0.2 s, which local sources do not need
 

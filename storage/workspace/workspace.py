@@ -160,6 +160,12 @@ class _EarlyListing:
         return _EarlyListing, ()
 
 
+def check_is_folder(objects: ObjectStore) -> None:
+    """Raise UsageError if a file is at the place of a workspace."""
+    if objects.is_local and os.path.isfile(objects.uri):
+        raise UsageError("A workspace is a folder, not a file", objects.uri, "Specify the folder.")
+
+
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """An open workspace. Picklable. Opening and reading need only read access.
@@ -222,6 +228,7 @@ class Workspace:
         if config is None:
             if self.tenants():
                 raise CorruptFile("A workspace file is missing", f"{self.objects.uri}/{CONFIG}", _RESTORE)
+            check_is_folder(self.objects)
             raise WorkspaceNotFound("No workspace exists here", self.objects.uri, "Index a source into it first.")
         return replace(self, config=config)
 
@@ -248,6 +255,7 @@ class Workspace:
             objects.probe_conditional_writes()
         if config is not None:
             return cls(objects, config)
+        check_is_folder(objects)
         new = WorkspaceConfig()
         if cls(objects, new).tenants():  # a new id would lock out memory and cleanup
             raise CorruptFile("A workspace file is missing", f"{objects.uri}/{CONFIG}", _RESTORE)

@@ -290,7 +290,7 @@ def _check(pattern: str, opposite: str, root: str | None) -> None:
 
 
 def _invalid(pattern: str, fix: str) -> UsageError:
-    return UsageError("Invalid pattern", repr(pattern), fix)
+    return UsageError("Invalid pattern", f"'{pattern}'" if pattern.isprintable() else repr(pattern), fix)
 
 
 def _is_unmatchable(pattern: str) -> bool:

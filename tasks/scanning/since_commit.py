@@ -127,7 +127,7 @@ class RepositoryAtCommit:
 def _why_outdated(last: IndexedCommit | None, scanned_with: str, token: int | None) -> str:
     """Return why the index may differ from ``last``, or "" if it does not. ``token`` is None for a dry run."""
     if last is None:
-        return "no indexed commit is recorded"
+        return "no earlier run of ci recorded a commit"
     if token is not None and last.token != token - 1:
         return "another run worked on the source since then"
     return "" if last.scanned_with == scanned_with else "the source was indexed with other settings"

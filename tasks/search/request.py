@@ -346,10 +346,8 @@ def extensions_of(languages: Sequence[str]) -> tuple[str, ...]:
         extensions = LANGUAGES.get(ALIASES.get(name, name))
         if extensions is None:
             near = get_close_matches(name, (*LANGUAGES, *ALIASES), 1)
-            advice = f"Did you mean {near[0]!r}? " if near else ""
-            raise UsageError(
-                "Unknown language", language, f"{advice}Use one of {', '.join(LANGUAGES)}, or an extension."
-            )
+            advice = f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(LANGUAGES)}, or an extension."
+            raise UsageError("Unknown language", language, advice)
         found.update(dict.fromkeys(extensions))
     return tuple(found)
 
