@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 from unicodedata import normalize
+from urllib.parse import unquote
 
-from driftline.storage.entities import Entity
+from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import shortened
 from driftline.storage.globs import advice_on, check_glob, literal_glob, remainders
 from driftline.storage.lines.line_filter import LineFilter, normalize_path
@@ -35,7 +36,7 @@ def where_named(workspace: Workspace, names: Iterable[str], kind: PathKind = "ei
     """
     roots = [(entity, record.uri) for entity, record in workspace.readable_sources()]
     found: dict[Entity | None, set[str]] = {}
-    for name in names:
+    for name in map(without_file_scheme, names):
         for entity, inside in _interpretations(name, roots):
             found.setdefault(entity, set()).add(inside)
     alternatives: list[LineFilter] = []
@@ -101,6 +102,8 @@ def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
     A directory that contains sources stands for all of them. Paths outside all sources are unchanged; such globs start
     at the top of each source.
     """
+    names = {kind: getattr(where, kind) for kind in ("paths", "dirs", "globs")}
+    where = replace(where, **{kind: given and tuple(map(without_file_scheme, given)) for kind, given in names.items()})
     globs = [each for glob in where.globs or () for each in check_glob(glob)]
     absolute = any(os.path.isabs(name) for name in (*(where.paths or ()), *(where.dirs or ())))
     absolute_globs = any(glob.startswith("/") or "://" in glob for glob in globs)
@@ -120,6 +123,30 @@ def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
         within = tuple(LineFilter(entities=entities, globs=found, any_of=within) for entities, found in alternatives)
     kept = where if not absolute else replace(where, paths=None, dirs=None)
     return replace(kept, globs=None if absolute_globs else where.globs, any_of=within)
+
+
+def files_containing(workspace: Workspace, text: str, within: Boundary | None = None) -> LineFilter:
+    """Return a filter for files whose paths contain ``text``; an absolute path also names what it is in a source."""
+    found = [LineFilter(parts=(text,))]
+    for entity, record in workspace.readable_sources(within) if text.count("/") > 1 and text.startswith("/") else ():
+        inside = inside_of(record.uri, text)
+        if inside is not None:
+            found += [LineFilter((entity,), paths=(inside,)), LineFilter((entity,), dirs=(inside,))]
+    return found[0] if len(found) == 1 else LineFilter(any_of=tuple(found))
+
+
+_FILE_SCHEME = re.compile(r"file:(?://(?:localhost)?)?(?=/)", re.IGNORECASE)
+
+
+def without_file_scheme(name: str) -> str:
+    """Return the absolute path of a ``file://`` URI, and any other name as it is.
+
+    >>> without_file_scheme("file:///a%20b.txt"), without_file_scheme("s3://b/a%20b.txt")
+    ('/a b.txt', 's3://b/a%20b.txt')
+    """
+    scheme = _FILE_SCHEME.match(name)
+    path = name[scheme.end() :] if scheme else name
+    return path if scheme is None or "%" not in path or os.path.lexists(path) else unquote(path)
 
 
 def _by_source(
@@ -298,9 +325,19 @@ def _values(where: LineFilter) -> Iterator[tuple[str, str, LineFilter]]:
     if rest == LineFilter():
         return
     shown = [f".{ext}" for ext in rest.exts or ()]
-    shown += [name for each in rest.any_of or () for name in (*(each.globs or ()), *(each.parts or ()))]
-    note = f"No indexed document matches {' or '.join(shown)}." if 0 < len(shown) <= MAX_REPORTED else ""
-    yield "", note or "The given files and folders contain no indexed documents.", rest
+    shown += [name for each in rest.any_of or () for name in _named_in(each)]
+    note = "The given files and folders contain no indexed documents."
+    if 0 < len(shown) <= MAX_REPORTED:
+        note = f"No indexed document matches file:{' or file:'.join(shown)}."
+    elif rest == LineFilter(none_of=rest.none_of):
+        note = "The query excludes every indexed document."
+    yield "", note, rest
+
+
+def _named_in(where: LineFilter) -> Iterator[str]:
+    """Yield the globs and parts of paths in a filter of ``file:``."""
+    yield from (*(where.globs or ()), *(where.parts or ()))
+    yield from (part for each in where.any_of or () for part in each.parts or ())
 
 
 def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:

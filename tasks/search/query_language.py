@@ -3,8 +3,9 @@
     "exact phrase" /regex/ def:Name uses:Name sym:Name lang:go
     file:src/**/*.ts -file:test repo:web branch:x case:yes words
 
-Everything else is a word, such as ``std::vector``, ``https://a.b/c``, ``/usr/bin`` and ``"a",``. The words are
-classified: names, a stack trace, keywords, a question or a sentence.
+The case of a field's name does not matter, if it has two letters or more. Everything else is a word, such as
+``std::vector``, ``https://a.b/c``, ``/usr/bin`` and ``"a",``. The words are classified: names, a stack trace, keywords,
+a question or a sentence.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from driftline.storage.globs import check_glob, is_unicode
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.regex_patterns import Pattern
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.filters import files_containing, relative_to_sources
 from driftline.tasks.search.request import SearchRequest, extensions_of
 
 FIELDS = {
@@ -68,7 +70,9 @@ MAX_NEIGHBOUR_CHARACTERS = 200
 """Where to look for the words beside an operator."""
 CASES = {"yes": False, "no": True, "auto": None}
 _NOT = r"(?:-|NOT\s+)"
-_FIELD = re.compile(rf"(?P<not>{_NOT}?)(?P<name>[a-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)")
+_FIELD = re.compile(
+    rf"(?P<not>{_NOT}?)(?P<name>[A-Za-z]+):(?P<value>(?!:|//)\"(?:[^\"\\]|\\.)*\"|(?!:|//)\S*)(?=\s|\Z)"
+)
 _PHRASE = re.compile(rf'(?P<not>{_NOT}?)"(?P<text>(?:[^"\\]|\\.)*)"(?=\s|\Z)')
 _REGEX = re.compile(rf"(?P<not>{_NOT}?)/(?!\s)(?P<text>(?:[^/\\]|\\.|/(?!\s|\Z))+)(?<!\s)/(?=\s|\Z)")
 """A regular expression neither begins nor ends with a blank: ``read / write / execute`` is three words."""
@@ -194,7 +198,7 @@ class ParsedQuery:
     def conditions(self, workspace: Workspace, within: Boundary | None = None) -> Iterator[LineFilter]:
         """Yield the filters for a search of ``workspace``. Raises UsageError for a repository that is not visible."""
         if self.files:
-            yield LineFilter(any_of=tuple(map(_files, self.files)))
+            yield LineFilter(any_of=tuple(_files(workspace, name, within) for name in self.files))
         if self.languages:
             yield LineFilter(exts=extensions_of(self.languages))
         if self.repos or self.not_repos:
@@ -203,7 +207,7 @@ class ParsedQuery:
                 yield LineFilter(entities=_sources(entities, self.repos))
             if self.not_repos:
                 yield LineFilter(not_of=_sources(entities, self.not_repos))
-        excluded = [_files(name) for name in self.not_files]
+        excluded = [_files(workspace, name, within) for name in self.not_files]
         excluded += [LineFilter(exts=extensions_of((name,))) for name in self.not_languages]
         if excluded:
             yield LineFilter(none_of=tuple(excluded))
@@ -353,9 +357,11 @@ class _Parser:
         return found
 
     def _is_field(self, start: int, found: re.Match[str]) -> bool:
-        name = found["name"]
+        name = _field_name(found)
         if name in FIELDS or name in _EXTENSIONS or (name in _ALIASES and (len(name) > 1 or found["value"])):
             return True
+        if name != found["name"]:
+            return False  # part of a message, such as User:alice
         if name in _UNSUPPORTED and found["value"]:
             fix = f'{_UNSUPPORTED[name]} For the text itself, write "{found[0]}".'
             self._fail(start, f"There is no field {name!r}", fix)
@@ -365,7 +371,7 @@ class _Parser:
         return False
 
     def _field(self, start: int, found: re.Match[str]) -> None:
-        name, value = _ALIASES.get(found["name"], found["name"]), found["value"]
+        name, value = _ALIASES.get(_field_name(found), _field_name(found)), found["value"]
         if value[:1] in ("“", "„", "”"):
             self._fail(start, "A value has typographic quotation marks", f'Write {name}:"{value.strip("“„”")}".')
         if value.startswith('"'):
@@ -392,6 +398,12 @@ class _Parser:
         raise UsageError(f"{what} (character {at + 1} of the query)", self.text[:200], fix)
 
 
+def _field_name(found: re.Match[str]) -> str:
+    """Return a field's name in lower case. A single capital is a drive, as in ``F:\\x``."""
+    name: str = found["name"]
+    return name.lower() if len(name) > 1 else name
+
+
 def _glob_of(extensions: Sequence[str]) -> str:
     return f"*.{extensions[0]}" if len(extensions) == 1 else f"*.{{{','.join(extensions)}}}"
 
@@ -399,10 +411,12 @@ def _glob_of(extensions: Sequence[str]) -> str:
 _WILDCARD = re.compile(r"[*?\[{]")
 
 
-def _files(name: str) -> LineFilter:
+def _files(workspace: Workspace, name: str, within: Boundary | None) -> LineFilter:
     """Return a filter for files whose paths match a glob or contain a string."""
     name = name.removeprefix("./") or name
-    return LineFilter(globs=(name,)) if _WILDCARD.search(name) else LineFilter(parts=(name,))
+    if _WILDCARD.search(name):
+        return relative_to_sources(workspace, LineFilter(globs=(name,)))
+    return files_containing(workspace, name, within)
 
 
 def _sources(entities: Iterable[Entity], names: Iterable[str]) -> tuple[Entity, ...]:

@@ -253,6 +253,36 @@ def test_lines_are_counted_and_files_are_listed(workspace: Workspace, tree: Path
     assert [hit.path for hit in listed.results] == ["src/app.py", "src/cr.txt", "tests/test_app.py", "vendor/lib.py"]
 
 
+@pytest.mark.parametrize("name", ["file", "File", "FILE", "path", "Path", "filename"])
+def test_the_case_of_a_field_does_not_matter(workspace: Workspace, name: str) -> None:
+    assert locations(find(workspace, f"{name}:src/app.py")) == [("src/app.py", 1)]
+    assert parse(f"F:{name} User:alice L:10 Typ:x").is_plain, "drives and messages are words"
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://", "FILE://localhost"])
+def test_an_absolute_path_or_file_uri_names_what_it_is_in_a_source(
+    workspace: Workspace, tree: Path, scheme: str
+) -> None:
+    test = [("tests/test_app.py", 1)]
+    for given in ({"paths": [f"{scheme}{tree}/tests/test_app.py"]}, {"globs": [f"{scheme}{tree}/tests/*.py"]}):
+        assert locations(find(workspace, "lang:python", **given)) == test
+    assert locations(find(workspace, "lang:python", dirs=[f"{scheme}{tree}/tests"])) == test
+    assert find(workspace, "lang:python", paths=[f"{scheme}{tree}/tests/test_app.pyx"]).results == ()
+    if not scheme:
+        for name in ("tests/test_app.py", "tests", "tests/*.py", "tests/**"):
+            assert locations(find(workspace, f"lang:python file:{tree}/{name}")) == test
+        assert locations(find(workspace, f"lang:python -file:{tree}/src -file:vendor")) == test
+
+
+def test_escapes_of_a_file_uri_are_decoded_unless_a_file_is_called_that(tmp_path: Path) -> None:
+    for name in ("a b.txt", "100%.txt", "c%20d.txt", "c d.txt"):
+        (tmp_path / name).write_text(f"heron in {name}\n")
+    driftline.index(tmp_path, workspace=tmp_path / "ws")
+    for written, name in (("a%20b.txt", "a b.txt"), ("100%25.txt", "100%.txt"), ("c%20d.txt", "c%20d.txt")):
+        found = driftline.search(tmp_path / "ws", "heron", mode="text", paths=[f"file://{tmp_path}/{written}"])
+        assert [hit.path for hit in found.results] == [name]
+
+
 def test_filters_alone_list_the_files_that_they_allow(workspace: Workspace) -> None:
     report = find(workspace, "lang:python -file:naive", top_k=2, n_lines=1, facets=True)
     assert locations(report) == [("src/app.py", 1), ("tests/test_app.py", 1)]
@@ -264,6 +294,7 @@ def test_filters_alone_list_the_files_that_they_allow(workspace: Workspace) -> N
     assert locations(find(workspace, "file:separators")) == [("separators.txt", 1)], "a file without a word"
     nothing = find(workspace, "lang:go")
     assert (nothing.exact, nothing.notes) == (ExactCounts(0, 0), ("No indexed document matches the ending 'go'.",))
+    assert find(workspace, "heron -file:*").notes == ("The query excludes every indexed document.",)
     with pytest.raises(UsageError, match="Filters without words cannot be combined with kinds"):
         find(workspace, "lang:python", kinds=["function"])
 
@@ -443,7 +474,7 @@ def test_parts_of_paths_ignore_case_unless_they_have_a_capital(tmp_path: Path) -
     }
     for query, paths in expected.items():
         assert {hit.path for hit in find(str(tmp_path / "ws"), query)} == paths, query
-    assert find(str(tmp_path / "ws"), "file:nowhere").notes == ("No indexed document matches nowhere.",)
+    assert find(str(tmp_path / "ws"), "file:nowhere").notes == ("No indexed document matches file:nowhere.",)
 
 
 def test_names_are_case_sensitive(tmp_path: Path) -> None:
