@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from driftline.flows.memory_backend import create_ltm_backend
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import COLUMNS, coverage
@@ -231,3 +234,34 @@ def test_a_cleanup_frees_a_full_disk(small_disk: Path, tree: Path, index: Callab
     ballast.away()
     assert index(workspace).code == 0
     assert_in_step(Workspace.open(str(workspace)), ENTITY, files_below(tree))
+
+
+@contextmanager
+def no_space() -> Iterator[None]:
+    """Let no file grow: SQLite would follow the path of a small disk out of it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_memory_can_be_read_on_a_full_disk(tmp_path: Path) -> None:
+    values = {"small": 1, "large": "word " * 3_000}
+    memory = create_ltm_backend(storage_uri=tmp_path / "workspace")
+    for key, value in values.items():
+        assert memory.store(key, value)["success"]
+    memory.close()
+    with no_space():
+        memory = create_ltm_backend(storage_uri=tmp_path / "workspace")
+        found = [memory.retrieve(key) for key in values]
+        listed, stored = memory.search(), memory.store("other", 2)
+        memory.close()
+    assert [each.get("value") for each in found] == [*values.values()]
+    assert {each["key"] for each in listed["entries"]} == {*values}
+    assert (stored["error_type"], "Free some space" in stored["error"]) == ("catalog_error", True)
+    memory = create_ltm_backend(storage_uri=tmp_path / "workspace")
+    assert memory.store("other", 2)["success"]
+    assert memory.retrieve("small")["value"] == 1
+    memory.close()

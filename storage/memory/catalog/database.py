@@ -135,7 +135,17 @@ class Catalog:
 
     def read(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run ``work`` in a read-only transaction and return its result."""
-        return self._run("BEGIN", work)
+        try:
+            return self._run("BEGIN", work)
+        except CatalogError as error:
+            if not _lacks_space(error.__cause__) or _has_log(self.url):
+                raise
+            # Even a reader writes files beside the catalog. Without a log, the catalog itself holds everything.
+            engine = _engine(_read_only(self.url, has_log=False), 1)
+        try:
+            return self._run("BEGIN", work, engine)
+        finally:
+            engine.dispose()
 
     def write(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run ``work`` in a transaction, commit durably, and return its result."""
@@ -216,18 +226,19 @@ class Catalog:
         if self._is_closed:
             raise StoreClosed("The memory store is closed", self.where, "Open a new one.")
 
-    def _run(self, begin: str, work: Callable[[Connection], _Result]) -> _Result:
+    def _run(self, begin: str, work: Callable[[Connection], _Result], engine: sa.Engine | None = None) -> _Result:
         self.check_open()
         for delay_seconds in (*RETRY_DELAYS_SECONDS, None):
             try:
-                with self._engine.begin() as connection:
+                with (engine or self._engine).begin() as connection:
                     if self.is_sqlite:
                         connection.exec_driver_sql(begin)
                     return work(connection)
             except DBAPIError as error:
                 lost, repeatable = _is_lost(error), _state(error).startswith(_REPEATABLE_STATES)
                 if not lost and not repeatable:
-                    raise CatalogError(f"The catalog failed ({_reason(error)})", self.where, "Try again.") from error
+                    fix = "Free some space on its disk." if _lacks_space(error) else "Try again."
+                    raise CatalogError(f"The catalog failed ({_reason(error)})", self.where, fix) from error
                 if delay_seconds is None:
                     kind = CatalogConnectionError if lost else CatalogError
                     attempts = len(RETRY_DELAYS_SECONDS) + 1
@@ -374,13 +385,20 @@ def _is_read_only(file: Path) -> bool:
     return file.exists() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
 
 
-def _read_only(url: URL) -> URL:
+def _has_log(url: URL) -> bool:
+    """Return whether a write-ahead log has changes that are not in the catalog's own file yet."""
+    log = f"{url.database}-wal"
+    return os.path.exists(log) and os.path.getsize(log) > 0
+
+
+def _read_only(url: URL, *, has_log: bool | None = None) -> URL:
     """Return ``url`` for reading a file whose folder SQLite cannot write its journal files to.
 
     If a write-ahead log exists, the file may change. Otherwise, nothing has it open for writing.
     """
     path = os.path.abspath(url.database or "")
-    query = {"mode": "ro", "uri": "true"} | ({} if os.path.exists(f"{path}-wal") else {"immutable": "1"})
+    may_change = os.path.exists(f"{path}-wal") if has_log is None else has_log
+    query = {"mode": "ro", "uri": "true"} | ({} if may_change else {"immutable": "1"})
     return url.set(database=f"file:{quote(path)}", query=query)
 
 
@@ -440,6 +458,18 @@ def _is_lost(error: DBAPIError) -> bool:
         "ConnectionTimeout",
         "InterfaceError",
     )
+
+
+_NEEDS_SPACE = frozenset(
+    (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_SHMSIZE)
+)
+"""Failures of SQLite to write."""
+
+
+def _lacks_space(error: object) -> bool:
+    """Return whether SQLite could not write its files, as on a full disk."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    return isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", None) in _NEEDS_SPACE
 
 
 def _state(error: DBAPIError) -> str:
