@@ -167,6 +167,10 @@ home/.aws/cli/cache/2a.json .kube/config-prod .config/containers/auth.json .conf
 google_key.json service-key-2.json gcp_keys.json sa-keyfile.json service-keys-prod.json serviceAccountKey.json
 service_account.json client_secret.json client_secrets.json client_secret_1-x.apps.googleusercontent.com.json
 i18n/service-account.json secrets.de.json locale/.env secret.example.com.pem
+passwd.txt gh_token.txt .github_token .consul-token .token .secret .cifs_credentials .dbeaver-credentials
+new_user_credentials.csv keystore/UTC--2020-01-01T00-00-00.0Z--00ab appsettings.Secrets.json mongoid.secret.yml
+etc/gshadow .purple/accounts.xml .irssi/config web.publishsettings azureauth.properties .ovh.conf login.keychain
+ansible-vault.pass work.remmina .dbeaver-data-sources.xml
 """
 NOT_NAMED_LIKE_SECRETS = """
 .env.example a/.env.template sample.env id_rsa.pub deploy_key.pub .ssh/config environment.py env.py
@@ -182,6 +186,8 @@ src/locales/de/secrets.json locales/en/token.json tokens.json
 translations/credentials.json i18n/google_credentials.json schemas/v1/secrets.yaml
 google_keywords.json service_keyboard.json sa-keynote.json gcp_keymap.json service_accounting.json
 client_secretary.json service-account-example.json client_secret.sample.json example_credentials.json
+.env.schema .env.defaults docs/.env.md app.env.md public.pem publickey.pem jwt-public.pem server.pub.pem
+tokenizer.json my_tokens.txt secretary.yaml app.secret.example.yaml my.secretary.json
 example.tfvars prod.example.tfvars .env-example .env.example.local kubeconfig-template.yaml secrets.example.yaml.bak
 """
 
