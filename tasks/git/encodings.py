@@ -97,7 +97,7 @@ def _ask(tree: SafeFolder, top: str, paths: list[str]) -> Iterator[tuple[str, st
 
 
 def _codec(name: str) -> str | None:
-    """Return the Python codec for an encoding as git spells it; None if it is unknown, or none is declared."""
+    """Return the Python codec for an encoding as git spells it, or None if it is unknown."""
     with contextlib.suppress(LookupError, ValueError):
         wide = codecs.lookup(name.upper().removesuffix("-BOM")).name
         if wide.startswith(_WIDE):

@@ -152,7 +152,7 @@ class TrackedFiles:
         return self._output
 
     def submodules(self) -> list[str]:
-        """Return the folders of submodules, each with a trailing slash; none if git fails."""
+        """Return the folders of submodules, each with a trailing slash; an empty list if git fails."""
         output = self.output() or b""
         found = _SUBMODULE.findall(output) if _LINK_MODE in output else []
         return [os.fsdecode(path) + "/" for path in found]

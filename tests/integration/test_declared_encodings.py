@@ -62,7 +62,7 @@ def test_a_declared_encoding_is_read_by_searches_contexts_and_grep(tmp_path: Pat
 
 
 @pytest.mark.parametrize("below", ["", "source/", "source/inner/"])
-def test_attributes_are_those_of_the_repository_around_a_file(tmp_path: Path, below: str) -> None:
+def test_a_file_has_the_attributes_of_the_nearest_repository(tmp_path: Path, below: str) -> None:
     """As git has it: of the nearest repository, from its top down, also above the source; the last match counts."""
     top = work_tree(
         tmp_path / "top",

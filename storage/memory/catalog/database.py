@@ -140,7 +140,7 @@ class Catalog:
         except CatalogError as error:
             if not _lacks_space(error.__cause__) or _has_log(self.url):
                 raise
-            # Even a reader writes files beside the catalog. Without a log, the catalog itself holds everything.
+            # Even a reader writes files of its own. Without a log, the catalog itself holds everything.
             engine = _engine(_read_only(self.url, has_log=False), 1)
         try:
             return self._run("BEGIN", work, engine)
