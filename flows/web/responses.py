@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, get_origin
+from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -108,7 +109,11 @@ def problem(status: int, kind: str, detail: str, where: str = "", fix: str = "")
 
 
 async def only_known_parameters(request: Request) -> None:
-    """Raise UsageError for unknown and repeated parameters: FastAPI would drop them, even filters."""
+    """Raise UsageError for unknown and repeated parameters, which FastAPI would drop, and for text other than UTF-8."""
+    try:
+        unquote_to_bytes(request.scope["query_string"]).decode()
+    except UnicodeDecodeError:
+        raise UsageError("The parameters are not UTF-8", request.url.path, "Percent-encode text as UTF-8.") from None
     known = {each.alias: each.field_info.annotation for each in request.scope["route"].dependant.query_params}
     for name in request.query_params:
         if name not in known:

@@ -323,6 +323,12 @@ def test_a_parameter_with_one_value_is_refused_if_it_is_repeated(url: str, repea
     assert ask(urlsplit(url).netloc, "/api/v1/search?q=lease&ext=md&ext=py&glob=*.md&glob=*.py").status == 200
 
 
+@pytest.mark.parametrize("text", ["gr%F6%DFe", "%ff", "a%C3", "lease&file=%E9.md"])
+def test_parameters_that_are_not_utf_8_are_refused(url: str, text: str) -> None:
+    answer = ask(urlsplit(url).netloc, f"/api/v1/search?q={text}")
+    assert (answer.status, "are not UTF-8" in answer.body) == (400, True)
+
+
 def test_an_empty_answer_says_why(url: str) -> None:
     client = dl.connect(url)
     found = client.search("renew the lease", globs=["*.zz"])
