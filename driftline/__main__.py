@@ -1,6 +1,7 @@
 """Entry point of the ``driftline`` command and of ``python -m driftline``."""
 
 import gc
+import os
 import signal
 import sys
 
@@ -13,6 +14,8 @@ def run() -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as it is for background jobs
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.set_threshold(GARBAGE_THRESHOLD)
+    # NumPy would start a thread per core; they spin between products, which are too small to be shared.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from driftline.flows.commands.main import command_line
 
     return command_line()

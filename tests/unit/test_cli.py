@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shlex
@@ -16,6 +17,7 @@ import pytest
 import typer
 from typer.models import CommandInfo
 
+from driftline import __main__
 from driftline.flows.commands import main as cli
 from driftline.flows.commands import status
 from driftline.flows.commands.app import EXAMPLES, GROUPS, app
@@ -234,6 +236,20 @@ def test_the_command_line_starts_without_heavy_libraries() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("given", [None, "4"])
+def test_numpy_starts_no_threads_unless_their_number_is_given(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", str(given))
+    if given is None:
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # keep the handler of this process
+    monkeypatch.setattr(gc, "set_threshold", lambda _: None)
+    monkeypatch.setattr(cli, "command_line", lambda: 7)
+    assert __main__.run() == 7
+    assert os.environ["OPENBLAS_NUM_THREADS"] == (given or "1")
 
 
 def test_an_interrupt_before_a_command_begins_shows_no_traceback(
