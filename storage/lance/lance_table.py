@@ -207,6 +207,11 @@ class LanceTable:
             found |= wrong
         return damaged, found
 
+    def own_fragments(self) -> list[int]:
+        """Return the ids of fragments with files of this table; a branch shares the others with the main table."""
+        fragments = ((each.fragment_id, each.metadata) for each in self.open().get_fragments())
+        return [number for number, metadata in fragments if any(file.base_id is None for file in metadata.files)]
+
     def _opens(self) -> bool:
         try:
             run_in_worker(_fragments, self)

@@ -19,7 +19,7 @@ from driftline.storage.deltas.delta_index import ADD
 from driftline.storage.deltas.manifest import BatchId
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile
-from driftline.storage.lance.failures import reading
+from driftline.storage.lance.failures import read_fragments, reading
 from driftline.storage.lance.lance_table import quote
 from driftline.storage.lance.reader_process import ProcessDied, run_in_worker
 from driftline.storage.layout import (
@@ -70,8 +70,8 @@ class BranchFinding:
 def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFinding]:
     """Yield a tenant's inconsistent branches, except those that a run is working on.
 
-    Compares the lines of documents that differ from the main index, and the line counts of all others. Raises
-    CorruptFile for an unreadable record, StorageError.
+    Compares the lines of documents that differ from the main index, the line counts of all others, and the values in
+    fragments that only the branch has. Raises CorruptFile for an unreadable record, StorageError.
     """
 
     def is_idle(entity: Entity, record: BranchRecord) -> bool:
@@ -107,7 +107,13 @@ def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> s
     rows = table.of_documents(entity, changed["path"].to_pylist(), ["path", "hash"])
     counted = rows.group_by(["path", "hash"]).aggregate([([], "count_all")])
     wrong = _rows(there.select(["path", "hash", "lines"])) ^ _rows(counted.select(["path", "hash", "count_all"]))
-    return f"the lines of {min(wrong)[0]} differ from the document's" if wrong else ""
+    if wrong:
+        return f"the lines of {min(wrong)[0]} differ from the document's"
+    with reading(table.TITLE, table.uri):
+        unreadable, altered = read_fragments(table.open(), table.own_fragments(), changed_documents)
+    if unreadable:
+        return f"{len(unreadable):,} of its fragments cannot be read"
+    return f"the values of {min(altered)[1]} contradict each other" if altered else ""
 
 
 def _rows(table: pa.Table) -> set[tuple[Any, ...]]:

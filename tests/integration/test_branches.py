@@ -25,7 +25,8 @@ from driftline.storage.lance.reader_process import run_in_worker
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance import verification
-from driftline.tasks.maintenance.verification import FindingKind
+from driftline.tasks.maintenance.verification import FindingKind, check_branches
+from tests.faults.damage import COLUMNS, values_of
 from tests.support.oracle import assert_in_step, files_below, indexed_rows, save_tiny_model
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -576,6 +577,36 @@ def test_a_damaged_branch_is_found_and_deleted_by_a_repair(
     shutil.rmtree(lines)
     (finding,) = verify_workspace(VerifyRequest(workspace)).findings
     assert (finding.kind, finding.detail) == (FindingKind.BRANCH, "the table of its lines does not exist")
+
+
+def test_a_branch_whose_values_changed_on_the_disk_is_found(repository: Path, tmp_path: Path, tiny_model: Path) -> None:
+    workspace = str(tmp_path / "index")
+
+    def index(branch: str | None = None) -> None:
+        text = "".join(f"word{number} of {branch}\n" for number in range(60))
+        (repository / "src/1.py").write_text(text)
+        driftline.index(str(repository), workspace=workspace, model=str(tiny_model), branch=branch)
+
+    def largest(folder: str) -> Path:
+        return max((tmp_path / "index").rglob(folder), key=lambda path: path.stat().st_size)
+
+    index()
+    index("topic")
+    opened = Workspace.open(workspace)
+    (tenant,) = opened.tenants()
+
+    def findings(path: Path, column: str) -> list[str]:
+        sound, values = path.read_bytes(), values_of(path, column)
+        path.write_bytes(sound[: values.start] + bytes(byte ^ 8 for byte in sound[values]) + sound[values.stop :])
+        found = [each.name for each in check_branches(opened, tenant)]
+        path.write_bytes(sound)
+        return found
+
+    own, shared = largest("*.lance/tree/*/data/*.lance"), largest("*.lance/data/*.lance")
+    for column in COLUMNS.values():
+        assert findings(own, column) == ["topic"], column
+    assert findings(shared, "text") == [], "the main index is checked once, not for each branch"
+    assert [*check_branches(opened, tenant)] == []
 
 
 def test_a_diff_without_results_says_why(
