@@ -22,7 +22,6 @@ from driftline.flows.config.workspace_names import local_path
 from driftline.flows.output.progress import Progress
 from driftline.flows.runs.index import index_sources
 from driftline.flows.runs.plan import requests_of
-from driftline.flows.scheduling.deployments import run_deployments
 from driftline.storage.defaults import DEFAULT_CI_TIMEOUT_SECONDS
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError, StaleBuild, StaleIndex, UsageError
@@ -189,6 +188,8 @@ def _run(request: CiRequest, report: CiReport, progress: Progress) -> None:
         report.action = "checked"
         _check(request, report, request.max_staleness_seconds)
     elif request.deployments:
+        from driftline.flows.scheduling.deployments import run_deployments  # Prefect takes a second to import
+
         report.action = "deployed"
         commit = build.required_commit()
         report.flow_runs = run_deployments(request.deployments, commit, request.timeout_seconds, progress.message)

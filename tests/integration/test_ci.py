@@ -24,6 +24,8 @@ from driftline.storage.workspace.records import RunHistory, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.repair import repair_source
 from tests.support.oracle import assert_in_step, files_below
+from tests.support.processes import ForkedReader
+from tests.support.waiting import PATIENCE_SECONDS
 
 Driftline = Callable[..., Any]
 ENTITY = Entity.parse("source:web")
@@ -534,3 +536,8 @@ def test_any_number_of_repositories_of_one_name_have_their_own_entities(tmp_path
             found.append(entity)
         assert len({*found}) == 4
     assert len([*workspace.sources()]) == 4
+
+
+def test_a_build_that_starts_no_deployment_does_not_load_prefect() -> None:
+    code = "import sys, driftline.flows.ci.job; sys.exit('prefect' in sys.modules)"
+    assert ForkedReader(code).wait(PATIENCE_SECONDS) == 0
