@@ -39,15 +39,10 @@ from tests.support.oracle import save_tiny_model
 SOURCE = str(ENTITY)
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
-
-
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Corner:
+def original(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Corner:
     root = tmp_path_factory.mktemp("original")
-    return make_corner(root, str(root / "workspace"), tiny_model)
+    return make_corner(root, str(root / "workspace"), model)
 
 
 @pytest.fixture
@@ -63,9 +58,9 @@ def local(tmp_path: Path, original: Corner) -> Corner:
 
 
 @pytest.fixture
-def own(tmp_path: Path, tiny_model: Path) -> Corner:
+def own(tmp_path: Path, model: Path) -> Corner:
     """A workspace and a tree; tests may change both."""
-    return make_corner(tmp_path, str(tmp_path / "workspace"), tiny_model)
+    return make_corner(tmp_path, str(tmp_path / "workspace"), model)
 
 
 def check(corner: Corner, repair: bool = False) -> VerifyReport:
@@ -312,14 +307,14 @@ def test_a_damaged_lease_is_found(local: Corner) -> None:
 
 
 def test_a_restored_configuration_names_the_model_of_this_host(
-    local: Corner, tiny_model: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    local: Corner, model: Path, driftline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, at = Path(local.uri, "_workspace.json"), ("--workspace", local.uri)
     config.unlink()
     assert driftline("verify", "--repair", *at).code == 0
     assert "has no record of its embedding model" in driftline("search", "word7", *at).err
     config.unlink()
-    monkeypatch.setenv("DRIFTLINE_MODEL", str(tiny_model))
+    monkeypatch.setenv("DRIFTLINE_MODEL", str(model))
     assert driftline("verify", "--repair", *at).code == 0
     assert driftline("search", "word7", *at).code == 0
 

@@ -27,7 +27,7 @@ from driftline.tasks.maintenance import search_quality
 from driftline.tasks.maintenance.search_quality import SearchQuality
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.effort import examples
-from tests.support.oracle import assert_in_step, save_tiny_model
+from tests.support.oracle import assert_in_step
 
 ENTITY = Entity.parse("source:tree")
 MAIN = ""
@@ -180,14 +180,12 @@ class BranchMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(examples(1800))
-def test_main_and_branches_keep_their_own_documents(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_main_and_branches_keep_their_own_documents(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 2)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
     monkeypatch.setattr(search_quality, "measure", lambda table: SearchQuality(0.001, 1.0))
-    BranchMachine.model = save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+    BranchMachine.model = model
     BranchMachine.TestCase.settings = settings(
         max_examples=examples(12), stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck)
     )

@@ -22,7 +22,7 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.workspace import Workspace
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.effort import examples
-from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below, save_tiny_model
+from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below
 
 ENTITY = Entity.parse("source:tree")
 KEPT = "kept.txt"
@@ -151,9 +151,9 @@ class CommitMachine(RuleBasedStateMachine):
         assert again.bytes_read == 0
 
 
-def test_indexing_only_changed_paths_keeps_the_index_in_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexing_only_changed_paths_keeps_the_index_in_step(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    CommitMachine.model = save_tiny_model(tmp_path / "model")
+    CommitMachine.model = model
     CommitMachine.TestCase.settings = settings(
         max_examples=examples(4), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
     )

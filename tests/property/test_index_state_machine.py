@@ -22,7 +22,7 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.workspace.workspace import Workspace
 from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.support.effort import examples
-from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, rows_of_file, save_tiny_model
+from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, rows_of_file
 from tests.support.searches import search
 
 ENTITY = Entity.parse("source:tree")
@@ -260,16 +260,11 @@ class IndexMachine(RuleBasedStateMachine):
                 assert not any(hit.text == word for hit in hits)
 
 
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
-
-
-def test_after_every_run_the_index_matches_the_disk(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_every_run_the_index_matches_the_disk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCH_DOCUMENTS", 3)
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
-    IndexMachine.model = tiny_model
+    IndexMachine.model = model
     IndexMachine.TestCase.settings = settings(
         max_examples=examples(10), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
     )

@@ -26,7 +26,7 @@ from tests.faults.faults import Crash, Faults, Mode, injected
 from tests.faults.sleeper import Sleeper, allow_sleepers, clock_wrong_by
 from tests.property.test_index_state_machine import ENTITY, IndexMachine, texts
 from tests.support.effort import examples
-from tests.support.oracle import assert_in_step, indexed_rows, save_tiny_model
+from tests.support.oracle import assert_in_step, indexed_rows
 
 DAY = 86_400.0
 PATHS = ("a.txt", "b.txt", "c.txt", "d.txt", "sub/a.txt", "sub/e.txt", "sub/deep/f.txt")
@@ -177,9 +177,7 @@ class KeptIndexMachine(IndexMachine):
 
 
 @pytest.mark.timeout(examples(1800))
-def test_the_index_survives_maintenance_and_late_writers(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_index_survives_maintenance_and_late_writers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     assert leases.acquire.__kwdefaults__ is not None
     monkeypatch.setitem(leases.acquire.__kwdefaults__, "clock", clock)
@@ -189,7 +187,6 @@ def test_the_index_survives_maintenance_and_late_writers(
     monkeypatch.setattr("driftline.flows.runs.source_run.BATCHES_PER_COMMIT", 1)
     monkeypatch.setattr(search_quality, "measure", lambda table: SearchQuality(0.001, 1.0))
     allow_sleepers(monkeypatch)
-    model: Path = save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
     KeptIndexMachine.model = model
     KeptIndexMachine.TestCase.settings = settings(
         max_examples=examples(6), stateful_step_count=10, deadline=None, suppress_health_check=list(HealthCheck)
