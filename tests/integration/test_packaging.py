@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[2]
 CONTENT = ("pyproject.toml", "README.md", "LICENSE", "driftline", "flows", "tasks", "storage", "deployments")
 INSTALLS = ("editable", "wheel", "sdist")
 USED = ("wheel",)
-"""The fully tested installs. A source distribution installs the same files, and all other tests use an editable
-install.
+"""The fully tested installs, whose modules are all imported. A source distribution installs the same files, and all
+other tests use an editable install.
 """
 PACKAGE_DATA = (
     "py.typed",
@@ -37,12 +37,12 @@ PACKAGE_DATA = (
     "tasks/search/sample_lines.txt",
 )
 
-# Every install must run this program, in the fresh environment and an empty folder.
+# Every install must run this program, in the fresh environment and an empty folder; with an argument, it imports all.
 PROBE = f"""
-import importlib, importlib.metadata, importlib.resources, importlib.util, json, pkgutil, driftline
+import importlib, importlib.metadata, importlib.resources, importlib.util, json, pkgutil, sys, driftline
 
 modules = [module.name for module in pkgutil.walk_packages(driftline.__path__, "driftline.")]
-for name in modules:
+for name in modules if sys.argv[1:] else []:
     importlib.import_module(name)
 files = importlib.resources.files("driftline")
 print(json.dumps({{
@@ -141,14 +141,14 @@ def environment(request: pytest.FixtureRequest, environments: Callable[[str], En
 
 
 @pytest.fixture
-def probe(environment: Environment) -> dict[str, Any]:
+def probe(request: pytest.FixtureRequest, environment: Environment) -> dict[str, Any]:
     """The installation's report about itself."""
-    return probed(environment)
+    return probed(environment, is_used=request.node.callspec.params["environment"] in USED)
 
 
 @cache
-def probed(environment: Environment) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(environment.run("python", "-c", PROBE))
+def probed(environment: Environment, is_used: bool) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(environment.run("python", "-c", PROBE, *(["all"] if is_used else [])))
     return answer
 
 
