@@ -23,7 +23,7 @@ import pytest
 from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.proxies import Proxy
 from tests.servers.s3_server import S3Server, running_s3
-from tests.support.processes import ForkedReader, forked_dask_workers, loaded_limits, without_fsync
+from tests.support.processes import forked_dask_workers, forked_helpers, loaded_limits, without_fsync
 from tests.support.waiting import PATIENCE_SECONDS
 
 hypothesis.settings.register_profile("patient", parent=hypothesis.settings.default, deadline=None)
@@ -83,7 +83,8 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group tests for pytest-xdist: a process runs all tests of a module that share a fixture, and makes it once.
 
-    The modules of tests/unit are groups, too: their tests are short and share caches.
+    The modules of tests/unit are groups, too: their tests are short and share caches. Other tests with forked workers
+    share the process that forks them, which imports for seconds.
     """
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
@@ -91,6 +92,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             shares = any(found[name][-1].scope == "module" for name in item.fixturenames if name in found)
             if shares or item.path.parent.name == "unit":
                 item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {item.path.stem}"))
+            elif "forked_workers" in item.fixturenames:
+                item.add_marker(pytest.mark.xdist_group("forked workers"))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -138,21 +141,10 @@ def forked_workers() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _forked_readers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the processes that run native code for this one: starting an interpreter takes a second.
-
-    Forks that start at the same time may inherit each other's pipes, so tests that kill one of several start real ones.
-    """
-    if request.path.name == "test_search_processes.py":
-        return
+def _forked_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes that run native code for this one: starting an interpreter takes a second."""
     if helpers := sys.modules.get("driftline.storage.helper_process"):
-        start = helpers._start
-
-        def fork(code: str, *args: Any) -> Any:
-            is_extractor = "extraction.process" in code  # it gets few variables, and limits for its whole life
-            return start(code, *args) if is_extractor else ForkedReader(code)
-
-        monkeypatch.setattr(helpers, "_start", fork)
+        monkeypatch.setattr(helpers, "_start", forked_helpers(helpers._start))
 
 
 FEW_QUERIES = 6

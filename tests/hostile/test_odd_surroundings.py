@@ -127,7 +127,9 @@ AT_THE_START: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("condition", AT_THE_START)
 def test_an_interpreter_starts_and_ends_clearly_with(condition: str, location: Path) -> None:
-    names = ("search", "index", "grep") if "locale" in condition or "file system" in condition else ("search",)
+    names = (
+        ("index", "grep") if "locale" in condition or "file system" in condition else ("search",)
+    )  # both search below
     for name in names:
         check_end(name, run(LINES[name], location, **AT_THE_START[condition]), (0, 2, 3))
 

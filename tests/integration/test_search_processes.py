@@ -253,12 +253,16 @@ def fail(_: Workspace) -> None:
 def test_a_process_that_cannot_prepare_ends(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def children() -> set[int]:
-        return {child.pid for child in psutil.Process().children() if "reader_process" in " ".join(child.cmdline())}
+    started: list[WorkerProcess] = []
 
+    class Started(WorkerProcess):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+
+    monkeypatch.setattr(search_processes, "WorkerProcess", Started)
     with closing(SearchProcesses(2)) as processes:
         processes.start(workspace)
-        before = children()
         monkeypatch.setattr("driftline.tasks.search.search.prepare", fail)
         here = processes._free.get()
         waiting = threading.Thread(target=searched, args=(processes, workspace, "x"))
@@ -266,7 +270,7 @@ def test_a_process_that_cannot_prepare_ends(
         until(lambda: "The bucket is away" in caplog.text)
         processes._free.put(here)
         waiting.join(PATIENCE_SECONDS)
-        assert children() == before
+        assert [helper.is_alive for helper in started] == [True, False]
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])

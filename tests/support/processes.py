@@ -28,6 +28,7 @@ from typing import IO, Any
 import psutil
 
 from driftline.flows.commands.main import COMMANDS, main
+from driftline.storage import helper_process
 
 
 def runs(process: psutil.Process, words: str) -> bool:
@@ -78,7 +79,7 @@ PRELOADED = (
     *("rich.console", "rich.table", "jinja2", "numpy.random", "pyarrow.acero", "lance.optimize", "duckdb"),
     *("driftline.tasks.search.search", "driftline.tasks.search.unindexed", "driftline.storage.sql_process"),
     *("driftline.flows.runs.verify_and_repair", "driftline.flows.memory_backend", "encodings.utf_8_sig"),
-    "driftline.flows.output.report_page",
+    *("driftline.flows.output.report_page", "driftline.flows.ci.job"),
 )
 """Modules imported by commands; importing them takes most of a second."""
 
@@ -126,8 +127,8 @@ class _Forked:
         self.args = args
         self.returncode: int | None = None
         self._waiting = threading.Lock()
-        request = {"argv": args, "cwd": str(Path.cwd()), "environment": {**os.environ, **environment}}
-        self._connection = _request(_forking(), request | {"session": session}, streams)
+        request = {"argv": args, "environment": {**os.environ, **environment}, "session": session}
+        self._connection = _request(_forking(), request, streams)
         self.pid = _number(self._connection)
 
     def poll(self) -> int | None:
@@ -156,12 +157,23 @@ class _Forked:
 class ForkedReader(_Forked):
     """The process in which Driftline runs native code: a fork that runs ``code`` between two pipes."""
 
-    def __init__(self, code: str) -> None:
+    def __init__(self, code: str, quiet: bool = True) -> None:
         (requests, stdin), (stdout, answers) = os.pipe(), os.pipe()
         self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
-        with os.fdopen(requests, "rb") as read, os.fdopen(answers, "wb") as write:
-            streams: tuple[IO[Any], ...] = (read, write, sys.__stderr__ or sys.stderr)
-            super().__init__(["-c", code, *sys.path], streams, {}, session=True)
+        errors = None if quiet else sys.__stderr__
+        with os.fdopen(requests, "rb") as read, os.fdopen(answers, "wb") as write, Path(os.devnull).open("w") as null:
+            super().__init__(["-c", code, *sys.path], (read, write, errors or null), {}, session=True)
+
+
+def forked_helpers(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that starts Driftline's helper processes as forks; ``start`` starts extractors, which get few
+    variables, and limits for their whole lives.
+    """
+
+    def fork(code: str, environment: Mapping[str, str], quiet: bool) -> Any:
+        return start(code, environment, quiet) if "extraction.process" in code else ForkedReader(code, quiet)
+
+    return fork
 
 
 class ForkedProgram(_Forked):
@@ -181,10 +193,13 @@ class ForkedProgram(_Forked):
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait until the program ends, and return its output and errors; bytes that are not UTF-8 become surrogates."""
         self.wait(timeout)
-        for file in (self._out, self._err):
-            file.seek(0)
-        out, err = (file.read().decode(errors="surrogateescape") for file in (self._out, self._err))
-        return out, err
+        with self._out as out, self._err as err:
+            return _text(out), _text(err)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="surrogateescape")
 
 
 @cache
@@ -222,9 +237,9 @@ _CLIENT = """#!{python} -IS
 import json, os, socket, sys
 connection = socket.socket(socket.AF_UNIX)
 connection.connect({path!r})
-request = {{"argv": [*{program!r}, *sys.argv[1:]], "cwd": os.getcwd(), "environment": dict(os.environ)}}
+request = {{"argv": [*{program!r}, *sys.argv[1:]], "environment": dict(os.environ)}}
 data = json.dumps(request).encode() + b"\\n"
-connection.sendall(data[socket.send_fds(connection, [data], [0, 1, 2]) :])
+connection.sendall(data[socket.send_fds(connection, [data], [0, 1, 2, os.open(".", os.O_RDONLY)]) :])
 with connection.makefile() as answer:
     _, code = answer.readline(), int(answer.readline())
 sys.exit(code if code >= 0 else 128 - code)
@@ -259,11 +274,15 @@ def _client_of(path: Path, *program: str) -> Path:
     return client
 
 
-def _request(path: Path, request: dict[str, object], streams: Sequence[IO[Any]]) -> socket.socket:
+def _request(path: Path | str, request: dict[str, object], streams: Sequence[IO[Any]]) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(path))
     data = json.dumps(request).encode() + b"\n"
-    sent = socket.send_fds(connection, [data], [stream.fileno() for stream in streams])
+    folder = os.open(".", os.O_RDONLY)  # by its descriptor: its name may be gone
+    try:
+        sent = socket.send_fds(connection, [data], [*(stream.fileno() for stream in streams), folder])
+    finally:
+        os.close(folder)
     connection.sendall(data[sent:])
     return connection
 
@@ -280,6 +299,8 @@ def _number(connection: socket.socket) -> int:
 def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[[], object]:
     """For each request, fork a process and another that waits for it. Return in the first, with the program to run."""
     prepare(*more)
+    helper_process._start = forked_helpers(helper_process._start)
+    globals()["_forking"] = lambda: path
     for module, name in loaded_limits():
         setattr(module, name, patience_seconds)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -322,15 +343,15 @@ def prepare(*more: str) -> None:
 
 
 def _forked(connection: socket.socket) -> Callable[[], object]:
-    data, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    data, files, _, _ = socket.recv_fds(connection, 1 << 20, 4)
     while not data.endswith(b"\n"):
         more = connection.recv(1 << 20)
         if not more:  # the test was killed before it sent a request
             os._exit(1)
         data += more
     if child := os.fork():
-        for stream in streams:
-            os.close(stream)
+        for file in files:
+            os.close(file)
         connection.sendall(b"%d\n" % child)
         _, status = os.waitpid(child, 0)
         with suppress(OSError):  # nobody is waiting any more
@@ -339,10 +360,12 @@ def _forked(connection: socket.socket) -> Callable[[], object]:
     request = json.loads(data)
     if request.get("session"):
         os.setsid()
+    *streams, folder = files
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    os.chdir(request["cwd"])
+    os.fchdir(folder)
+    os.close(folder)
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # depends on the environment
