@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,11 +14,13 @@ import pyarrow as pa
 import pytest
 from model2vec import StaticModel
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from driftline.storage.embedding import Embedder
 from driftline.tasks.embedding import embedder as embedding
 from driftline.tasks.embedding.embedder import WordTableEmbedder, plan_words
 from driftline.tasks.embedding.models import dimension, fingerprint, load_parts, resolve_model
+from tests.support import families
 
 CODE = [line for line in inspect.getsource(inspect).splitlines() if line.strip()][:600]
 BLANKS = (
@@ -78,6 +80,12 @@ def assert_same(actual: NDArray[np.floating], expected: NDArray[np.floating], li
     bound = np.array([1e-4 if len(line) > 1000 else 1e-5 for line in lines])
     wrong = np.flatnonzero(np.abs(actual - expected).max(axis=1) > bound)
     assert not len(wrong), [lines[i][:80] for i in wrong[:10]]
+
+
+@pytest.mark.parametrize("trained", [families.wordpiece, families.unigram])
+def test_models_of_tests_are_the_same_in_each_process(trained: Callable[[], Tokenizer]) -> None:
+    """The order of hash maps differs within a process, too."""
+    assert trained().to_str() == trained().to_str()
 
 
 def test_it_implements_the_embedder_protocol(embedder: WordTableEmbedder, model_directory: Path) -> None:

@@ -1,10 +1,16 @@
-"""Small static models for every tokenizer family, with random vectors, trained on the fly."""
+"""Small static models for every tokenizer family, with random vectors, trained on the fly.
+
+They are the same in each process, although two trainers number tokens, or choose them, in the order of a hash map.
+"""
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import json
+from collections import Counter
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +28,19 @@ TEXT = [
 
 
 def wordpiece() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer.train_from_iterator(
-        TEXT, trainers.WordPieceTrainer(vocab_size=1500, special_tokens=special, show_progress=False)
-    )
+    """Return a tokenizer of all characters and the most frequent pieces, at any place in a word, and longer ones."""
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    words = Counter(word for line in TEXT for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(line)))
+    pieces = Counter[str]()
+    for word, count in words.items():
+        for start, end in combinations(range(len(word) + 1), 2):
+            pieces["##" * (start > 0) + word[start:end]] += count
+    single = sorted(piece for piece in pieces if len(piece.removeprefix("##")) == 1)
+    longer = sorted(pieces.keys() - {*single}, key=lambda piece: (-pieces[piece] * len(piece), piece))
+    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *single, *longer][:1500]
+    tokenizer = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(known)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    tokenizer.add_special_tokens(known[:5])
     return tokenizer
 
 
@@ -53,6 +65,9 @@ def unigram() -> Tokenizer:
         vocab_size=1000, special_tokens=["<unk>", "<mask>"], unk_token="<unk>", show_progress=False
     )
     tokenizer.train_from_iterator(TEXT, trainer)
+    vocabulary = json.loads(tokenizer.to_str())["model"]["vocab"]
+    unknown, mask, *learned = ((token, round(score, 2)) for token, score in vocabulary)
+    tokenizer.model = models.Unigram([unknown, mask, *sorted(learned, key=lambda each: (-each[1], each[0]))], unk_id=0)
     return tokenizer
 
 
