@@ -462,23 +462,32 @@ def test_a_run_ends_when_all_workers_are_killed_and_the_next_one_continues(
     assert_same(rows(runner.workspace), first_rows)
 
 
-def test_results_that_died_with_the_last_worker_are_not_awaited_forever(
+@pytest.fixture
+def losing(
     forking: ForkServerContext, context: TaskContext, tmp_path: Path
-) -> None:
+) -> Iterator[tuple[Callable[[], None], DaskExecutor]]:
+    """A function that kills the only worker of a cluster, and its executor, which soon gives up without a worker."""
     with (
-        cluster(forking, tmp_path, workers=2) as started,
+        cluster(forking, tmp_path, workers=1) as started,
         dask.config.set({"distributed.scheduler.no-workers-timeout": "500ms"}),
         DaskExecutor(started.address, None) as executor,
     ):
         executor.start(context, [])
-        results = executor.map(_double, range(100))
-        next(results)
-        until(lambda: all(future.done() for future in executor._pending), "results that nobody has fetched")
-        started.kill_workers()
-        with pytest.raises(ExecutorError, match="No Dask worker"):
-            list(results)
-        with pytest.raises(ExecutorError, match="No Dask worker"):
-            next(executor.map(_double, [1]))
+        yield started.kill_workers, executor
+
+
+def test_results_that_died_with_the_last_worker_are_not_awaited_forever(
+    losing: tuple[Callable[[], None], DaskExecutor],
+) -> None:
+    kill_the_worker, executor = losing
+    results = executor.map(_double, range(100))
+    next(results)
+    until(lambda: all(future.done() for future in executor._pending), "results that nobody has fetched")
+    kill_the_worker()
+    with pytest.raises(ExecutorError, match="No Dask worker"):
+        list(results)
+    with pytest.raises(ExecutorError, match="No Dask worker"):
+        next(executor.map(_double, [1]))
 
 
 def _pause(dask_worker: Worker) -> None:
@@ -487,18 +496,11 @@ def _pause(dask_worker: Worker) -> None:
     dask_worker.status = Status.paused
 
 
-def test_workers_that_stay_paused_are_not_awaited_forever(
-    forking: ForkServerContext, context: TaskContext, tmp_path: Path
-) -> None:
-    with (
-        cluster(forking, tmp_path, workers=2) as started,
-        dask.config.set({"distributed.scheduler.no-workers-timeout": "500ms"}),
-        DaskExecutor(started.address, None) as executor,
-    ):
-        executor.start(context, [])
-        executor._client.run(_pause)
-        with pytest.raises(ExecutorError, match=f"paused .* {NO_WORKERS_VARIABLE}"):
-            list(executor.map(_double, range(4)))
+def test_workers_that_stay_paused_are_not_awaited_forever(losing: tuple[object, DaskExecutor]) -> None:
+    _, executor = losing
+    executor._client.run(_pause)
+    with pytest.raises(ExecutorError, match=f"paused .* {NO_WORKERS_VARIABLE}"):
+        list(executor.map(_double, range(4)))
 
 
 def test_a_worker_that_joins_after_all_others_died_finishes_their_tasks(
