@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,8 @@ def test_the_batch_of_a_killed_worker_is_repeated(tmp_path: Path, model: Path) -
     coordinator = psutil.Process(process.pid)
     until(lambda: stands_still(coordinator), "the first commit", unless=lambda: ended(process))
     # Of the first five files, one marks the commit and at most three are batches of one worker.
-    until(lambda: len([*workspace.glob("*/_tables/line_*/data/*")]) >= 5, "a batch of each worker")
+    written = f"{workspace}/*/_tables/line_*/data/*"
+    until(lambda: len(glob(written)) >= 5, "a batch of each worker")
     workers = [child for child in coordinator.children() if runs(child, "spawn_main")]
     assert len(workers) == 2
     workers[0].kill()

@@ -6,6 +6,7 @@ import json
 import random
 import signal
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 
 import psutil
@@ -47,7 +48,8 @@ def started(tree: Path, workspace: Path, model: Path, *more: str) -> ForkedProgr
 
 
 def segments(workspace: Path) -> set[str]:
-    return {location.name for location in workspace.glob("*/_tables/*.lance/_indices/*")}
+    # glob, unlike Path.glob, passes over a folder that the run removes meanwhile
+    return {Path(found).name for found in glob(f"{workspace}/*/_tables/*.lance/_indices/*")}
 
 
 def wait_for_segments(process: ForkedProgram, workspace: Path, known: set[str], count: int) -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from driftline.storage.entities import Entity
+from driftline.storage.layout import lease_path
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.oracle import WORDS, assert_in_step, assert_nothing_staged, files_below
 from tests.support.processes import ForkedProgram, stands_still
@@ -52,8 +53,8 @@ class Writers:
         return answer | {"exit": process.returncode}
 
     def wait_for_lease(self, tree: Path, holder: ForkedProgram) -> None:
-        files = f"_leases/*source:{tree.name}.json"
-        until(lambda: list(self.workspace.rglob(files)), "the lease", unless=lambda: ended(holder))
+        lease = self.workspace / lease_path(Entity.parse(f"source:{tree.name}"))
+        until(lease.exists, "the lease", unless=lambda: ended(holder))
 
     def wait_for_pause(self, process: ForkedProgram) -> None:
         known = psutil.Process(process.pid)

@@ -126,7 +126,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, {"WWW-Authenticate": 'Basic realm="git"'}, b"")
         elif self.path.startswith(self.server.dumb or ("\0",)):
             path = self.server.root / unquote(self.path.partition("?")[0]).lstrip("/")
-            self._send(200 if path.is_file() else 404, {}, path.read_bytes() if path.is_file() else b"")
+            try:
+                self._send(200, {}, path.read_bytes())
+            except (FileNotFoundError, IsADirectoryError):  # a push may remove it meanwhile
+                self._send(404, {}, b"")
         else:
             self._run_backend(body)
 

@@ -84,7 +84,7 @@ def running_s3(directory: Path) -> Iterator[S3Server]:
         process.wait()
         for port in ports:  # the server ignores its directory for these files
             for leftover in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
-                leftover.unlink()
+                leftover.unlink(missing_ok=True)
 
 
 def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> None:

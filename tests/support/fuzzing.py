@@ -14,12 +14,14 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import chdir
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 
+from driftline.tasks.extraction import process
 from driftline.tasks.extraction.archives import members_of, read_members
 from driftline.tasks.extraction.extractor import read_document
 from driftline.tasks.extraction.process import Refused
@@ -131,8 +133,9 @@ def fuzz(count: int, seed: int, folder: Path, seconds: float = float("inf")) -> 
     secret = folder / "outside.txt"
     secret.write_text(CANARY)
     outcome, chance, ends = Outcome(), random.Random(seed), time.monotonic() + seconds
-    before = {*os.listdir(folder), *os.listdir(".")}
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    before = {*os.listdir(folder)}
+    process._pool().end()  # new ones start in ``folder``: in the current folder, other tests create files meanwhile
+    with chdir(folder), socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/{CANARY}"
         for name, data in broken_files(count, chance, chance.choice((url, secret.as_uri()))):
@@ -146,7 +149,8 @@ def fuzz(count: int, seed: int, folder: Path, seconds: float = float("inf")) -> 
             outcome.leaks.append("a connection")
         except BlockingIOError:
             pass
-    created = {*os.listdir(folder), *os.listdir(".")} - before
+    process._pool().end()
+    created = {*os.listdir(folder)} - before
     outcome.leaks += [f"a file: {name}" for name in created]
     return outcome
 
