@@ -23,7 +23,15 @@ import pytest
 from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.proxies import Proxy
 from tests.servers.s3_server import S3Server, running_s3
-from tests.support.processes import forked_dask_workers, forked_helpers, loaded_limits, without_fsync
+from tests.support.processes import (
+    FEW_SAMPLES,
+    LIMITS,
+    SAMPLES,
+    forked_dask_workers,
+    forked_helpers,
+    loaded,
+    without_fsync,
+)
 from tests.support.waiting import PATIENCE_SECONDS
 
 hypothesis.settings.register_profile("patient", parent=hypothesis.settings.default, deadline=None)
@@ -114,7 +122,7 @@ def pytest_pyfunc_call() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the time limits of imported modules."""
-    for module, name in loaded_limits():
+    for module, name in loaded(LIMITS):
         monkeypatch.setattr(module, name, PATIENCE_SECONDS)
 
 
@@ -147,9 +155,6 @@ def _forked_readers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(helpers, "_start", forked_helpers(helpers._start))
 
 
-FEW_QUERIES = 6
-
-
 @pytest.fixture(autouse=True)
 def _leases() -> Iterator[None]:
     """Stop renewing the leases that a test leaves held: later tests would see warnings about its removed folder."""
@@ -166,9 +171,9 @@ def _renewed_leases() -> set[Any]:
 
 @pytest.fixture(autouse=True)
 def _small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let compactions measure search quality with few searches: otherwise searches take half their time."""
-    if compact := sys.modules.get("driftline.tasks.maintenance.search_quality"):
-        monkeypatch.setattr(compact, "QUERIES", FEW_QUERIES)
+    """Let compactions and verifications search little: otherwise searches take half their time."""
+    for module, name in loaded(SAMPLES):
+        monkeypatch.setattr(module, name, FEW_SAMPLES)
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ TURNS = 4
 def main() -> int:
     options = measure.begin(__doc__, lines=200_000)
     verdict = measure.Verdict(options.small)
-    tree = corpus.packages(1_000 if options.small else options.lines)
+    tree = corpus.packages(500 if options.small else options.lines)
     branches, rounds = (2, 1) if options.small else (BRANCHES, ROUNDS)
     print(tree)
     with measure.scratch() as folder:

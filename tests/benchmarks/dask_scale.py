@@ -64,7 +64,7 @@ def main() -> int:
             f"  {batches:,} empty batches through the scheduler: {seconds:.1f} s, {each * 1e3:.2f} ms each", flush=True
         )
 
-        tree = corpus.packages(2_000 if small else options.lines)
+        tree = corpus.packages(500 if small else options.lines)
         command = [*measure.DRIFTLINE, "index", str(tree.path), "--workspace", str(folder / "run"), "--json"]
         result = measure.run([*command, "--executor", "local", "--workers", "2", "--indexes", "none"])
         run = json.loads(result.output)

@@ -38,8 +38,8 @@ _LINES = 20
 def main() -> int:
     options = measure.begin(__doc__, repositories=400, hosted=2_000, discovered=10_000, history=5_000, files=4_000)
     if options.small:
-        options.repositories, options.hosted, options.discovered = 8, 20, 300
-        options.history, options.files = 30, 20
+        options.repositories, options.hosted, options.discovered = 3, 5, 120
+        options.history, options.files = 12, 12
     verdict = measure.Verdict(options.small)
     with measure.scratch() as folder:
         measure_first_syncs(folder, options.repositories, verdict)

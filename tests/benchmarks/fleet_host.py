@@ -66,7 +66,7 @@ class Api:
 
 def main() -> int:
     options = measure.begin(__doc__, repositories=2_000, discovered=10_000)
-    count, discovered = (20, 300) if options.small else (options.repositories, options.discovered)
+    count, discovered = (5, 120) if options.small else (options.repositories, options.discovered)
     verdict = measure.Verdict(options.small)
     with measure.scratch() as folder:
         measure_host(folder, count, discovered, verdict)

@@ -80,7 +80,7 @@ KINDS = (
 
 def main() -> int:
     options = measure.begin(__doc__, lines=600_000, queries=40)
-    tree = corpus.packages(2_000 if options.small else options.lines)
+    tree = corpus.packages(500 if options.small else options.lines)
     print(tree)
     embedder = WordTableEmbedder.open()
     with measure.scratch() as folder:

@@ -76,7 +76,7 @@ def _driftline(tree: corpus.Corpus, model: Path, target: Path, indexes: str) -> 
 def _peer(script: str, tree: corpus.Corpus, model: Path, target: Path) -> measure.Measured:
     # semble has a cache: without a fresh one, the second run would find the index of the first.
     env = {"SEMBLE_INDEX_WORKERS": "2", "SEMBLE_CACHE_LOCATION": str(target / "cache"), "HF_HUB_OFFLINE": "1"}
-    result = measure.run([sys.executable, str(PEERS / script), str(tree.path), str(model), str(target)], env)
+    result = measure.run([measure.PYTHON, str(PEERS / script), str(tree.path), str(model), str(target)], env)
     indexed = int(result.output)
     if indexed < 0.99 * tree.files:  # semble skips files without text
         raise SystemExit(f"{script} indexed {indexed} of {tree.files} files")

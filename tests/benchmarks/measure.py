@@ -39,6 +39,8 @@ DRIFTLINE = (
     )
 )
 """The ``driftline`` command as its console script runs it, even if the script is not on the PATH."""
+PYTHON = os.environ.get("DRIFTLINE_BENCH_PYTHON", sys.executable)
+"""What runs the programs of peers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ LINES_PER_BATCH = 100_000
 
 def main() -> int:
     options = measure.begin(__doc__, lines=600_000)
-    tree = corpus.packages(2_000 if options.small else options.lines)
+    tree = corpus.packages(500 if options.small else options.lines)
     verdict = measure.Verdict(options.small)
     print(tree)
     with measure.scratch() as folder:

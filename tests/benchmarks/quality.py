@@ -85,9 +85,9 @@ def _kept() -> AbstractContextManager[Path]:
 def _set(name: str, *, small: bool) -> tuple[QuerySet, ...]:
     """Return the queries of a set; questions cover several trees."""
     if name == "python":
-        return (code_set(("toolz",), 16) if small else code_set(),)
+        return (code_set(("toolz",), 4) if small else code_set(),)
     if name == "prose":
-        return (prose_set(16, packages=10) if small else prose_set(),)
+        return (prose_set(4, packages=3) if small else prose_set(),)
     return question_sets() if name == "questions" else (language_set(name),)
 
 

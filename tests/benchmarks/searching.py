@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 def main() -> int:
     options = measure.begin(__doc__, lines=1_300_000, queries=60, cold=5)
-    tree = corpus.packages(2_000 if options.small else options.lines)
+    tree = corpus.packages(500 if options.small else options.lines)
     count = 3 if options.small else options.queries
     verdict = measure.Verdict(options.small)
     print(tree)

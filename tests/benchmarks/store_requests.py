@@ -37,7 +37,7 @@ PRICES = {"list": 0.005, "put": 0.005, "get": 0.0004, "head": 0.0004}
 
 def main() -> int:
     options = measure.begin(__doc__, objects=20_000)
-    objects = 50 if options.small else options.objects
+    objects = 12 if options.small else options.objects
     verdict = measure.Verdict(options.small)
     with measure.scratch() as folder, running_s3(folder) as server:
         started = time.perf_counter()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ForkedProgram, forked_command
+from tests.support.processes import ForkedProgram, forked_command, forked_python
 from tests.support.waiting import PATIENCE_SECONDS
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -46,6 +46,7 @@ def test_a_benchmark_runs_on_a_small_corpus(name: str, corpora: Path) -> None:
     cheap = {
         "TMPDIR": str(corpora),
         "DRIFTLINE_BENCH_PROGRAM": str(forked_command()),
+        "DRIFTLINE_BENCH_PYTHON": str(forked_python()),
         "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
     }
     benchmark = ForkedProgram(BENCHMARKS / f"{name}.py", "--small", environment=cheap)

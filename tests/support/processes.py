@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache, partial
 from multiprocessing.context import ForkServerContext
@@ -102,9 +102,19 @@ LIMITS = (
 """Driftline's time limits that a busy machine would reach; a test of a limit sets it itself."""
 
 
-def loaded_limits() -> Iterator[tuple[ModuleType, str]]:
-    """Yield the module and name of each of LIMITS that is imported."""
-    for module, name in LIMITS:
+SAMPLES = (
+    ("driftline.tasks.maintenance.search_quality", "QUERIES"),
+    ("driftline.storage.lines.indexes", "SAMPLE_ROWS"),
+)
+"""Numbers of searches that measure or check the indexes; those of the product take half the time of a compaction and of
+a verification.
+"""
+FEW_SAMPLES = 6
+
+
+def loaded(names: Iterable[tuple[str, str]]) -> Iterator[tuple[ModuleType, str]]:
+    """Yield the module and name of each of ``names`` whose module is imported."""
+    for module, name in names:
         if module in sys.modules:
             yield sys.modules[module], name
 
@@ -256,6 +266,12 @@ def forked_command() -> Path:
 
 
 @cache
+def forked_python() -> Path:
+    """Return a program used like ``python PROGRAM ARGUMENT...``: it runs in a forked process."""
+    return _client_of(_forking(), name="python")
+
+
+@cache
 def forked_engine(*variables: tuple[str, str]) -> Path:
     """Return a program used like ``python -m prefect.engine`` with ``variables``, without its seconds of imports."""
     modules = (
@@ -267,8 +283,8 @@ def forked_engine(*variables: tuple[str, str]) -> Path:
     return _client_of(_start_forking(*modules, environment=dict(variables)), "-m", "prefect.engine")
 
 
-def _client_of(path: Path, *program: str) -> Path:
-    client = path.with_name("driftline")
+def _client_of(path: Path, *program: str, name: str = "driftline") -> Path:
+    client = path.with_name(name)
     client.write_text(_CLIENT.format(python=sys.executable, path=str(path), program=program))
     client.chmod(0o755)
     return client
@@ -301,8 +317,10 @@ def _serve(path: str, patience_seconds: float, more: Sequence[str]) -> Callable[
     prepare(*more)
     helper_process._start = forked_helpers(helper_process._start)
     globals()["_forking"] = lambda: path
-    for module, name in loaded_limits():
+    for module, name in loaded(LIMITS):
         setattr(module, name, patience_seconds)
+    for module, name in loaded(SAMPLES):
+        setattr(module, name, FEW_SAMPLES)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
