@@ -6,8 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +31,7 @@ from tests.servers.delaying import delaying
 from tests.servers.s3_server import S3Server
 from tests.support.leftovers import ENTITY, SUPERSEDED, Corner, make_corner, make_old
 from tests.support.oracle import assert_nothing_staged, save_tiny_model
+from tests.support.processes import ForkedReader
 from tests.support.waiting import PATIENCE_SECONDS
 
 RETENTION_DAYS = 90
@@ -316,14 +315,11 @@ with acquire(corner.workspace.objects, lease_path(ENTITY), "slow") as lease:
 
 
 def test_the_fragments_of_a_slow_writer_in_another_process_are_never_deleted(corner: Corner) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", SLOW_WRITER, corner.uri]
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "written\n"
+    writer = ForkedReader(f"import sys; sys.argv.append({corner.uri!r})\n{SLOW_WRITER}", quiet=False)
+    with writer.stdout, writer.stdin:
+        assert writer.stdout.readline() == b"written\n"
         assert clean(corner.uri).orphans == ()
-        writer.communicate("go on\n", timeout=PATIENCE_SECONDS)
-        assert writer.returncode == 0
+    assert writer.wait(PATIENCE_SECONDS) == 0  # it goes on at the end of its input
     assert corner.table.count("path = 'extra.txt'") == 3
 
 
