@@ -19,6 +19,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
@@ -156,23 +157,30 @@ def _load(path: str) -> Any:
 
 
 def cli(argument: str, meanings: Mapping[str, str]) -> str:
-    """Return a table of the commands, each with a link to its page, and the options before the command."""
+    """Return tables of the commands, each with a link to its page, and the options before the command."""
     root = _root_command()
-    rows = []
-    for name, command in root.commands.items():
-        first = inspect.cleandoc(command.help or "").partition("\n\n")[0].replace("\n", " ")
-        rows.append((f"[`{name}`]({COMMANDS}/driftline-{name}.md){{#{name}}}", first))
+    tables = []
+    for title, names in _load("driftline.flows.commands.app:GROUPS").items():
+        rows = []
+        for name in names:
+            first = inspect.cleandoc(root.commands[name].help or "").partition("\n\n")[0].replace("\n", " ")
+            rows.append((f"[`{name}`]({COMMANDS}/driftline-{name}.md){{#{name}}}", first))
+        tables += [f"**{title}**", _table(("Command", "What it does"), rows)]
     behind = ", ".join(f"`{option.opts[0]}`" for option in _load("driftline.flows.commands.app:output_options")())
-    before = ["## Options before the command", f"{behind} may follow the command as well.", _parameters(root)]
-    return "\n\n".join([_table(("Command", "What it does"), rows), *before])
+    before = [
+        "## Options before the command",
+        f"{behind} may follow the command as well.",
+        _parameters(root.params, "Option"),
+    ]
+    return "\n\n".join([*tables, *before])
 
 
 @cache
 def command_pages() -> Mapping[str, str]:
     """Return the page of each command by its name: examples from the guides, then arguments and options from typer."""
-    found = {}
-    for name, command in sorted(_root_command().commands.items()):
-        title = f"driftline {name}"
+    found, commands = {}, _root_command().commands
+    for name in chain(*_load("driftline.flows.commands.app:GROUPS").values()):
+        command, title = commands[name], f"driftline {name}"
         parts = [f"# {title}", inspect.cleandoc(command.help or ""), _examples(name)]
         if hasattr(command, "commands"):
             for sub, subcommand in command.commands.items():
@@ -214,7 +222,13 @@ def _examples(name: str) -> str:
 def _usage(title: str, command: Any) -> list[str]:
     arguments = [_metavar(parameter) for parameter in command.params if not parameter.opts[0].startswith("-")]
     usage = " ".join([title, *arguments, "[OPTIONS]"])
-    return [f"```text\n{usage}\n```", _parameters(command, of_all=False)]
+    is_option = {p.name: p.opts[0].startswith("-") for p in command.params}
+    shown = [p for p in command.params if not p.hidden and p.expose_value]
+    groups = _load("driftline.flows.commands.app:option_groups")([p for p in shown if is_option[p.name]])
+    tables = [_parameters([p for p in shown if not is_option[p.name]], "Argument")]
+    for heading, group in groups.items():
+        tables += [f"**{heading}**" if len(groups) > 1 else "", _parameters(group, "Option")]
+    return [f"```text\n{usage}\n```", *filter(None, tables)]
 
 
 def _metavar(parameter: Any) -> str:
@@ -222,10 +236,9 @@ def _metavar(parameter: Any) -> str:
     return name if parameter.required or name.startswith("[") else f"[{name}]"
 
 
-def _parameters(command: Any, *, of_all: bool = True) -> str:
-    listed = [p for p in command.params if not p.hidden and (of_all or p.expose_value)]
+def _parameters(listed: Iterable[Any], title: str) -> str:
     rows = [(f"`{_spelling(p)}`", _default(p), str(p.help or "")) for p in listed]
-    return _table(("Argument or option", "Default", "Meaning"), rows) if rows else ""
+    return _table((title, "Default", "Meaning"), rows) if rows else ""
 
 
 def _spelling(parameter: Any) -> str:

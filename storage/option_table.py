@@ -47,10 +47,11 @@ class Option:
 
     ``type`` is the type of one value or, for a list, of its items; ``types`` are all types of a value. ``unset``
     describes the default of an option that may be None. ``guide`` is the part of a guide that explains it. ``bounds``
-    limit numbers; servers only accept the narrower ``served`` range. ``flag``, ``parameter`` and ``argument`` are the
-    option's names on the command line, in HTTP requests and in actions; ``aliases`` are more flags or, if they contain
-    an underscore or capitals, configuration keys. ``choices`` are the valid values. If a switch is off, the search
-    excludes documents whose paths ``leaves_out`` accepts. A setting can have a default in ``driftline.toml``.
+    limit numbers; servers only accept the narrower ``served`` range. ``group`` is the option's heading in ``--help``.
+    ``flag``, ``parameter`` and ``argument`` are the option's names on the command line, in HTTP requests and in
+    actions; ``aliases`` are more flags or, if they contain an underscore or capitals, configuration keys. ``choices``
+    are the valid values. If a switch is off, the search excludes documents whose paths ``leaves_out`` accepts. A
+    setting can have a default in ``driftline.toml``.
     """
 
     help: str
@@ -63,6 +64,7 @@ class Option:
     is_list: bool = False
     bounds: tuple[float, float] | None = None
     served: tuple[float, float] | None = None
+    group: str = ""
     flag: str = ""
     parameter: str = ""
     argument: str = ""

@@ -44,7 +44,7 @@ def _color(_context: Any, _option: Any, given: str | None) -> None:
 
 def output_options() -> list[Any]:
     """Return the options that every command accepts, before or after its name."""
-    shared: dict[str, Any] = {"expose_value": False}
+    shared: dict[str, Any] = {"expose_value": False, "rich_help_panel": "Output"}
     return [
         TyperOption(
             param_decls=["--quiet", "-q"],
@@ -149,19 +149,52 @@ EXAMPLES = {
     "memory put": {"driftline memory put plan '{\"step\": 1}' --entity org:acme/user:ann": "A JSON value of a user."},
 }
 """Examples in ``--help``, by command."""
+OPTION_GROUPS = (
+    "Options",
+    "Results",
+    "Exact search",
+    "Filters",
+    "Ranking",
+    "Content",
+    "Embedding",
+    "Execution",
+    "Access",
+    "Workspace",
+    "Output",
+)
+"""The headings of options, in order. Options without one come first."""
+_MAX_UNGROUPED = 14
+"""Commands with fewer options list them below one heading."""
+
+
+def option_groups(options: Sequence[Any]) -> dict[str, list[Any]]:
+    """Return a command's options by heading, in the order of OPTION_GROUPS."""
+    if len(options) <= _MAX_UNGROUPED:
+        return {OPTION_GROUPS[0]: list(options)} if options else {}
+    groups = {title: [each for each in options if _group(each) == title] for title in OPTION_GROUPS}
+    return {title: found for title, found in groups.items() if found}
+
+
+def _group(option: Any) -> str:
+    return OPTION_GROUPS[-1] if option.name == "help" else option.rich_help_panel or OPTION_GROUPS[0]
 
 
 class _Command(TyperCommand):
     context_class = _Context
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the command's EXAMPLES."""
-        super().format_epilog(ctx, formatter)
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the command's EXAMPLES, its arguments, and its options by group."""
         examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], {})
         with formatter.section("Examples") if examples else nullcontext():
             for command, meaning in examples.items():
                 formatter.write_text(meaning)
                 formatter.write(f"    {command}\n")
+        shown = [each for each in self.get_params(ctx) if each.get_help_record(ctx)]
+        arguments = [each for each in shown if each.param_type_name == "argument"]
+        options = option_groups([each for each in shown if each not in arguments])
+        for title, group in {**({"Arguments": arguments} if arguments else {}), **options}.items():
+            with formatter.section(title):
+                formatter.write_dl([each.get_help_record(ctx) for each in group])
 
     def __init__(self, *args: Any, params: list[Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, params=_with_output_options(params), **kwargs)
@@ -296,15 +329,21 @@ WorkspaceOption = Annotated[
         metavar="URI",
         help="The workspace: a folder, s3://, gs:// or az://, or @NAME. "
         "Default: $DRIFTLINE_WORKSPACE, then the nearest .driftline folder.",
+        rich_help_panel="Workspace",
     ),
 ]
 ConfigOption = Annotated[
     str | None,
     typer.Option(
-        "--config", metavar="FILE", help="The driftline.toml to use. Default: $DRIFTLINE_CONFIG, then the nearest one."
+        "--config",
+        metavar="FILE",
+        help="The driftline.toml to use. Default: $DRIFTLINE_CONFIG, then the nearest one.",
+        rich_help_panel="Workspace",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of text.", rich_help_panel="Output")
+]
 
 
 BranchOption = Annotated[
@@ -326,11 +365,16 @@ CacheOption = Annotated[
         "--cache/--no-cache",
         help="Search a local copy of the bucket's workspace, updated before each search.",
         show_default="no",
+        rich_help_panel="Workspace",
     ),
 ]
 WithinOption = Annotated[
     str | None,
-    typer.Option(metavar="ENTITY", help="Limit access to this entity and its descendants, such as org:acme."),
+    typer.Option(
+        metavar="ENTITY",
+        help="Limit access to this entity and its descendants, such as org:acme.",
+        rich_help_panel="Access",
+    ),
 ]
 
 
@@ -351,6 +395,7 @@ def declared(row: Option, **changed: Any) -> Any:
         "max": high,
         "help": row.help,
         "show_default": shown,
+        "rich_help_panel": row.group or None,
     }
     return typer.Option(row.flag, *(each for each in row.aliases if each.startswith("-")), **settings | changed)
 

@@ -72,7 +72,11 @@ DuplicatesOption = Annotated[
 ]
 SummaryOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help=f"Append a Markdown summary. Default: ${SUMMARY_VARIABLE}, if it is set."),
+    typer.Option(
+        metavar="FILE",
+        help=f"Append a Markdown summary. Default: ${SUMMARY_VARIABLE}, if it is set.",
+        rich_help_panel="Output",
+    ),
 ]
 
 

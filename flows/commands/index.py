@@ -52,6 +52,7 @@ DeepModelOption = Annotated[
         "--deep-model",
         metavar="NAME",
         help="Like --deep, with this transformer: a directory or a Hugging Face model name.",
+        rich_help_panel="Embedding",
     ),
 ]
 _BRANCH = "Index this branch of the sources, not the main index; auto: the checked-out branch."

@@ -73,6 +73,7 @@ RerankWindowsOption = Annotated[
         max=MAX_RERANKED,
         help="Like --rerank, for this many results.",
         show_default=str(DEFAULT_RERANKED),
+        rich_help_panel="Ranking",
     ),
 ]
 ServerOption = Annotated[
@@ -81,6 +82,7 @@ ServerOption = Annotated[
         "--server",
         metavar="URL",
         help="Search on this web server, with the token in $DRIFTLINE_TOKEN. Default: $DRIFTLINE_SERVER.",
+        rich_help_panel="Workspace",
     ),
 ]
 

@@ -38,15 +38,29 @@ DEFAULT_RATE = 50.0
 
 HostsOption = Annotated[
     list[str] | None,
-    typer.Option("--allowed-host", metavar="NAME", help="Accept this host, or host:port, in request URLs."),
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="Accept this host, or host:port, in request URLs.",
+        rich_help_panel="Access",
+    ),
 ]
 ProxyHeaderOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Trust the user name that the proxy sends in this header; see --trusted-proxy."),
+    typer.Option(
+        metavar="NAME",
+        help="Trust the user name that the proxy sends in this header; see --trusted-proxy.",
+        rich_help_panel="Access",
+    ),
 ]
 OriginsOption = Annotated[
     list[str] | None,
-    typer.Option("--cors-origin", metavar="URL", help="Allow cross-origin API requests from this origin."),
+    typer.Option(
+        "--cors-origin",
+        metavar="URL",
+        help="Allow cross-origin API requests from this origin.",
+        rich_help_panel="Access",
+    ),
 ]
 ProcessesOption = Annotated[
     int | None,
@@ -56,11 +70,18 @@ ProcessesOption = Annotated[
 ]
 ProxiesOption = Annotated[
     list[str] | None,
-    typer.Option("--trusted-proxy", metavar="ADDRESS", help="Address or network of the proxy, such as 10.0.0.0/24."),
+    typer.Option(
+        "--trusted-proxy",
+        metavar="ADDRESS",
+        help="Address or network of the proxy, such as 10.0.0.0/24.",
+        rich_help_panel="Access",
+    ),
 ]
 
 
-CertificateOption = Annotated[str | None, typer.Option(metavar="FILE", help="TLS certificate chain; enables HTTPS.")]
+CertificateOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="TLS certificate chain; enables HTTPS.", rich_help_panel="Access")
+]
 WatchOption = Annotated[
     bool,
     typer.Option(
@@ -79,16 +100,29 @@ def web(
     cache: CacheOption = None,
     within: WithinOption = None,
     require_token: Annotated[
-        bool, typer.Option("--require-token", help="Require tokens even on loopback, for use behind a local proxy.")
+        bool,
+        typer.Option(
+            "--require-token",
+            help="Require tokens even on loopback, for use behind a local proxy.",
+            rich_help_panel="Access",
+        ),
     ] = False,
     allowed_host: HostsOption = None,
     trusted_proxy_header: ProxyHeaderOption = None,
     trusted_proxy: ProxiesOption = None,
     rate: Annotated[
-        float, typer.Option(min=0.1, metavar="N", help="Requests per second per token; bursts may be twice as high.")
+        float,
+        typer.Option(
+            min=0.1,
+            metavar="N",
+            help="Requests per second per token; bursts may be twice as high.",
+            rich_help_panel="Access",
+        ),
     ] = DEFAULT_RATE,
     tls_certificate: CertificateOption = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's private key.")] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The certificate's private key.", rich_help_panel="Access")
+    ] = None,
     cors_origin: OriginsOption = None,
     processes: ProcessesOption = None,
     watch: WatchOption = False,

@@ -72,10 +72,16 @@ class IndexOptions:
         metavar="PATH",
     )
     include: Sequence[str] = option(
-        (), "Index only files that match one of these patterns, now and in later runs; '*' resets.", metavar="GLOB"
+        (),
+        "Index only files that match one of these patterns, now and in later runs; '*' resets.",
+        metavar="GLOB",
+        group="Content",
     )
     exclude: Sequence[str] = option(
-        (), "Skip files that match one of these patterns, now and in later runs.", metavar="GLOB"
+        (),
+        "Skip files that match one of these patterns, now and in later runs.",
+        metavar="GLOB",
+        group="Content",
     )
     model: str | None = option(
         None,
@@ -83,11 +89,21 @@ class IndexOptions:
         unset="the model installed with Driftline",
         metavar="NAME",
         is_setting=True,
+        group="Embedding",
     )
     executor: str = option(
-        DEFAULT_EXECUTOR, "inline, local (processes), or a Dask scheduler's tcp://HOST:PORT.", metavar="WHERE"
+        DEFAULT_EXECUTOR,
+        "inline, local (processes), or a Dask scheduler's tcp://HOST:PORT.",
+        metavar="WHERE",
+        group="Execution",
     )
-    workers: int | None = option(None, "Number of processes of the local executor.", bounds=(1, inf), served=(1, 1_024))
+    workers: int | None = option(
+        None,
+        "Number of processes of the local executor.",
+        bounds=(1, inf),
+        served=(1, 1_024),
+        group="Execution",
+    )
     full: bool = option(False, "Reread and re-embed every document.")
     dry_run: bool = option(False, "Report what would change; write nothing.")
     max_delete_fraction: float = option(
@@ -99,6 +115,7 @@ class IndexOptions:
         unset="the source's current setting; 4 MiB for a new source",
         bounds=(0, inf),
         is_setting=True,
+        group="Content",
     )
     max_document_bytes: int | None = option(
         None,
@@ -106,6 +123,7 @@ class IndexOptions:
         unset="the source's current setting; 64 MiB for a new source",
         bounds=(0, inf),
         is_setting=True,
+        group="Content",
     )
     redact: Redaction | None = option(
         None,
@@ -113,6 +131,7 @@ class IndexOptions:
         unset="the source's current setting; known for a new source",
         guide="index-sources.md#redact",
         is_setting=True,
+        group="Content",
     )
     archives: bool | None = option(
         None,
@@ -121,6 +140,7 @@ class IndexOptions:
         flag="--archives/--no-archives",
         guide="documents.md#archives",
         is_setting=True,
+        group="Content",
     )
     notebook_outputs: bool | None = option(
         None,
@@ -128,9 +148,14 @@ class IndexOptions:
         unset="the source's current setting; no for a new source",
         flag="--notebook-outputs/--no-notebook-outputs",
         is_setting=True,
+        group="Content",
     )
     rebind: bool = option(False, "Allow the entity to change its URI.")
-    reembed: bool = option(False, "Allow the workspace to change its model.")
+    reembed: bool = option(
+        False,
+        "Allow the workspace to change its model.",
+        group="Embedding",
+    )
     wait_seconds: float = option(
         0.0,
         "Wait this long for another run of a source to finish.",
@@ -138,8 +163,13 @@ class IndexOptions:
         metavar="SECONDS",
         bounds=(0, inf),
         served=(0, 86_400),
+        group="Execution",
     )
-    indexes: IndexScope = option("all", "Search indexes to update; text: only those for exact and full-text search.")
+    indexes: IndexScope = option(
+        "all",
+        "Search indexes to update; text: only those for exact and full-text search.",
+        group="Execution",
+    )
     by_commit: bool = option(
         False,
         "Scan only files changed since the last indexed commit, like driftline ci.",
@@ -161,6 +191,7 @@ class IndexOptions:
         unset="the workspace's current setting",
         flag="--deep/--no-deep",
         only_in=_COMMAND,
+        group="Embedding",
     )
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     keep_going: bool = False

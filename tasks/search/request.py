@@ -61,9 +61,21 @@ class SearchFilter:
     Raises UsageError for a value that can never match, suggesting the closest one that can.
     """
 
-    paths: Sequence[str] | None = option(None, "Only in these files.", flag="--path", parameter="path", metavar="PATH")
+    paths: Sequence[str] | None = option(
+        None,
+        "Only in these files.",
+        flag="--path",
+        parameter="path",
+        metavar="PATH",
+        group="Filters",
+    )
     dirs: Sequence[str] | None = option(
-        None, "Only below these directories.", flag="--dir", parameter="dir", metavar="DIR"
+        None,
+        "Only below these directories.",
+        flag="--dir",
+        parameter="dir",
+        metavar="DIR",
+        group="Filters",
     )
     globs: Sequence[str] | None = option(
         None,
@@ -71,6 +83,7 @@ class SearchFilter:
         flag="--glob",
         parameter="glob",
         metavar="GLOB",
+        group="Filters",
     )
     exts: Sequence[str] | None = option(
         None,
@@ -78,6 +91,7 @@ class SearchFilter:
         flag="--ext",
         parameter="ext",
         metavar="EXT",
+        group="Filters",
     )
     languages: Sequence[str] | None = option(
         None,
@@ -86,6 +100,7 @@ class SearchFilter:
         parameter="lang",
         metavar="LANGUAGE",
         choices=(*LANGUAGES, *ALIASES),
+        group="Filters",
     )
     kinds: Sequence[str] | None = option(
         None,
@@ -94,10 +109,27 @@ class SearchFilter:
         parameter="kind",
         metavar="KIND",
         choices=KINDS,
+        group="Filters",
     )
-    symbols: bool = option(False, "Only lines that start a definition.")
-    tests: bool = option(True, "Include test files.", flag="--tests/--no-tests", leaves_out=is_test)
-    prose: bool = option(True, "Include prose, such as Markdown.", flag="--prose/--no-prose", leaves_out=is_prose)
+    symbols: bool = option(
+        False,
+        "Only lines that start a definition.",
+        group="Filters",
+    )
+    tests: bool = option(
+        True,
+        "Include test files.",
+        flag="--tests/--no-tests",
+        leaves_out=is_test,
+        group="Filters",
+    )
+    prose: bool = option(
+        True,
+        "Include prose, such as Markdown.",
+        flag="--prose/--no-prose",
+        leaves_out=is_prose,
+        group="Filters",
+    )
     sources: Sequence[str | tuple[str, str]] | None = option(
         None,
         "Only these sources, or the sources below an entity such as org:acme/project:alpha.",
@@ -106,6 +138,7 @@ class SearchFilter:
         argument="entity",
         metavar="PATH",
         is_entity=True,
+        group="Filters",
     )
     workspace_name: str | None = option(
         None,
@@ -113,6 +146,7 @@ class SearchFilter:
         flag="--in",
         metavar="NAME",
         only_in=_ACTION_AND_COMMAND,
+        group="Filters",
     )
     branch: str | None = option(
         None,
@@ -121,6 +155,7 @@ class SearchFilter:
         guide="branches.md",
         max_characters=200,
         is_setting=True,
+        group="Filters",
     )
     where: "LineFilter | None" = None
     also: "Sequence[LineFilter]" = ()
@@ -178,14 +213,25 @@ class SearchRequest(SearchFilter):
 
     query: str = field(kw_only=False)
     top_k: int = option(
-        DEFAULT_TOP_K, "Maximum number of results.", bounds=(0, inf), served=(1, MAX_TOP_K), is_setting=True
+        DEFAULT_TOP_K,
+        "Maximum number of results.",
+        bounds=(0, inf),
+        served=(1, MAX_TOP_K),
+        is_setting=True,
+        group="Results",
     )
-    max_distance: float | None = option(None, "Drop results with a cosine distance above this (0 to 2).", bounds=(0, 2))
+    max_distance: float | None = option(
+        None,
+        "Drop results with a cosine distance above this (0 to 2).",
+        bounds=(0, 2),
+        group="Ranking",
+    )
     min_relevance: float | None = option(
         None,
         "Drop results with a relevance below this (0 to 1): the fraction of random lines that are more distant, "
         "not the score.",
         bounds=(0, 1),
+        group="Ranking",
     )
     n_lines: int = option(
         DEFAULT_N_LINES,
@@ -194,11 +240,13 @@ class SearchRequest(SearchFilter):
         served=(0, 20),
         aliases=("-n", "-C"),
         is_setting=True,
+        group="Results",
     )
     mode: Mode = option(
         "hybrid",
         "Rank by words and embeddings (hybrid), embeddings only (vector) or words only (text).",
         is_setting=True,
+        group="Ranking",
     )
     strategy: Strategy = option(
         "auto",
@@ -206,6 +254,7 @@ class SearchRequest(SearchFilter):
         only_in=_HERE,
         is_setting=True,
         aliases=("workspaceFiltering",),
+        group="Ranking",
     )
     fallback_threshold: float = option(
         FALLBACK_THRESHOLD,
@@ -214,6 +263,7 @@ class SearchRequest(SearchFilter):
         only_in=_HERE,
         is_setting=True,
         aliases=("fallbackThreshold",),
+        group="Ranking",
     )
     rerank: bool | int = option(
         False,
@@ -223,6 +273,7 @@ class SearchRequest(SearchFilter):
         guide="search.md#rerank",
         only_in=_HERE,
         is_setting=True,
+        group="Ranking",
     )
     deep: bool | None = option(
         None,
@@ -231,31 +282,62 @@ class SearchRequest(SearchFilter):
         guide="search.md#deep",
         only_in=frozenset({"command"}),
         is_setting=True,
+        group="Ranking",
     )
     fixed: Sequence[str] | None = option(
         None,
         "Only lines with this text. With several exact terms, the file must contain all, the line at least one.",
         aliases=("-F",),
         metavar="TEXT",
+        group="Exact search",
     )
     regex: Sequence[str] | None = option(
-        None, "Like --fixed, for a regular expression (RE2).", aliases=("-E",), metavar="REGEX"
+        None,
+        "Like --fixed, for a regular expression (RE2).",
+        aliases=("-E",),
+        metavar="REGEX",
+        group="Exact search",
     )
-    whole_words: bool = option(False, "Exact terms match whole words only.", aliases=("-w",))
+    whole_words: bool = option(
+        False,
+        "Exact terms match whole words only.",
+        aliases=("-w",),
+        group="Exact search",
+    )
     ignore_case: bool | None = option(
         None,
         "Ignore case in exact terms; default: in terms without a capital.",
         flag="--ignore-case/--case-sensitive",
         aliases=("-i",),
+        group="Exact search",
     )
-    multiline: bool = option(False, "Exact terms may match over several lines.", aliases=("-U",))
-    count: bool = option(False, "Only count the lines that match exact terms.")
-    files: bool = option(False, "Show only the first matching line of each file.")
+    multiline: bool = option(
+        False,
+        "Exact terms may match over several lines.",
+        aliases=("-U",),
+        group="Exact search",
+    )
+    count: bool = option(
+        False,
+        "Only count the lines that match exact terms.",
+        group="Results",
+    )
+    files: bool = option(
+        False,
+        "Show only the first matching line of each file.",
+        group="Results",
+    )
     facets: bool = option(
         False,
         "Count the files that match by source, language, kind, directory and tests.",
+        group="Results",
     )
-    explain: bool = option(False, "Show the steps of the search and their times.", only_in=_ACTION_AND_COMMAND)
+    explain: bool = option(
+        False,
+        "Show the steps of the search and their times.",
+        only_in=_ACTION_AND_COMMAND,
+        group="Results",
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.query, str):

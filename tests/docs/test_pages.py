@@ -181,6 +181,9 @@ def test_every_command_is_in_the_reference() -> None:
         page = pages[f"driftline-{command}"]
         assert page.index(f"$ driftline {command}") < page.index("[OPTIONS]"), "an example comes first"
     assert "## driftline memory put " in pages["driftline-memory"]
+    groups = ("Results", "Exact search", "Filters", "Ranking", "Workspace", "Output")
+    assert re.findall(r"^\*\*(.+)\*\*$", pages["driftline-search"], re.MULTILINE) == [*groups]
+    assert re.findall(r"commands/(driftline-[\w-]+)\.md", listed) == [*pages], "the order of the pages"
 
 
 def test_every_environment_variable_of_the_code_is_in_the_reference() -> None:

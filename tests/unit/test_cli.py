@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -20,9 +21,12 @@ from typer.models import CommandInfo
 from driftline import __main__
 from driftline.flows.commands import main as cli
 from driftline.flows.commands import status
-from driftline.flows.commands.app import EXAMPLES, GROUPS, app
+from driftline.flows.commands.app import EXAMPLES, GROUPS, OPTION_GROUPS, app
+from driftline.flows.config import index_request
 from driftline.flows.output import plain_text
 from driftline.storage.errors import DeletionRefused, StorageError, UnknownScheme, UsageError
+from driftline.storage.option_table import Options
+from driftline.tasks.search import request
 from driftline.tasks.search.request import SearchRequest
 
 HEAVY = ("prefect", "distributed", "dask", "lance", "pyarrow", "numpy", "model2vec", "sqlalchemy", "pydantic")
@@ -329,6 +333,30 @@ def test_help_shows_examples_that_the_command_accepts(name: str, capsys: pytest.
             command = command.get_command(context, part)
         with command.make_context(name, arguments[len(name.split()) :], parent=context):
             pass
+
+
+@pytest.mark.parametrize("name", ["index", "search", "ci", "web"])
+def test_long_help_lists_examples_and_then_each_option_below_its_group(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([name, "-h"]) == 0
+    groups: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        if line and not line.startswith(" "):
+            groups[line.removesuffix(":")] = []
+        elif match := re.match(r"  (?:-\w, )*(--[\w-]+)", line):
+            next(reversed(groups.values())).append(match[1])
+    titles = [title for title in groups if title in OPTION_GROUPS]
+    assert len(titles) > 3
+    assert titles == sorted(titles, key=OPTION_GROUPS.index)
+    if name in EXAMPLES:
+        assert [*groups].index("Examples") < [*groups].index(titles[0])
+    command: Any = typer.main.get_command(app)
+    listed = [option for title in titles for option in groups[title]]
+    wanted = {max(each.opts, key=len) for each in command.commands[name].params if each.opts[0].startswith("-")}
+    assert sorted(listed) == sorted(wanted | {"--help"})
+    for row in {"index": index_request.OPTIONS, "search": request.OPTIONS}.get(name, Options({})).values():
+        assert "command" not in row.only_in or row.flag.partition("/")[0] in groups[row.group or "Options"]
 
 
 def test_the_shell_completes_commands() -> None:
