@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from driftline.flows.mcp_server.server import WorkspaceTools
     from driftline.flows.web.search_processes import SearchProcesses
+    from driftline.storage.entities import Boundary
     from driftline.storage.workspace.workspace import Workspace
 
 STOP_SECONDS = 30.0
@@ -103,7 +104,17 @@ def _tools_of(
         newest = until_end(newest_of(opened, cache=is_cached, max_bytes=max_bytes, warn=warn))
     has_memory = find_memory(settings, opened) is not None
     memory = MemoryTools(partial(reads.run, search_memory, opened, settings, boundary)) if has_memory else None
-    return WorkspaceTools(LineTools(newest, lambda: boundary, reads.run, shows_files=True), memory)
+    tools = LineTools(newest, lambda: boundary, reads.run, shows_files=True)
+    return WorkspaceTools(tools, memory, unlisted_arguments(opened, boundary))
+
+
+def unlisted_arguments(opened: Workspace, boundary: Boundary | None) -> frozenset[str]:
+    """Return the arguments that are useless in a local workspace: ``sources`` of a single one, ``branch`` of none."""
+    if not opened.objects.is_local:
+        return frozenset()  # it would take a request for each source
+    sources = [entity for entity, _ in opened.readable_sources(boundary)]
+    has_branches = any(map(opened.has_branches, sources))
+    return frozenset({*(() if has_branches else ("branch",)), *(() if len(sources) > 1 else ("sources", "source"))})
 
 
 def _short_names(targets: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
@@ -106,10 +106,14 @@ _MEMORY_INSTRUCTIONS = " Search stored memory entries with search_memory."
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceTools:
-    """A workspace's tools; its memory tools are None if it has no memory."""
+    """A workspace's tools; its memory tools are None if it has no memory.
+
+    ``unlisted`` are arguments that are accepted, but of no use in this workspace, such as ``branch`` without branches.
+    """
 
     lines: LineTools
     memory: MemoryTools | None = None
+    unlisted: frozenset[str] = frozenset()
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """Return the tools, in the order that clients list them."""
@@ -131,6 +135,7 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
             offered.setdefault(name, {})[workspace] = tool
     if len(workspaces) > 1:
         instructions += f" Each call searches one workspace: {', '.join(workspaces)}. If it finds nothing, try another."
+    unlisted = frozenset.intersection(*(each.unlisted for each in workspaces.values()))
     tools = [_of_workspace(each) if len(workspaces) > 1 else next(iter(each.values())) for each in offered.values()]
     server: MCPServer[Any] = MCPServer(
         "driftline",
@@ -138,7 +143,10 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
         version=version("driftline"),
         log_level="WARNING",
         tools=[
-            _strict(Tool.from_function(protocol_errors(tool), description=inspect.getdoc(tool), annotations=_READS))
+            _strict(
+                Tool.from_function(protocol_errors(tool), description=inspect.getdoc(tool), annotations=_READS),
+                unlisted,
+            )
             for tool in tools
         ],
     )
@@ -189,8 +197,8 @@ statement as path:line, and say so if the index does not answer the question."""
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
-def _strict(tool: Tool) -> Tool:
-    """Make ``tool`` reject unknown arguments: the SDK would drop them, even filters."""
+def _strict(tool: Tool, unlisted: Set[str]) -> Tool:
+    """Make ``tool`` reject unknown arguments, which the SDK would drop, even filters; shorten its schema."""
     known = [*tool.fn_metadata.arg_model.model_fields]
 
     def check(given: Any) -> Any:
@@ -204,8 +212,7 @@ def _strict(tool: Tool) -> Tool:
     arguments.model_config["extra"] = "forbid"
     arguments.model_rebuild(force=True)
     metadata = tool.fn_metadata.model_copy(update={"arg_model": arguments})
-    # Clients put the schemas into a model's context: titles only repeat names, and null means the same as absent.
-    parameters = _without_nulls(_without_titles(arguments.model_json_schema(by_alias=True)))
+    parameters = _listed(arguments.model_json_schema(by_alias=True), unlisted)
     fields = {name: getattr(tool, name) for name in Tool.model_fields}
     return _StrictTool.model_construct(**fields | {"fn_metadata": metadata, "parameters": parameters})
 
@@ -222,24 +229,27 @@ class _StrictTool(Tool):
         return await super().run(arguments, context, convert_result)
 
 
-def _without_titles(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_without_titles(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        name: _without_titles(each) for name, each in schema.items() if name != "title" or not isinstance(each, str)
-    }
+_ONLY_CHECKED = {"additionalProperties", "maxItems", "maxLength", "minLength", "minimum", "title"}
+"""What the server checks, and errors explain: of no use to a model before its first call."""
 
 
-def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove null from argument schemas: clients omit optional arguments instead."""
+def _listed(schema: Mapping[str, Any], unlisted: Set[str]) -> dict[str, Any]:
+    """Return the schema as clients put it into a model's context in every session: only what a model needs to decide.
+
+    Clients omit optional arguments, so there is no null, and neither has an absent switch a default of false.
+    """
     properties = {}
     for name, about in schema.get("properties", {}).items():
         options = [each for each in about.get("anyOf", ()) if each != {"type": "null"}]
-        rest = {key: value for key, value in about.items() if key != "anyOf" and (key, value) != ("default", None)}
-        properties[name] = {**options[0], **rest} if len(options) == 1 else about
-    return {**schema, "properties": properties}
+        whole = {**options[0], **{key: each for key, each in about.items() if key != "anyOf"}} if options else about
+        is_absent = any(whole.get("default") is value for value in (None, False))
+        properties[name] = {
+            key: each
+            for key, each in whole.items()
+            if key not in _ONLY_CHECKED and not (key == "default" and is_absent)
+        }
+    shown = {name: about for name, about in properties.items() if name not in unlisted}
+    return {**{key: each for key, each in schema.items() if key not in _ONLY_CHECKED}, "properties": shown}
 
 
 def serve_stdio(server: MCPServer[Any]) -> None:

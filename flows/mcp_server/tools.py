@@ -363,31 +363,27 @@ Question = Annotated[
     Field(
         min_length=1,
         max_length=2_000,
-        description='A question, a description or a few words of code. May contain "exact text", /regex/, def:Name, '
-        "uses:Name, sym:Name (inside it), lang:go, file:src/ (part of the path, or a glob), repo:web; -lang:, -file: "
-        "and -repo: exclude. Filters alone list files.",
+        description='A question or a few words. May contain "exact text", /regex/, def:Name, uses:Name, '
+        "sym:Name (inside it), lang:go, file:src/ (part of the path, or a glob), repo:web; -lang:, -file: and -repo: "
+        "exclude. Filters alone list files.",
     ),
 ]
-Name = Annotated[
-    str, Field(min_length=1, max_length=500, description="A name, such as parse or Parser.parse. Case-sensitive.")
-]
-MaxTokens = Annotated[
-    int, Field(ge=MIN_TOKENS, le=MAX_TOKENS, description="Maximum size of the result, in tokens of four bytes.")
-]
+Name = Annotated[str, Field(min_length=1, max_length=500, description="Such as parse or Parser.parse. Case-sensitive.")]
+MaxTokens = Annotated[int, Field(ge=MIN_TOKENS, le=MAX_TOKENS)]
 _FILTERS = ("globs", "languages", "sources", "branch", "tests")
 """The filters that are parameters. The query language has these and more."""
 _DESCRIPTIONS = {
-    "globs": "Only in files that match, such as src/**/*.py.",
-    "languages": "Only in these languages, such as python.",
-    "sources": "Only in these sources, by name.",
+    "globs": "Such as src/**/*.py.",
+    "sources": "Their names.",
     "branch": "Search this branch where it is indexed.",
-    "n_lines": "Lines of context on each side.",
-    "top_k": "Maximum number of results.",
-    "files": "Only the first matching line of each file.",
-    "count": "Only count matches.",
-    "rerank": "Rerank with a transformer: slower; for hard questions.",
+    "tests": "Include test files.",
+    "prose": "Include prose, such as Markdown.",
+    "n_lines": "Context on each side.",
+    "files": "Only the first match of each file.",
+    "ignore_case": "Default: if the pattern has no capital.",
+    "rerank": "Slower; for hard questions.",
 }
-"""Descriptions for models, shorter than the options' help."""
+"""Descriptions for models, of the options whose name and type do not say enough."""
 
 
 def parameters(*names: str, **changed: Any) -> list[inspect.Parameter]:
@@ -405,7 +401,7 @@ def _annotation(row: Option) -> Any:
         le=high,
         min_length=1 if longest else None,
         max_length=longest,
-        description=_DESCRIPTIONS.get(row.name, row.help),
+        description=_DESCRIPTIONS.get(row.name),
     )
     return Annotated[kind if row.default is not None else kind | None, about]
 
@@ -463,7 +459,7 @@ class LineTools:
 
     @spread("given", parameters("top_k", "n_lines", *_FILTERS, "prose", "rerank"))
     def search_lines(self, query: Question, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> str:
-        """Find code and text semantically: you need not know the exact words. Best first, with surrounding lines."""
+        """Find code and text semantically, without knowing the exact words. Best first."""
         request = SearchRequest.of(query, self._named(given))
         return self._text(self._found(request), request, max_tokens)
 
@@ -471,7 +467,7 @@ class LineTools:
     def grep_lines(
         self,
         pattern: Annotated[str, Field(min_length=1, description="A regular expression (RE2).")],
-        literal: Annotated[bool, Field(description="Match the pattern as literal text.")] = False,
+        literal: Annotated[bool, Field(description="The pattern is plain text.")] = False,
         max_tokens: MaxTokens = DEFAULT_TOKENS,
         *,
         given: dict[str, Any],
@@ -544,7 +540,7 @@ class LineTools:
         raise UsageError("No source has this name", name, nearest_name(name, names))
 
     def index_status(self) -> IndexStatus:
-        """Show what is indexed: sources, numbers of documents and lines, and the embedding model."""
+        """Show what is indexed: the sources, their size, and the model."""
         from driftline.storage.workspace.workspace import Workspace
 
         return index_status(self.run(Workspace.stats, self.newest(), self.boundary()))
@@ -552,10 +548,8 @@ class LineTools:
     def read_context(
         self,
         path: Annotated[str, Field(min_length=1, description="A result's path.")],
-        line: Annotated[int, Field(ge=1, description="The line to read around, 1-based.")],
-        n_lines: Annotated[
-            int, Field(ge=0, le=MAX_CONTEXT_LINES // 2, description="Lines of context on each side.")
-        ] = 20,
+        line: Annotated[int, Field(ge=1, description="1-based.")],
+        n_lines: Annotated[int, Field(ge=0, le=MAX_CONTEXT_LINES // 2, description=_DESCRIPTIONS["n_lines"])] = 20,
         source: Annotated[str | None, Field(description="The result's source, if it names one.")] = None,
         branch: Annotated[str | None, Field(max_length=200, description="The branch that was searched.")] = None,
         max_tokens: MaxTokens = DEFAULT_TOKENS,
@@ -586,23 +580,20 @@ class MemoryTools:
     def search_memory(
         self,
         query: Query,
-        top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K, description="Maximum number of entries.")] = DEFAULT_ENTRIES,
+        top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K)] = DEFAULT_ENTRIES,
         filter: Annotated[
             dict[str, FilterValue] | None,
-            Field(description="Metadata fields, all of which must match; a list matches any of its values."),
+            Field(description="Metadata fields that must all match; a list matches any of its values."),
         ] = None,
         entity: Annotated[
             str | None,
-            Field(description="Search at or below this entity, such as org:acme/project:alpha; default: the root."),
+            Field(description="Only at or below it, such as org:acme/project:alpha."),
         ] = None,
         max_distance: Annotated[
             float | None,
-            Field(ge=0, le=2, description="Drop entries more distant from the query than this (1 - cosine, 0 to 2)."),
+            Field(ge=0, le=2, description="1 - cosine."),
         ] = None,
-        mode: Annotated[
-            Mode,
-            Field(description="Rank by words and embeddings (hybrid), embeddings only (vector) or words only (text)."),
-        ] = "hybrid",
+        mode: Mode = "hybrid",
         max_tokens: MaxTokens = DEFAULT_TOKENS,
     ) -> MemoryAnswer:
         """Find the memory entries that match a query best."""

@@ -21,14 +21,11 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import driftline as dl
+from driftline.flows.commands.mcp import unlisted_arguments
 from driftline.flows.config.memory_settings import MEMORY_CONFIG_VARIABLE, find_memory, load_memory_configuration
 from driftline.flows.mcp_server import tools as mcp_memory
-from driftline.flows.mcp_server.tools import (
-    BYTES_PER_TOKEN,
-    MAX_ANSWER_BYTES,
-    MAX_TOKENS,
-    MIN_TOKENS,
-)
+from driftline.flows.mcp_server.server import WorkspaceTools, server_of
+from driftline.flows.mcp_server.tools import BYTES_PER_TOKEN, MAX_ANSWER_BYTES, MAX_TOKENS, MIN_TOKENS, LineTools
 from driftline.storage.defaults import MAX_SHOWN_CHARACTERS
 from driftline.storage.environment import install_command
 from driftline.storage.workspace.workspace import Workspace
@@ -133,6 +130,35 @@ def test_one_server_has_many_workspaces_each_within_the_boundary(tmp_path: Path,
     assert "web, app" in (instructions or "")
 
 
+def test_arguments_that_are_of_no_use_in_a_workspace_are_accepted_but_not_listed(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    workspace = str(tmp_path / "ws")
+
+    def listed_and_accepted() -> tuple[set[str], bool]:
+        opened = dl.open(workspace).storage
+        tools = WorkspaceTools(LineTools(opened.reread), None, unlisted_arguments(opened, None))
+        server = server_of({"": tools})
+
+        async def talk() -> tuple[set[str], bool]:
+            async with Client(server) as client:
+                names = {name for tool in (await client.list_tools()).tools for name in tool.input_schema["properties"]}
+                given = {"pattern": "parser", "sources": ["web"]}
+                return names & {"branch", "sources", "source"}, (await client.call_tool("grep_lines", given)).is_error
+
+        return asyncio.run(talk())
+
+    for name, branch, expected in (
+        ("web", None, set()),
+        ("app", None, {"sources", "source"}),
+        ("app", "feature", {"sources", "source", "branch"}),
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / f"{branch}.txt").write_text("parser\n")
+        dl.index(str(tmp_path / name), workspace=workspace, model=str(tiny_model), branch=branch)
+        assert listed_and_accepted() == (expected, False)
+
+
 def status_for_host(url: str, host: str) -> int:
     """Return the server's response status for a request with a foreign host name, as after DNS rebinding."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_SECONDS)
@@ -174,15 +200,11 @@ def test_tools_have_schemas_with_bounds(location: Path) -> None:
     assert set(found) == {"search_lines", "index_status", "read_context"} | exact
     # The list uses up part of a model's context in each session.
     listed = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in found.values()]
-    assert len(json.dumps(listed, separators=(",", ":"))) <= 1_900 * BYTES_PER_TOKEN
-    assert found["search_lines"].input_schema["properties"]["languages"] == {
-        "items": {"type": "string"},
-        "maxItems": 100,
-        "type": "array",
-        "description": "Only in these languages, such as python.",
-    }
-    top_k = found["search_lines"].input_schema["properties"]["top_k"]
-    assert (top_k["minimum"], top_k["maximum"]) == (1, MAX_TOP_K)
+    assert len(json.dumps(listed, separators=(",", ":"))) <= 1_320 * BYTES_PER_TOKEN
+    listed_options = found["search_lines"].input_schema["properties"]
+    assert listed_options["languages"] == {"items": {"type": "string"}, "type": "array"}
+    assert listed_options["top_k"] == {"default": 10, "maximum": MAX_TOP_K, "type": "integer"}
+    assert {"branch", "sources"} <= set(listed_options)
     for tool in found.values():
         assert tool.description
         assert tool.output_schema is None, "clients pass structured content to models instead of the text"
