@@ -43,6 +43,7 @@ from driftline.storage.lines.packs import (
 from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search.comments import in_comments
 from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter
 from driftline.tasks.search.hits import (
@@ -76,6 +77,10 @@ MAX_SECONDS = 30.0
 """Time limit of an exact search; at the limit, it stops and reports incomplete results."""
 MAX_RANKED = 10_000
 """Maximum number of matching lines to rank by words."""
+SORTED_USES = 200
+"""Up to this many of the nearest uses of a name are sorted: code before comments, docstrings and prose."""
+MAX_COMMENTED_LINES = 5_000
+"""Uses further down a document are not sorted: its lines up to the last use are read."""
 RANKED_WINDOWS = 200
 """Number of lexically found windows used for ranking matching lines."""
 MAX_PATHS_IN_FILTER = 1_000
@@ -572,6 +577,18 @@ class ExactSearch:
         reason = reason or ("time" if self.cut else "partial" if partial else None)
         return kept, ExactCounts(lines, documents, reason, partial)
 
+    def _code_first(self, request: SearchRequest) -> tuple[list[Line], ExactCounts]:
+        """Return the first uses in code, then those in comments, docstrings and prose, and the known counts."""
+        lines, counts = self.first(MAX_RANKED if request.files else max(request.top_k, SORTED_USES))
+        nearest = lines[:SORTED_USES]
+        last = {document: number for document, number in nearest if number < MAX_COMMENTED_LINES}
+        whole = zip(last.items(), _contexts(self.tables, [*last.items()], MAX_COMMENTED_LINES), strict=True)
+        commented: set[Line] = set()
+        for (document, end), (_, text) in whole:
+            numbers = (number for each, number in nearest if each == document and number <= end)
+            commented |= {(document, number) for number in in_comments(document.path, text[: end + 1], numbers)}
+        return _shown([*sorted(nearest, key=commented.__contains__), *lines[SORTED_USES:]], counts, request)
+
     def _partial(self) -> int:
         """Count the documents that pass the filters and are indexed only at both ends."""
         passing = {(gap.entity, gap.path) for table in self.tables if self.patterns for gap in passing_gaps(table)}
@@ -580,7 +597,10 @@ class ExactSearch:
     def in_order(self, request: SearchRequest) -> SearchReport:
         """Return the first matching lines or, with ``count``, only their number."""
         with self.timers.timed("exact"):
-            lines, counts = self.first(None if request.count else request.top_k, files=request.files)
+            if self.terms.uses and not request.count:
+                lines, counts = self._code_first(request)
+            else:
+                lines, counts = self.first(None if request.count else request.top_k, files=request.files)
         if not counts.lines:
             return self._nothing(request, counts)
         found = () if request.count else self._hits(lines, request.n_lines)
@@ -639,17 +659,9 @@ class ExactSearch:
                 if hit.start_line <= each[1] + 1 <= hit.end_line and each not in scores
             ]
             scores |= dict.fromkeys(sorted(inside, key=lambda each: abs(each[1] + 1 - hit.line)), hit)
-        ranked = [*scores, *(each for each in lines if each not in scores)]
-        if request.files:
-            best: dict[IndexedDocument, Line] = {}
-            for line in ranked:
-                best.setdefault(line[0], line)
-            ranked = [*best.values()]
-        shown = ranked[: request.top_k]
+        shown, counts = _shown([*scores, *(each for each in lines if each not in scores)], counts, request)
         hits = zip(shown, self._hits(shown, request.n_lines), strict=True)
         found = tuple(_scored(hit, scores.get(line)) for line, hit in hits)
-        if counts.reason != "time" and len(shown) < len(ranked):
-            counts = replace(counts, reason="limit")
         return SearchReport("", found, notes=notes_on_counts(counts, len(shown)), exact=counts)
 
     def _hits(self, lines: Sequence[Line], n_lines: int) -> tuple[Hit, ...]:
@@ -725,6 +737,19 @@ def _nearness(homes: Set[DocumentKey], importing: Set[DocumentKey]) -> Callable[
         return importance(path) + (1 if is_near else 5 if imports else 9)
 
     return order
+
+
+def _shown(ranked: Sequence[Line], counts: ExactCounts, request: SearchRequest) -> tuple[list[Line], ExactCounts]:
+    """Return the lines that ``request`` shows, with ``files`` one of each document, and the counts that say so."""
+    if request.files:
+        best: dict[IndexedDocument, Line] = {}
+        for line in ranked:
+            best.setdefault(line[0], line)
+        ranked = [*best.values()]
+    shown = [*ranked[: request.top_k]]
+    if counts.reason != "time" and len(shown) < len(ranked):
+        counts = replace(counts, reason="limit")
+    return shown, counts
 
 
 def _scored(hit: Hit, by_words: Hit | None) -> Hit:

@@ -534,7 +534,7 @@ def _shown(window: Window, lines: list[str], start: int, first: int) -> tuple[in
     return start + skipped, lines[skipped:]
 
 
-_LINE_COMMENT = re.compile(r"\s*(//|--(?=\s)|;|%|#(?=\s|$))")
+LINE_COMMENT = re.compile(r"\s*(//|--(?=\s)|;|%|#(?=\s|$))")
 _COMMENT_BOUND = re.compile(r"(?:^|\s)/\*|\*/")
 
 
@@ -562,7 +562,7 @@ def _continues_comment(lines: Sequence[str], *, is_whole: bool) -> list[bool]:
     inside = next((found[0] == "*/" for found in bounds if found), False) and not is_whole
     continued, before = list[bool](), None if is_whole else "?"
     for line, found in zip(lines, bounds, strict=True):
-        marked = _LINE_COMMENT.match(line)
+        marked = LINE_COMMENT.match(line)
         mark = marked[1] if marked else None
         continued.append(inside or (mark is not None and before in (mark, "?")))
         before, inside = mark, found[-1] == "/*" if found else inside

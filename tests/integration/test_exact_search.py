@@ -394,7 +394,7 @@ def test_all_matches_of_a_line_are_reported_with_their_columns(workspace: Worksp
 def test_definitions_and_uses_are_told_apart(workspace: Workspace) -> None:
     assert locations(find(workspace, "def:csrf_token")) == [("src/app.py", 1)]
     uses = locations(find(workspace, "uses:csrf_token"))
-    assert uses == [("src/cr.txt", 2), ("tests/test_app.py", 2), ("vendor/lib.py", 1)]
+    assert uses == [("tests/test_app.py", 2), ("vendor/lib.py", 1), ("src/cr.txt", 2)]
     assert locations(find(workspace, '"csrf_" sym:csrf_token')) == [("src/app.py", 1), ("src/app.py", 2)]
 
 
@@ -519,6 +519,30 @@ def test_uses_are_nearest_first(tmp_path: Path) -> None:
     driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
     nearest = [("home/z.py", 5), ("home/near.py", 1), ("other/imports.py", 1), ("more/names.py", 1)]
     assert locations(find(str(tmp_path / "ws"), "uses:foo")) == nearest
+
+
+def test_uses_in_code_come_before_those_in_comments_and_prose(tmp_path: Path) -> None:
+    files = {
+        "home/a.py": '"""Call foo\n\nor foo."""\n\ndef foo():\n    r"""Like foo."""\n    # foo\n\n\nx = foo()  # foo\n',
+        "home/README.md": "Call foo.\n",
+        "src/b.ts": "/**\n * Calls foo.\n */\nconst all = 'src/*.ts';\nfoo(); /* foo */\n/* foo */\n// foo\n",
+        "src/c.go": "// foo is used\nfunc main() {\n\tfoo() // foo\n}\n",
+        "src/d.rb": "# foo\nfoo\n",
+    }
+    for name, text in files.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text(text)
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    code = [("home/a.py", 10), ("src/b.ts", 5), ("src/c.go", 3), ("src/d.rb", 2)]
+    rest = [*(("home/a.py", line) for line in (1, 3, 6, 7)), ("home/README.md", 1)]
+    rest += [*(("src/b.ts", line) for line in (2, 6, 7)), ("src/c.go", 1), ("src/d.rb", 1)]
+    every = find(str(tmp_path / "ws"), "uses:foo", top_k=50)
+    assert locations(every) == code + rest
+    assert every.exact == ExactCounts(14, 5)
+    few = find(str(tmp_path / "ws"), "uses:foo", top_k=3)
+    assert locations(few) == code[:3]
+    assert few.exact == ExactCounts(14, 5, "limit")
+    assert locations(find(str(tmp_path / "ws"), "uses:foo", files=True)) == [*code, ("home/README.md", 1)]
 
 
 def test_case_in_the_query_applies_to_options(workspace: Workspace) -> None:

@@ -1,0 +1,44 @@
+"""Tell comments and docstrings from code by their signs, without parsing: good enough to order results."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from driftline.storage.file_kinds import is_prose
+from driftline.tasks.search.facets import language_of_file
+from driftline.tasks.search.hits import LINE_COMMENT
+
+_IN_QUOTES = frozenset(("elixir", "julia", "python"))
+"""The languages whose documentation is text in triple quotes, and in which ``/*`` begins no comment."""
+_QUOTED = re.compile(r"""[rRbBuUfF]{0,2}(\"{3}|'{3}).*?(?:\1|\Z)""", re.DOTALL)
+_BLOCK = re.compile(r"(?<!\S)(?:/\*.*?(?:\*/|\Z)|<!--.*?(?:-->|\Z))", re.DOTALL)
+
+
+def in_comments(path: str, lines: Sequence[str], numbers: Iterable[int]) -> set[int]:
+    """Return which of the 0-based line ``numbers`` are in a comment, a docstring or prose.
+
+    ``lines`` are those of the document, from its first to the last of ``numbers`` or later.
+
+    Examples:
+        >>> sorted(in_comments("a.py", ["'''Call foo", "or foo.'''", "foo()  # foo", "# foo"], range(4)))
+        [0, 1, 3]
+        >>> sorted(in_comments("a.go", ["/* foo", " * foo */", "foo()", "// foo"], range(4)))
+        [0, 1, 3]
+    """
+    if is_prose(path):
+        return {*numbers}
+    blocks = _QUOTED if language_of_file(path) in _IN_QUOTES else _BLOCK
+    spans = [found.span() for found in blocks.finditer("\n".join(lines))]
+    begins = [begin for begin, _ in spans]
+    offsets = [0, *accumulate(len(line) + 1 for line in lines)]
+
+    def is_in_comment(number: int) -> bool:
+        line = lines[number]
+        at = offsets[number] + len(line) - len(line.lstrip())
+        before = bisect(begins, at) - 1
+        return LINE_COMMENT.match(line) is not None or (before >= 0 and at < spans[before][1])
+
+    return {number for number in numbers if is_in_comment(number)}
