@@ -128,9 +128,13 @@ SQL_BYTES = 2**28
 
 @dataclass(frozen=True, slots=True)
 class SqlView:
-    """The first rows of a query. ``numbers`` lists the numeric columns; ``has_more`` is set if there are more rows."""
+    """The first rows of a query, and each column's name and type, which may be a number's.
+
+    ``has_more`` is set if there are more rows.
+    """
 
     columns: tuple[str, ...]
+    types: tuple[str, ...]
     numbers: tuple[bool, ...]
     rows: tuple[tuple[object, ...], ...]
     has_more: bool
@@ -143,7 +147,8 @@ def sql_view(workspace: Workspace, text: str, within: Boundary | None = None) ->
     with query(workspace, text, within=within, max_seconds=SQL_SECONDS, max_bytes=SQL_BYTES) as result:
         rows = tuple(islice(result.rows(), MAX_SQL_ROWS + 1))
         shown = rows[:MAX_SQL_ROWS]
-        return SqlView(tuple(result.schema.names), tuple(result.numbers), shown, len(rows) > MAX_SQL_ROWS)
+        names, types = tuple(result.schema.names), tuple(str(each).partition("(")[0] for each in result.schema.types)
+        return SqlView(names, types, tuple(result.numbers), shown, len(rows) > MAX_SQL_ROWS)
 
 
 MAX_TABLE_ROWS = 100_000

@@ -485,7 +485,7 @@ function unfoldFolders(root) {
   adopt(root);
 }
 
-/** A dialog with one field, which `t` opens to find a file by name, and `l` to go to a line. */
+/** A dialog, which `t` opens to find a file by name, `l` to go to a line, and `?` to explain queries and keys. */
 function openByKey() {
   const dialog = document.createElement("dialog");
   dialog.id = "go";
@@ -524,6 +524,13 @@ function openByKey() {
     const [form, field] = ask("Go to line", "number", []);
     form.addEventListener("submit", () => (location.hash = `#L${Number(field.value) || 1}`));
   };
+  const help = async () => {
+    const found = (await pageAt("/"))?.querySelector(".syntax");
+    if (!found) return;
+    found.tabIndex = 0; // it scrolls
+    dialog.replaceChildren(found);
+    dialog.showModal();
+  };
   dialog.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (step && dialog.querySelector("ul")) {
@@ -536,6 +543,7 @@ function openByKey() {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
     if (event.key === "t") findFile();
+    else if (event.key === "?") help();
     else if (event.key === "l" && document.querySelector(".document")) goToLine();
     else if (event.key === "y") (document.querySelector("#remote + .copy") ?? document.querySelector(".path .copy"))?.click();
     else return;

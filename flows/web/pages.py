@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from functools import cache
 from importlib.resources import files
 from itertools import islice
@@ -604,12 +605,21 @@ def sql_page(query: str, view: SqlView | None = None, *, error: str = "") -> byt
     """Return the SQL page: a query, its rows and a plot of them, or examples."""
     rows: list[list[str]] = []
     if view is not None:
-        from driftline.storage.sql import as_text
-
-        rows = [[as_text(value) for value in row] for row in view.rows]
+        rows = [[_cell(value) for value in row] for row in view.rows]
     examples = [(text, f"/sql?{_encoded({'q': text})}", about) for text, about in SQL_EXAMPLES]
     plot = _plot(view) if view is not None else ""
     return _rendered("sql.html.j2", query=query, view=view, rows=rows, plot=plot, examples=examples, error=error)
+
+
+_SEPARATED = 10_000
+"""The first whole number with separators: years have none."""
+
+
+def _cell(value: object) -> str:
+    from driftline.storage.sql import as_text
+
+    whole = int(value) if isinstance(value, int | Decimal) and value == int(value) else 0
+    return f"{whole:,}" if abs(whole) >= _SEPARATED else as_text(value)
 
 
 def _plot(view: SqlView) -> str:
@@ -675,6 +685,10 @@ STATIC = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "im
 """Files loaded by all pages, and their media types."""
 
 
+_COMMENT = re.compile(r"^\s*(?://|/\*\*).*\n", re.MULTILINE)
+"""A comment of a script on a line of its own: for its readers, not for browsers."""
+
+
 @cache
 def static(name: str) -> bytes:
     """Return the content of a file in STATIC."""
@@ -683,7 +697,7 @@ def static(name: str) -> bytes:
         from driftline.flows.web.rendering import colour_styles
 
         text += colour_styles()
-    return text.encode()
+    return _COMMENT.sub("", text).encode()
 
 
 @cache

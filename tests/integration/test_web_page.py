@@ -553,6 +553,14 @@ def test_the_page_of_sql_shows_rows_a_plot_and_what_is_wrong(site: Site) -> None
     page.get_by_role("link", name="Lines by file type").click()
     expect(page.locator("table tr").nth(1)).to_be_visible()
     assert page.locator("figure svg rect").count() >= 2
+    page.fill(
+        "#sql",
+        "SELECT 2026 AS year, 10000 AS files, -1234567.0::DECIMAL(9, 1) AS bytes, '12345' AS digits, TRUE AS yes",
+    )
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator("td")).to_have_text(["2026", "10,000", "-1,234,567", "12345", "True"])
+    expect(page.locator("th .kind")).to_have_text(["int32", "int32", "decimal128", "string", "bool"])
+    assert "q=SELECT+2026" in page.url
     page.fill("#sql", "SELECT path, hash FROM documents WHERE path LIKE '<img%'")
     page.get_by_role("button", name="Run").click()
     expect(page.get_by_role("status")).to_have_text("1 row")
@@ -721,6 +729,35 @@ def test_links_of_a_result_are_shown_while_it_is_used(site: Site) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     expect(links.get_by_role("button").first).to_be_hidden()
     page.set_viewport_size({"width": 1200, "height": 800})
+
+
+def test_the_header_is_one_row_on_a_phone(site: Site) -> None:
+    page = site.page
+    page.set_viewport_size({"width": 390, "height": 800})
+    rows = (("", 1, 0), ("?q=lease&mode=text", 2, 0), (f"d/{SOURCE}/src/lease.py?line=8", 1, 2), ("sql", 1, 0))
+    for target, header, path in rows:
+        page.goto(site.url + target)
+        assert page.locator("header").bounding_box()["height"] <= 16 + 40 * header, target  # type: ignore[index]
+        if path:
+            assert page.locator(".path").bounding_box()["height"] <= 16 + 36 * path  # type: ignore[index]
+            expect(page.get_by_label("in this file")).to_be_hidden()
+            page.focus("#q")
+            page.get_by_label("in this file").check()
+        page.fill("#q", "renew")
+        page.press("#q", "Enter")
+        page.wait_for_url("**q=renew*")
+    page.set_viewport_size({"width": 1200, "height": 800})
+
+
+def test_a_key_explains_queries_and_keys_on_every_page(site: Site) -> None:
+    page = site.page
+    for target in ("", f"d/{SOURCE}/src/lease.py?line=8", "sql"):
+        page.goto(site.url + target)
+        page.evaluate("document.activeElement.blur()")
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog").get_by_role("heading", name="What a query can say")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_be_hidden()
 
 
 def test_filters_are_folded_where_there_is_no_room(site: Site) -> None:
