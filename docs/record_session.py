@@ -23,6 +23,7 @@ from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,6 +61,8 @@ BLOCK = re.compile(r"(?<=\[start:session\] -->\n```console\n).*?(?=^```$)", re.D
 _QUESTION = re.compile(r'(?<=^```console\n)(\$ driftline sql "[^"]*")\n.*?(?=^```$)', re.DOTALL | re.MULTILINE)
 _SEARCH = re.compile(r"(?<=^```console\n)\$ driftline search .*?(?=^```$)", re.DOTALL | re.MULTILINE)
 _REMOTE_FONT = re.compile(r"@font-face \{\{.*?\}\}\n?", re.DOTALL)
+_FORMAT = _REMOTE_FONT.sub("", CONSOLE_SVG_FORMAT)
+_STYLE = re.compile(r"^ *(\.session-r\d+ \{.*\})$", re.MULTILINE)
 _TEXT = re.compile(r'<text class="[^"]*" x="[^"]*" y="(?P<y>[^"]*)"[^>]*>(?P<text>[^<]*)</text>')
 _RESULT = re.compile(r"^(?P<location>\S+:\d+)  (?P<score>-?\d+\.\d\d.*)$")
 
@@ -82,7 +85,12 @@ def drawn() -> str:
         console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
         for line in output.splitlines():
             console.print(styled(line), soft_wrap=False, overflow="ellipsis", no_wrap=True)
-    return console.export_svg(title="driftline", code_format=_REMOTE_FONT.sub("", CONSOLE_SVG_FORMAT))
+    dark, light = (
+        console.export_svg(title="driftline", theme=theme, clear=False, code_format=_FORMAT, unique_id="session")
+        for theme in (SVG_EXPORT_THEME, DEFAULT_TERMINAL_THEME)
+    )
+    colours = "\n".join([*_STYLE.findall(light), ".session-title { fill: #000 }", "rect[rx] { fill: #fff }"])
+    return dark.replace("</style>", f"@media (prefers-color-scheme: light) {{\n{colours}\n}}\n    </style>", 1)
 
 
 def lines_of(svg: str) -> str:

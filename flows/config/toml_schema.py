@@ -190,9 +190,9 @@ class FleetTable(Table):
     readers: Text | None = Field(
         default=None,
         description=(
-            "Let [users of a trusted proxy](../guides/web.md#users-and-groups) see the repositories that the host lets "
-            "them read: how the proxy spells a `{login}` of the host, such as `{login}@example.org`. For `github`, "
-            "`gitlab`, and an `org` of `gitea`, with a token."
+            "Let [users of a trusted proxy](../guides/web-access.md#users-and-groups) see the repositories that the "
+            "host lets them read: how the proxy spells a `{login}` of the host, such as `{login}@example.org`. For "
+            "`github`, `gitlab`, and an `org` of `gitea`, with a token."
         ),
     )
     readers_max_age_seconds: Annotated[PositiveFloat, Field(le=365 * 86400)] = Field(
@@ -252,7 +252,9 @@ class HooksTable(Table):
 
     github: Text | None = Field(
         default=None,
-        description=("The secret of GitHub's [webhooks](../guides/web.md#webhooks), as `${VARIABLE}` or `block:NAME`."),
+        description=(
+            "The secret of GitHub's [webhooks](../guides/web-api.md#webhooks), as `${VARIABLE}` or `block:NAME`."
+        ),
     )
     gitlab: Text | None = Field(default=None, description="The same for GitLab.")
     gitea: Text | None = Field(default=None, description="The same for Gitea and Forgejo.")
@@ -284,7 +286,7 @@ class AccessTable(Table):
     )
     everyone: list[Text] = Field(
         default=[],
-        description="The entities that all [users of a trusted proxy](../guides/web.md#users-and-groups) may see.",
+        description="The entities that all [users of a trusted proxy](../guides/web-access.md#users-and-groups) see.",
     )
     users: dict[Text, list[Text]] = Field(
         default={}, description="A table of users and the entities that each may see."
