@@ -103,6 +103,14 @@ AGENTS: Mapping[str, Agent] = {
         "plain",
         user_instructions=".codeium/windsurf/memories/global_rules.md",
     ),
+    "devin": Agent(
+        ".devin/config.json",
+        ".config/devin/config.json",
+        "mcpServers",
+        "plain",
+        "AGENTS.md",
+        ".config/devin/AGENTS.md",
+    ),
     "zed": Agent(".zed/settings.json", ".config/zed/settings.json", "context_servers", "plain", "AGENTS.md"),
     "opencode": Agent(
         "opencode.json",

@@ -27,6 +27,7 @@ FORMATS: dict[str, tuple[str, Any]] = {
     "codex": (".codex/config.toml", {"mcp_servers": {"driftline": PLAIN}}),
     "gemini": (".gemini/settings.json", {"mcpServers": {"driftline": PLAIN}}),
     "windsurf": (".codeium/windsurf/mcp_config.json", {"mcpServers": {"driftline": PLAIN}}),
+    "devin": (".config/devin/config.json", {"mcpServers": {"driftline": PLAIN}}),
     "zed": (".config/zed/settings.json", {"context_servers": {"driftline": PLAIN}}),
     "opencode": (
         ".config/opencode/opencode.json",
