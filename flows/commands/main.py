@@ -108,12 +108,43 @@ _READERS = frozenset(("search", "grep", "sql", "status", "sources", "diff", "run
 """Commands that only read, so there is nothing to continue after Ctrl-C."""
 _MEANT_OPTIONS = {"help": "--help", "version": "--version"}
 """Options that are accepted as commands, as in git: ``driftline help search`` is ``driftline search --help``."""
-_HABITS = dict.fromkeys(("-A", "-B", "--after-context", "--before-context"), "-C") | {
-    **dict.fromkeys(("-l", "--files-with-matches"), "--files"),
-    **dict.fromkeys(("-m", "--max-count"), "--top-k"),
-    **{"-c": "--count", "-g": "--glob", "-t": "--lang", "--type": "--lang", "-V": "--version"},
+_SPELLINGS = {
+    "-C": "-A -B --after-context --before-context --context",
+    "--files": "-l --files-with-matches",
+    "--top-k": "-m --max-count -L --limit -k --max-results",
+    "--limit": "-L -m",
+    "--count": "-c",
+    "--glob": "-g --include",
+    "--lang": "-t --type --language",
+    "--ext": "--extension",
+    "--path": "--file --filename",
+    "--entity": "-R --repo --source",
+    "--regex": "-e -P --regexp --perl-regexp --pcre2",
+    "--fixed": "--fixed-strings --literal",
+    "--whole-words": "--word-regexp",
+    "--case-sensitive": "-s",
+    "--exclude": "--ignore",
+    "--format": "-f --csv --markdown --parquet",
+    "--workspace": "-w --index --db",
+    "--port": "-p",
+    "--version": "-V",
 }
-"""Maps options of grep and ripgrep to those of commands that have them under another name."""
+"""For each option, its names in grep, ripgrep, gh and other programs."""
+_NEEDLESS = {
+    "search": dict.fromkeys(("-r", "--recursive", "-H"), "A search covers all indexed files, and names them.")
+    | dict.fromkeys(("--hidden", "--no-ignore", "-u"), "A search covers what is indexed: see driftline index --help.")
+    | dict.fromkeys(("-S", "--smart-case"), "This is the default.")
+    | {"--web": "Run: driftline web."}
+}
+"""Options of those programs that a command does not need, and why."""
+_VERBS = {
+    **dict.fromkeys(("find", "query", "ask"), ("search",)),
+    **dict.fromkeys(("add", "init", "update", "build", "create"), ("index", "install", "put")),
+    **dict.fromkeys(("ls", "show", "list"), ("list", "sources")),
+    **dict.fromkeys(("rm", "remove", "delete"), ("remove", "uninstall", "delete", "revoke")),
+    **{"set": ("put",), "gc": ("cleanup",), "check": ("verify",), "doctor": ("verify",), "ui": ("web",)},
+}
+"""Words that people try as commands, and the commands, of which a group has one."""
 _HINTS = {("grep", "FILE"): "Specify files or folders, such as '.', or - for standard input. "}
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _STOPPED = threading.Event()
@@ -291,15 +322,19 @@ def _usage_message(error: Any, command: str | None) -> tuple[str, str]:
     of = f"{command} " if command in COMMANDS else ""
     message, fix = error.format_message().rstrip("."), f"Try 'driftline {of}--help'."
     if message.startswith("No such option"):
-        option, habit = error.option_name, _HABITS.get(error.option_name)
+        option, known = error.option_name, {name for each in error.ctx.command.params for name in each.opts}
+        known |= {name for each in error.ctx.command.params for name in each.secondary_opts}
+        habits = [name for name, spellings in _SPELLINGS.items() if option in spellings.split() and name in known]
         names = {name.strip("-"): name for name in error.possibilities or ()}  # dashes would make all options similar
         close = [names[name] for name in difflib.get_close_matches(option.strip("-"), names, n=1, cutoff=0.7)]
-        if habit in {name for each in error.ctx.command.params for name in each.opts}:
-            close = [habit]
-        message, fix = f"No such option: {option}", f"Did you mean {close[0]}? {fix}" if close else fix
+        close, needless = habits or close, _NEEDLESS.get(str(command), {}).get(option)
+        meant = f"Did you mean {close[0]}? " if close else ""
+        message, fix = f"No such option: {option}", f"{needless} {fix}" if needless else f"{meant}{fix}"
     elif message.startswith("No such command"):
         group, named = error.ctx.command_path.partition(" ")[2], message.split("'")[1]
-        close = difflib.get_close_matches(named, error.ctx.command.list_commands(error.ctx), n=1)
+        commands = error.ctx.command.list_commands(error.ctx)
+        verbs = [each for each in _VERBS.get(named, ()) if each in commands]
+        close = verbs or difflib.get_close_matches(named, commands, n=1)
         other = "" if group else "To search for words: driftline search WORDS. "
         message = f"No such command {f'{group} {named}'.strip()!r}"
         fix = f"Did you mean {f'{group} {close[0]}'.strip()!r}? {fix}" if close else f"{other}{fix}"

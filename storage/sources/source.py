@@ -628,6 +628,10 @@ def known_source(uri: str, storage_options: Mapping[str, Any] | None = None) -> 
     return Source(uri, dict(storage_options or {}), is_local="://" not in uri and "::" not in uri)
 
 
+_AT_HOST = re.compile(r"[a-z\d-]+(?:\.[a-z\d-]+)+/[\w.-]+/[\w.-]+", re.ASCII)
+"""A repository's URL without its scheme, as git hosts show it."""
+
+
 def _open_local(text: str) -> Source:
     """Open the folder at a path; if it is a bare repository, open that repository instead."""
     check_names_are_utf8()
@@ -636,7 +640,8 @@ def _open_local(text: str) -> Source:
         path = os.path.realpath(with_home(text))
         os.scandir(path).close()
     except FileNotFoundError as error:
-        raise SourceNotFound("No such folder", path, "Check the spelling.") from error
+        fix = f"For a repository, write https://{text}." if _AT_HOST.match(text) else "Check the spelling."
+        raise SourceNotFound("No such folder", path, fix) from error
     except NotADirectoryError as error:
         raise SourceNotFound("A source must be a folder, not a file", path, "Index its folder.") from error
     except PermissionError as error:

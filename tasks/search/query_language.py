@@ -48,7 +48,7 @@ _EXTENSIONS = ("ext", "extension")
 _NO_FILTER = "There is no such filter here."
 _UNSUPPORTED = {
     "type": "Use the option `kinds`.",
-    "select": "Use the option `kinds`.",
+    "select": "Use the option `files` or `facets`.",
     "content": "Put exact text in quotes.",
     "rev": "Use branch:name.",
     "revision": "Use branch:name.",
@@ -339,7 +339,7 @@ class _Parser:
             word = self._take(_WORD)
             assert word is not None
             if (operator := word[0].strip("()")) in _OPERATORS and self._joins(start, operator):
-                fix = f'{_OPERATORS[operator]} For the word itself, write {operator.lower()} or "{operator}".'
+                fix = f"{_OPERATORS[operator]} For the word itself, write it in lower case."
                 self._fail(start, f"There is no operator {operator}", fix)
             self.words.append(word[0])
 

@@ -297,6 +297,7 @@ def test_a_key_that_cannot_round_trip_is_skipped_with_its_reason(
         ("s3://", SourceNotFound, "has no bucket"),
         ("/no/such/folder", SourceNotFound, "No such folder"),
         ("file:///no/such/folder", SourceNotFound, "No such folder"),
+        ("git.example.com/acme/web", SourceNotFound, "write https://git.example.com/acme/web"),
         ("nul\0byte", SourceNotFound, "Cannot read the folder"),
         (__file__, SourceNotFound, "not a file"),
     ],
