@@ -79,6 +79,26 @@ ProxiesOption = Annotated[
 ]
 
 
+TokenOption = Annotated[
+    bool,
+    typer.Option(
+        "--require-token",
+        help="Require tokens even on loopback, for use behind a local proxy.",
+        rich_help_panel="Access",
+    ),
+]
+RateOption = Annotated[
+    float,
+    typer.Option(
+        min=0.1,
+        metavar="N",
+        help="Requests per second per token; bursts may be twice as high.",
+        rich_help_panel="Access",
+    ),
+]
+KeyOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The certificate's private key.", rich_help_panel="Access")
+]
 CertificateOption = Annotated[
     str | None, typer.Option(metavar="FILE", help="TLS certificate chain; enables HTTPS.", rich_help_panel="Access")
 ]
@@ -99,30 +119,13 @@ def web(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.")] = 8030,
     cache: CacheOption = None,
     within: WithinOption = None,
-    require_token: Annotated[
-        bool,
-        typer.Option(
-            "--require-token",
-            help="Require tokens even on loopback, for use behind a local proxy.",
-            rich_help_panel="Access",
-        ),
-    ] = False,
+    require_token: TokenOption = False,
     allowed_host: HostsOption = None,
     trusted_proxy_header: ProxyHeaderOption = None,
     trusted_proxy: ProxiesOption = None,
-    rate: Annotated[
-        float,
-        typer.Option(
-            min=0.1,
-            metavar="N",
-            help="Requests per second per token; bursts may be twice as high.",
-            rich_help_panel="Access",
-        ),
-    ] = DEFAULT_RATE,
+    rate: RateOption = DEFAULT_RATE,
     tls_certificate: CertificateOption = None,
-    tls_key: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The certificate's private key.", rich_help_panel="Access")
-    ] = None,
+    tls_key: KeyOption = None,
     cors_origin: OriginsOption = None,
     processes: ProcessesOption = None,
     watch: WatchOption = False,
