@@ -186,7 +186,8 @@ class TaskStages:
     """Runs a flow run's stages as tasks so that its graph and timeline show them and their counts.
 
     The graph has an edge to a stage from each stage that it follows, or from the task that runs it. Prefect draws edges
-    only for inputs, so these tasks are passed as inputs; nothing waits for them.
+    only for inputs, so these tasks are passed as inputs; nothing waits for them. It hides tasks that run inside another
+    task, so the stages do not see the task that runs them.
     """
 
     def __init__(self) -> None:
@@ -201,9 +202,12 @@ class TaskStages:
             Completed(data=each, state_details=StateDetails(task_run_id=each)) for each in before
         ]
         run = _repeated_stage if stage.repeatable else _single_stage
-        return run.with_options(name=_short(stage.name))(
-            replace(stage, work=partial(self._begin, stage)), wait_for=inputs
-        )
+        begun = replace(stage, work=partial(self._begin, stage))
+        token = TaskRunContext.__var__.set(cast("Any", None))
+        try:
+            return run.with_options(name=_short(stage.name))(begun, wait_for=inputs)
+        finally:
+            TaskRunContext.__var__.reset(token)
 
     def _begin(self, stage: Stage) -> Any:
         here = TaskRunContext.get()
