@@ -62,7 +62,7 @@ RESULT_ROWS = 2_048
 _OUT_OF_MEMORY = ("Out of Memory", "bad_alloc", "bad allocation", "Cannot allocate memory")
 _FIXES = {
     "Catalog Error: Table": "SHOW TABLES lists the views.",
-    "Binder Error": "DESCRIBE a view to see its columns.",
+    "Binder Error": "DESCRIBE a view to see its columns; text is in single quotes.",
     "Permission Error": "A query can only read the views.",
 }
 """What to do about DuckDB's errors that suggest no name."""

@@ -334,7 +334,7 @@ def test_an_attack_is_a_usage_error_and_touches_no_file(workspace: Workspace, at
     [
         ("SELECT * FROM documets", 'Did you mean "documents"?'),
         ("SELECT lenght(path) FROM documents", 'Did you mean "length"?'),
-        ("SELECT nosuch FROM documents", "DESCRIBE a view to see its columns."),
+        ("SELECT nosuch FROM documents", "DESCRIBE a view to see its columns; text is in single quotes."),
         ("SELECT * FROM read_text('/etc/hostname')", "A query can only read the views."),
         ("SELECT * FRO documents", ""),
     ],
