@@ -144,7 +144,7 @@ _VERBS = {
     **dict.fromkeys(("rm", "remove", "delete"), ("remove", "uninstall", "delete", "revoke")),
     **{"set": ("put",), "gc": ("cleanup",), "check": ("verify",), "doctor": ("verify",), "ui": ("web",)},
 }
-"""Words that people try as commands, and the commands, of which a group has one."""
+"""Words that people try as commands, and the commands that they may mean."""
 _HINTS = {("grep", "FILE"): "Specify files or folders, such as '.', or - for standard input. "}
 _INTERRUPTED = 130  # typer turns KeyboardInterrupt into this exit code
 _STOPPED = threading.Event()

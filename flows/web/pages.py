@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from decimal import Decimal
 from functools import cache
 from importlib.resources import files
 from itertools import islice
@@ -605,27 +604,13 @@ def sql_page(query: str, view: SqlView | None = None, *, error: str = "") -> byt
     """Return the SQL page: a query, its rows and a plot of them, or examples."""
     rows: list[list[str]] = []
     if view is not None:
-        columns = [_cells(values) for values in zip(*view.rows, strict=True)]
+        from driftline.flows.web.rendering import cells
+
+        columns = [cells(values) for values in zip(*view.rows, strict=True)]
         rows = [[*row] for row in zip(*columns, strict=True)]
     examples = [(text, f"/sql?{_encoded({'q': text})}", about) for text, about in SQL_EXAMPLES]
     plot = _plot(view) if view is not None else ""
     return _rendered("sql.html.j2", query=query, view=view, rows=rows, plot=plot, examples=examples, error=error)
-
-
-_SEPARATED = 10_000
-"""A column with a whole number of this size has separators: years have none."""
-
-
-def _cells(values: Sequence[object]) -> list[str]:
-    """Format the values of a column."""
-    from driftline.storage.sql import as_text
-
-    whole = [int(each) if isinstance(each, int | Decimal) and each == int(each) else None for each in values]
-    is_separated = any(each is not None and abs(each) >= _SEPARATED for each in whole)
-    return [
-        as_text(value) if number is None or isinstance(value, bool) or not is_separated else f"{number:,}"
-        for value, number in zip(values, whole, strict=True)
-    ]
 
 
 def _plot(view: SqlView) -> str:

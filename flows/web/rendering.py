@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from decimal import Decimal
 from functools import cache, lru_cache
 from pathlib import PurePosixPath
 from typing import Any
@@ -408,3 +409,19 @@ def _target(href: str, folder: str, link: PathLink) -> str:
     if path.split("/")[0] == "..":
         return ""
     return link("" if path == "." else path + "/" * inside.endswith("/"), fragment)
+
+
+_SEPARATED = 10_000
+"""A column with a whole number of this size has separators: years have none."""
+
+
+def cells(values: Sequence[object]) -> list[str]:
+    """Format the values of a column."""
+    from driftline.storage.sql import as_text
+
+    whole = [int(each) if isinstance(each, int | Decimal) and each == int(each) else None for each in values]
+    is_separated = any(each is not None and abs(each) >= _SEPARATED for each in whole)
+    return [
+        as_text(value) if number is None or isinstance(value, bool) or not is_separated else f"{number:,}"
+        for value, number in zip(values, whole, strict=True)
+    ]

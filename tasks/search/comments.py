@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from typing import Protocol, TypeVar
 
 from driftline.storage.file_kinds import is_prose
 from driftline.tasks.search.facets import language_of_file
@@ -17,10 +18,40 @@ _QUOTED = re.compile(r"""[rRbBuUfF]{0,2}(\"{3}|'{3}).*?(?:\1|\Z)""", re.DOTALL)
 _BLOCK = re.compile(r"(?<!\S)(?:/\*.*?(?:\*/|\Z)|<!--.*?(?:-->|\Z))", re.DOTALL)
 
 
+MAX_SORTED_LINES = 200
+"""Up to this many results are sorted: code before comments, docstrings and prose."""
+MAX_COMMENTED_LINES = 5_000
+"""Lines further down a document count as code: to tell, all lines before them are read."""
+
+
+class _Document(Protocol):
+    @property
+    def path(self) -> str: ...
+
+
+_D = TypeVar("_D", bound=_Document)
+
+
+def commented_lines(
+    lines: Sequence[tuple[_D, int]],
+    read: Callable[[Sequence[tuple[_D, int]]], Iterable[tuple[int, Sequence[str]]]],
+) -> set[tuple[_D, int]]:
+    """Return the ``lines``, documents with 0-based numbers in order, that are in comments, docstrings or prose.
+
+    ``read`` returns the text around each given line, from the document's first line on.
+    """
+    last = {document: number for document, number in lines if number < MAX_COMMENTED_LINES}
+    found: set[tuple[_D, int]] = set()
+    for (document, end), (_, text) in zip(last.items(), read([*last.items()]), strict=True):
+        numbers = (number for each, number in lines if each == document and number <= end)
+        found |= {(document, number) for number in in_comments(document.path, text[: end + 1], numbers)}
+    return found
+
+
 def in_comments(path: str, lines: Sequence[str], numbers: Iterable[int]) -> set[int]:
     """Return which of the 0-based line ``numbers`` are in a comment, a docstring or prose.
 
-    ``lines`` are those of the document, from its first to the last of ``numbers`` or later.
+    ``lines`` begin with the document's first line, and go to the last of ``numbers`` or further.
 
     Examples:
         >>> sorted(in_comments("a.py", ["'''Call foo", "or foo.'''", "foo()  # foo", "# foo"], range(4)))

@@ -43,7 +43,7 @@ from driftline.storage.lines.packs import (
 from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.comments import in_comments
+from driftline.tasks.search.comments import MAX_COMMENTED_LINES, MAX_SORTED_LINES, commented_lines
 from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter
 from driftline.tasks.search.hits import (
@@ -77,10 +77,6 @@ MAX_SECONDS = 30.0
 """Time limit of an exact search; at the limit, it stops and reports incomplete results."""
 MAX_RANKED = 10_000
 """Maximum number of matching lines to rank by words."""
-SORTED_USES = 200
-"""Up to this many of the nearest uses of a name are sorted: code before comments, docstrings and prose."""
-MAX_COMMENTED_LINES = 5_000
-"""Uses further down a document are not sorted: its lines up to the last use are read."""
 RANKED_WINDOWS = 200
 """Number of lexically found windows used for ranking matching lines."""
 MAX_PATHS_IN_FILTER = 1_000
@@ -579,15 +575,10 @@ class ExactSearch:
 
     def _code_first(self, request: SearchRequest) -> tuple[list[Line], ExactCounts]:
         """Return the first uses in code, then those in comments, docstrings and prose, and the known counts."""
-        lines, counts = self.first(MAX_RANKED if request.files else max(request.top_k, SORTED_USES))
-        nearest = lines[:SORTED_USES]
-        last = {document: number for document, number in nearest if number < MAX_COMMENTED_LINES}
-        whole = zip(last.items(), _contexts(self.tables, [*last.items()], MAX_COMMENTED_LINES), strict=True)
-        commented: set[Line] = set()
-        for (document, end), (_, text) in whole:
-            numbers = (number for each, number in nearest if each == document and number <= end)
-            commented |= {(document, number) for number in in_comments(document.path, text[: end + 1], numbers)}
-        return _shown([*sorted(nearest, key=commented.__contains__), *lines[SORTED_USES:]], counts, request)
+        lines, counts = self.first(MAX_RANKED if request.files else max(request.top_k, MAX_SORTED_LINES))
+        nearest = lines[:MAX_SORTED_LINES]
+        commented = commented_lines(nearest, lambda last: _contexts(self.tables, last, MAX_COMMENTED_LINES))
+        return _shown([*sorted(nearest, key=commented.__contains__), *lines[MAX_SORTED_LINES:]], counts, request)
 
     def _partial(self) -> int:
         """Count the documents that pass the filters and are indexed only at both ends."""
@@ -597,10 +588,8 @@ class ExactSearch:
     def in_order(self, request: SearchRequest) -> SearchReport:
         """Return the first matching lines or, with ``count``, only their number."""
         with self.timers.timed("exact"):
-            if self.terms.uses and not request.count:
-                lines, counts = self._code_first(request)
-            else:
-                lines, counts = self.first(None if request.count else request.top_k, files=request.files)
+            limit, is_sorted = None if request.count else request.top_k, bool(self.terms.uses) and not request.count
+            lines, counts = self._code_first(request) if is_sorted else self.first(limit, files=request.files)
         if not counts.lines:
             return self._nothing(request, counts)
         found = () if request.count else self._hits(lines, request.n_lines)
