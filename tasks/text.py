@@ -127,8 +127,7 @@ def _decode(data: bytes) -> tuple[str, SkipReason | None]:
             return _decode_as(data, marked)
     if b"\0" in data[:_BINARY_WINDOW]:
         return _decode_unmarked(data)
-    sample = data[:_SAMPLE_BYTES]
-    if len(sample) - len(sample.translate(None, _ODD_ASCII)) > _MAX_CONTROL_FRACTION * len(sample):
+    if has_control_characters(data):
         return _decode_unmarked(data)  # the upper bytes of Greek, Cyrillic and Arabic are control characters
     try:
         text = data.decode("utf-8-sig")
@@ -146,6 +145,12 @@ def _decode(data: bytes) -> tuple[str, SkipReason | None]:
         data = _as_utf8(data, encoding)
         encoding = "utf-8"
     return _decode_as(data, encoding)
+
+
+def has_control_characters(data: bytes) -> bool:
+    """Return whether ``data`` has more control characters than text has."""
+    sample = data[:_SAMPLE_BYTES]
+    return len(sample) - len(sample.translate(None, _ODD_ASCII)) > _MAX_CONTROL_FRACTION * len(sample)
 
 
 def _shifted(data: bytes) -> str | None:

@@ -161,9 +161,9 @@ class _EarlyListing:
 
 
 def check_is_folder(objects: ObjectStore) -> None:
-    """Raise UsageError if a file is at the place of a workspace."""
+    """Raise WorkspaceNotFound if a file is at the place of a workspace."""
     if objects.is_local and os.path.isfile(objects.uri):
-        raise UsageError("A workspace is a folder, not a file", objects.uri, "Specify the folder.")
+        raise WorkspaceNotFound("A workspace is a folder, not a file", objects.uri, "Specify the folder.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from functools import cache
 from driftline.storage.sources.access import SafeFolder, read_regular
 from driftline.storage.sources.git_isolation import run
 from driftline.tasks.git.work_tree import find_nested, find_work_tree, opened
-from driftline.tasks.text import declarable
+from driftline.tasks.text import declarable, has_control_characters, is_utf8
 
 _GIT, _ATTRIBUTES, _ATTRIBUTE = ".git", ".gitattributes", "working-tree-encoding"
 _MAX_ATTRIBUTES_BYTES = 1024 * 1024
@@ -58,7 +58,7 @@ def declared_encodings(root: str, paths: Iterable[str]) -> Mapping[str, str]:
 
 
 def as_utf8(data: bytes, codec: str | None) -> bytes:
-    r"""Convert a file from the encoding declared for it. A file that is not in that encoding stays as it is.
+    r"""Convert a text from the encoding declared for it. A file that is not in that encoding stays as it is.
 
     >>> as_utf8("gümüş".encode("cp1254"), "cp1254").decode()
     'gümüş'
@@ -67,12 +67,8 @@ def as_utf8(data: bytes, codec: str | None) -> bytes:
     """
     if codec is None:
         return data
-    try:
-        if not codec.startswith(_WIDE):
-            data.decode()
-            return data
-    except UnicodeDecodeError:
-        pass
+    if not codec.startswith(_WIDE) and (is_utf8(data) or has_control_characters(data)):
+        return data
     try:
         return data.decode(codec).encode()
     except UnicodeError:

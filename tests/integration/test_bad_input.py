@@ -127,6 +127,26 @@ def test_a_usage_error_is_one_line_and_creates_no_workspace(
 
 
 @pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("search", "heron", "--workspace", "{file}"), "A workspace is a folder, not a file"),
+        (("index", "{tree}", "--workspace", "{file}"), "A workspace is a folder, not a file"),
+        (("memory", "get", "key", "--workspace", "{file}"), "A workspace is a folder, not a file"),
+        (("index", "htps://host/repository"), "Unknown scheme 'htps'"),
+        (("index", "s3a1://bucket/folder"), "Unknown scheme 's3a1'"),
+        (("index", "s3://bucket/folder"), "A remote source has no default workspace"),
+        (("index", "{tree}", "--include", "["), "'['. It matches nothing: use '\\['."),
+    ],
+)
+def test_a_message_names_the_mistake_itself(
+    tmp_path: Path, tree: Path, driftline: Cli, command: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "file").write_text("the heron lands\n")
+    done = driftline(*(part.format(file=tmp_path / "file", tree=tree) for part in command))
+    assert (done.code, done.err.count("\n"), message in done.err) == (2, 1, True), done.err
+
+
+@pytest.mark.parametrize(
     ("kind", "arguments", "says"),
     [
         ("usage", ["search", "word1", "--top-k", "-1"], "top-k"),

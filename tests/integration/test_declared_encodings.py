@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 from collections.abc import Callable
@@ -91,6 +92,17 @@ def test_a_file_that_is_not_in_its_declared_encoding_is_read_as_before(tmp_path:
     driftline("index", tree, "--workspace", tmp_path / "w")
     found = dl.search(tmp_path / "w", "heron", mode="text").results
     assert {hit.text for hit in found} == {"heron çay", "heron", "heron grüße"}
+
+
+def test_a_document_for_which_an_encoding_is_declared_by_mistake_stays_readable(
+    tmp_path: Path, driftline: Driftline
+) -> None:
+    packed = gzip.compress("der Reiher landet: süß\n".encode() * 50)
+    files = {"packed.txt.gz": packed, "image.png": b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8}
+    tree = work_tree(tmp_path / "tree", files, {".gitattributes": "* working-tree-encoding=ISO-8859-2\n"})
+    driftline("index", tree, "--workspace", tmp_path / "w")
+    found = dl.search(tmp_path / "w", "Reiher", mode="text").results
+    assert {hit.text for hit in found} == {"der Reiher landet: süß"}
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])

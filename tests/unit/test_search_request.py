@@ -22,7 +22,7 @@ from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.config.toml_schema import SearchTable
 from driftline.flows.web.api import parameters
 from driftline.storage.errors import UsageError
-from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest
+from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, extensions_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_FUNCTIONS = {"top_k": 8, "min_relevance": 4}
@@ -142,6 +142,13 @@ def test_a_query_that_is_not_unicode_is_refused() -> None:
 def test_a_filter_checks_as_its_request_does() -> None:
     with pytest.raises(UsageError, match="Unknown language"):
         SearchFilter(languages=["klingon"])
+
+
+@pytest.mark.parametrize(("written", "says"), [("pyhton", "Did you mean 'python'?"), ("zzz", "Use one of bash, ")])
+def test_an_unknown_language_is_answered_with_the_nearest_or_with_all(written: str, says: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        extensions_of([written])
+    assert refused.value.fix.startswith(says)
 
 
 def test_every_interface_has_the_filters() -> None:
