@@ -141,11 +141,18 @@ class Catalog:
             if not _lacks_space(error.__cause__) or _has_log(self.url):
                 raise
             # Even a reader writes files of its own. Without a log, the catalog itself holds everything.
-            engine = _engine(_read_only(self.url, has_log=False), 1)
+            return self._read_unchanged(work, error)
+
+    def _read_unchanged(self, work: Callable[[Connection], _Result], failure: CatalogError) -> _Result:
+        """Run ``work`` on the catalog's own file without a lock. Raises ``failure`` if the file changes meanwhile."""
+        engine, before = _engine(_read_only(self.url, has_log=False), 1), _signature(self.url)
         try:
-            return self._run("BEGIN", work, engine)
+            result = self._run("BEGIN", work, engine)
         finally:
             engine.dispose()
+        if _has_log(self.url) or _signature(self.url) != before:
+            raise failure
+        return result
 
     def write(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run ``work`` in a transaction, commit durably, and return its result."""
@@ -389,6 +396,12 @@ def _has_log(url: URL) -> bool:
     """Return whether a write-ahead log has changes that are not in the catalog's own file yet."""
     log = f"{url.database}-wal"
     return os.path.exists(log) and os.path.getsize(log) > 0
+
+
+def _signature(url: URL) -> tuple[int, int, int]:
+    """Return what changes when the catalog's own file does."""
+    status = os.stat(url.database or "")
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read_only(url: URL, *, has_log: bool | None = None) -> URL:
