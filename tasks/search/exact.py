@@ -5,13 +5,12 @@ Packs whose grams cannot match are skipped; the others are read in result order 
 
 from __future__ import annotations
 
-import posixpath
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Literal, NamedTuple
@@ -24,7 +23,6 @@ from numpy.typing import NDArray
 from driftline.storage.documents import DocumentKey
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
-from driftline.storage.file_kinds import is_auxiliary, is_prose, is_test
 from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.definition_lookup import definitions_of
 from driftline.storage.lines.line_filter import LineFilter
@@ -43,7 +41,6 @@ from driftline.storage.lines.packs import (
 from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.search.comments import MAX_COMMENTED_LINES, MAX_SORTED_LINES, commented_lines
 from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter
 from driftline.tasks.search.hits import (
@@ -65,6 +62,14 @@ from driftline.tasks.search.hits import (
     read_documents,
     symbol_of,
     why_nothing,
+)
+from driftline.tasks.search.importance import (
+    MAX_COMMENTED_LINES,
+    MAX_SORTED_LINES,
+    by_importance,
+    commented_lines,
+    importance,
+    nearness,
 )
 from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.query_language import ExactTerms, use_of
@@ -108,19 +113,6 @@ class IndexedDocument(NamedTuple):
     def key(self) -> DocumentKey:
         """The entity and path that identify it."""
         return self.entity, self.path
-
-
-@lru_cache(1 << 17)
-def importance(path: str) -> int:
-    """Return 0 for source code, 1 for prose, 2 for tests, and 3 for vendored, generated and repeated files.
-
-    Examples:
-        >>> [importance(path) for path in ("src/a.py", "README.md", "tests/test_a.py", "vendor/a.py")]
-        [0, 1, 2, 3]
-    """
-    if is_auxiliary(path):
-        return 3
-    return 2 if is_test(path) else int(is_prose(path))
 
 
 Matches = tuple[IndexedDocument, NDArray[np.int64], NDArray[np.bool_]]
@@ -348,7 +340,7 @@ def without_matches(workspace: Workspace, patterns: Sequence[Pattern], request: 
     deadline = time.monotonic() + MAX_SECONDS
     found: dict[DocumentKey, None] = {}
     for pattern in patterns:
-        finder = ExactFinder(tables, [pattern], lambda: time.monotonic() > deadline, _by_importance, iter)
+        finder = ExactFinder(tables, [pattern], lambda: time.monotonic() > deadline, by_importance, iter)
         for document, *_ in finder.lines():
             found[document.key] = None
             if len(found) > MAX_PATHS_IN_FILTER:
@@ -447,7 +439,7 @@ class ExactSearch:
         required = [frozenset(found) for found in (*defined, *inside)]
         documents = frozenset[DocumentKey].intersection(*required) if required else None
         homes = {key for found in used for key, each in found.items() if any(one.is_code for _, one in each)}
-        order = _nearness(homes, self._importing()) if used else _by_importance
+        order = nearness(homes, self._importing()) if used else by_importance
         for document, of_patterns in self._matching(order, documents, defined or inside):
             key = document.key
             of_uses = of_patterns[len(self.terms.patterns) :] if used else []
@@ -473,7 +465,7 @@ class ExactSearch:
         patterns = [Pattern.of(rf"{_IMPORTS}\b{name}\b", ignore_case=self.terms.any_case) for name in names]
         late, packs = self.sort_deadline_passed or self.late, max(1, MAX_IMPORT_PACKS // len(names))
         finders = (
-            ExactFinder(self.tables, [each], late, _by_importance, self._chosen, max_packs=packs) for each in patterns
+            ExactFinder(self.tables, [each], late, by_importance, self._chosen, max_packs=packs) for each in patterns
         )
         return {document.key for finder in finders for document, *_ in finder.lines()}
 
@@ -707,25 +699,8 @@ class ExactSearch:
             )
 
 
-def _by_importance(entity: str, path: str) -> int:
-    return importance(path)
-
-
 def _window(document: IndexedDocument, number: int = 0) -> Window:
     return Window(document.entity, document.path, document.hash, number, 0.0, "", 0.0, first=number, last=number)
-
-
-def _nearness(homes: Set[DocumentKey], importing: Set[DocumentKey]) -> Callable[[str, str], int]:
-    """Return a document sort key: where a name is defined, the same folders, files that import it, then the rest."""
-    folders = {(entity, posixpath.dirname(path)) for entity, path in homes}
-
-    def order(entity: str, path: str) -> int:
-        if (entity, path) in homes:
-            return 0
-        is_near, imports = (entity, posixpath.dirname(path)) in folders, (entity, path) in importing
-        return importance(path) + (1 if is_near else 5 if imports else 9)
-
-    return order
 
 
 def _shown(ranked: Sequence[Line], counts: ExactCounts, request: SearchRequest) -> tuple[list[Line], ExactCounts]:

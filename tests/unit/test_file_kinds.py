@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from driftline.storage.file_kinds import is_auxiliary, is_prose, is_test
-from driftline.tasks.search.exact import importance
+from driftline.tasks.search.importance import importance
 
 SOURCE = """
 bin/release-2.sh sql/changes-1.sql news-2024.ts

@@ -1,14 +1,20 @@
-"""Tell comments and docstrings from code by their signs, without parsing: good enough to order results."""
+"""Order exact matches: source before tests, files near a definition first, and code before comments.
+
+Comments and docstrings are recognized by their delimiters, without parsing.
+"""
 
 from __future__ import annotations
 
+import posixpath
 import re
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
+from functools import lru_cache
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-from driftline.storage.file_kinds import is_prose
+from driftline.storage.documents import DocumentKey
+from driftline.storage.file_kinds import is_auxiliary, is_prose, is_test
 from driftline.tasks.search.facets import language_of_file
 from driftline.tasks.search.hits import LINE_COMMENT
 
@@ -22,6 +28,37 @@ MAX_SORTED_LINES = 200
 """Up to this many results are sorted: code before comments, docstrings and prose."""
 MAX_COMMENTED_LINES = 5_000
 """Lines further down a document count as code: to tell, all lines before them are read."""
+
+
+@lru_cache(1 << 17)
+def importance(path: str) -> int:
+    """Return 0 for source code, 1 for prose, 2 for tests, and 3 for vendored, generated and repeated files.
+
+    Examples:
+        >>> [importance(path) for path in ("src/a.py", "README.md", "tests/test_a.py", "vendor/a.py")]
+        [0, 1, 2, 3]
+    """
+    if is_auxiliary(path):
+        return 3
+    return 2 if is_test(path) else int(is_prose(path))
+
+
+def by_importance(entity: str, path: str) -> int:
+    """Return the importance of a source's file, as a sort key for documents."""
+    return importance(path)
+
+
+def nearness(homes: Set[DocumentKey], importing: Set[DocumentKey]) -> Callable[[str, str], int]:
+    """Return a document sort key: where a name is defined, the same folders, files that import it, then the rest."""
+    folders = {(entity, posixpath.dirname(path)) for entity, path in homes}
+
+    def order(entity: str, path: str) -> int:
+        if (entity, path) in homes:
+            return 0
+        is_near, imports = (entity, posixpath.dirname(path)) in folders, (entity, path) in importing
+        return importance(path) + (1 if is_near else 5 if imports else 9)
+
+    return order
 
 
 class _Document(Protocol):
