@@ -49,6 +49,7 @@ from driftline.tasks.git.commits import (
     branch_named,
     changes_between,
     default_branch,
+    has_other_remotes,
     head,
     is_ancestor,
     is_merged,
@@ -234,6 +235,8 @@ def prune_branches(
             skip(f"{entity} is outside the workspace's folder, so only the age of its branches is checked.")
         elif records and remote is None and known.origin is not None:
             skip(f"The remote of {entity} did not list its branches, so none is treated as deleted.")
+        elif records and remote is None and tree is not None and has_other_remotes(tree):
+            skip(f"{entity} has no remote called origin, so no branch is treated as deleted.")
         for record in (each for each in records if (str(entity), each.name) not in of_fleets):
             why = _why_pruned(record, tree, on_remote, main, limit)
             if why is None:

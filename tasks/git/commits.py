@@ -258,6 +258,14 @@ def ask_remote_branches(root: str) -> RemoteBranches | None:
     return RemoteBranches(tips, default) if tips else None
 
 
+def has_other_remotes(root: str) -> bool:
+    """Return whether the working tree around ``root`` has remotes, but none is called ``origin``."""
+    if "://" in root or not os.path.isdir(root) or find_repository(root) is None:
+        return False
+    urls = (ask(root, "config", "--get-regexp", r"^remote\..*\.url$") or b"").splitlines()
+    return bool(urls) and not any(url.startswith(b"remote.origin.url ") for url in urls)
+
+
 def local_branches(root: str) -> frozenset[str]:
     """Return the branch names of the working tree around ``root``; empty if git is missing."""
     if "://" in root or not os.path.isdir(root) or find_repository(root) is None:

@@ -471,6 +471,22 @@ def test_only_a_remote_that_was_asked_proves_that_a_branch_is_gone(
     assert said == []
 
 
+@pytest.mark.parametrize(("remotes", "notes"), [(["upstream"], 1), (["upstream", "fork"], 1), ([], 0)])
+def test_a_clone_whose_remotes_have_other_names_is_reported(
+    remotes: list[str], notes: int, repository: Path, tmp_path: Path, tiny_model: Path
+) -> None:
+    clone, workspace = tmp_path / "clone", str(tmp_path / "index")
+    git(tmp_path, "clone", "-q", str(repository), str(clone))
+    git(clone, "remote", "remove", "origin")
+    for remote in remotes:
+        git(clone, "remote", "add", remote, str(repository))
+    for branch in (None, "gone"):
+        driftline.index(str(clone), workspace=workspace, model=str(tiny_model), branch=branch)
+    said: list[str] = []
+    assert prune_branches(Workspace.open(workspace), skip=said.append) == []
+    assert ["no remote called origin" in each for each in said] == [True] * notes
+
+
 def test_an_unpushed_merge_does_not_prune_the_branch(repository: Path, tmp_path: Path, tiny_model: Path) -> None:
     """The clone does not know the remote's default branch, as after ``git init`` and ``git fetch``."""
     remote, workspace = tmp_path / "remote.git", str(tmp_path / "index")
