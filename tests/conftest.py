@@ -91,8 +91,7 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group tests for pytest-xdist: a process runs all tests of a module that share a fixture, and makes it once.
 
-    The modules of tests/unit are groups, too: their tests are short and share caches. Other tests with forked workers
-    share the process that forks them, which imports for seconds.
+    The modules of tests/unit are groups, too: their tests are short and share caches.
     """
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
@@ -100,8 +99,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             shares = any(found[name][-1].scope == "module" for name in item.fixturenames if name in found)
             if shares or item.path.parent.name == "unit":
                 item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {item.path.stem}"))
-            elif "forked_workers" in item.fixturenames:
-                item.add_marker(pytest.mark.xdist_group("forked workers"))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

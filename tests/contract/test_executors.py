@@ -43,8 +43,6 @@ from tests.servers.ports import free_port
 from tests.support.processes import forked_dask_workers
 from tests.support.waiting import PATIENCE_SECONDS, until
 
-pytestmark = pytest.mark.xdist_group("forked workers")
-
 COLUMNS = ("id", "entity", "path", "line_number", "text", "vector", "parent_dirs", "ext", "hash")
 ROOT = str(Path(__file__).parents[2])
 

@@ -92,7 +92,6 @@ def prefix(s3_environment: Any) -> Callable[[], str]:
     return lambda: f"s3://{s3_environment.bucket}/{uuid.uuid4().hex}"
 
 
-@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("executor", ["inline", "local"])
 def test_a_run_counts_the_requests_that_the_server_sees(
     executor: str,
