@@ -104,7 +104,7 @@ COMMANDS = {
     "trust": "token",
 }
 """The commands, and the modules in this folder that add them to ``app``."""
-_READERS = frozenset(("search", "grep", "sql", "status", "sources", "diff", "runs"))
+_READERS = frozenset(("search", "grep", "mcp", "sql", "status", "sources", "diff", "runs"))
 """Commands that only read, so there is nothing to continue after Ctrl-C."""
 _MEANT_OPTIONS = {"help": "--help", "version": "--version"}
 """Options that are accepted as commands, as in git: ``driftline help search`` is ``driftline search --help``."""
