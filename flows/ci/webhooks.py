@@ -277,7 +277,7 @@ class Work:
         """Return this work together with an ``earlier`` one for the same index that was not done yet."""
         opened = earlier.opened - self.closed | self.opened
         closed = earlier.closed - self.opened | self.closed
-        if self.closed and opened:  # the branch is still needed
+        if self.is_gone and not self.ref and opened:  # the branch is still there and needed
             return replace(earlier, opened=opened, closed=closed)
         ref = earlier.ref if self.is_gone and earlier.is_gone and not self.ref else self.ref
         return replace(self, ref=ref, opened=opened, closed=closed)
@@ -495,8 +495,11 @@ class Hooks:
         return self._enqueue(works, ids) if works else (IGNORED, reason)
 
     def _is_late(self, request: str, kind: EventKind, at: float | None) -> bool:
-        """Return whether a newer event of a pull request was received: hosts do not keep the order of deliveries."""
-        if at is None:
+        """Return whether a newer event of a pull request was received: hosts do not keep the order of deliveries.
+
+        A comment on a closed one is newer than the closing, but does not replace it.
+        """
+        if at is None or kind == "late":
             return False
         with self._changed:
             newest = self._newest.get(request, (at, False))

@@ -94,6 +94,32 @@ def test_the_order_of_deliveries_does_not_matter(host: str, at_once: bool, event
 
 
 @pytest.mark.parametrize("host", HOSTS)
+def test_a_comment_on_a_closed_request_does_not_hide_the_closing(host: str) -> None:
+    site = Site(host)
+    site.send("open 7 at 1")
+    site.work()
+    name, payload = request(host, URL, 7, "topic")
+    place, key, form = TIMES[host]
+    payload[place] |= {key: form.format(5), "state": "closed", "action": "update"}
+    site.post(name.replace("created", "comment_created"), payload)
+    site.send("closed 7 at 3")
+    site.work()
+    assert site.index == {}
+
+
+def of_topic(ref: str = "refs/heads/topic", *, is_gone: bool = False, opened: str = "", closed: str = "") -> Work:
+    return Work(SOURCE, "topic", ref, is_gone, opened=frozenset(opened), closed=frozenset(closed))
+
+
+def test_a_retry_does_not_undo_what_was_delivered_since() -> None:
+    closed, deleted = of_topic("", is_gone=True, closed="1"), of_topic(is_gone=True)
+    newer = closed.after(of_topic(opened="2"))
+    assert newer.after(of_topic("", is_gone=True, closed="3")) == of_topic(opened="2", closed="13")
+    newer = closed.after(deleted.after(of_topic(opened="12")))
+    assert newer.after(of_topic(opened="1")) == of_topic(is_gone=True, opened="2", closed="1")
+
+
+@pytest.mark.parametrize("host", HOSTS)
 def test_a_delivery_counts_once(host: str) -> None:
     site = Site(host)
     assert [site.send("open 7 at 1", delivery="one") for _ in range(3)] == [202, 409, 409]
