@@ -106,7 +106,7 @@ class LocalDisk:
             if os.path.lexists(target):  # only saves the write; the link below is the atomic check
                 raise AlreadyExists("The object already exists", target)
             if same_as is not None:
-                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                with contextlib.suppress(FileNotFoundError, UnsafeStore):  # deleted meanwhile, or another user's
                     return self._link(self._absolute(same_as), target)
             with self._temporary(target, data) as temporary:
                 return self._link(temporary, target)

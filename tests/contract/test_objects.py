@@ -399,6 +399,22 @@ def test_a_file_system_without_hard_links_is_refused(
     assert names(store) == []
 
 
+def test_an_object_of_another_user_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux refuses links to files that a user may not write (``fs.protected_hardlinks``)."""
+    link = os.link
+
+    def protected(source: str, target: str) -> None:
+        if source.endswith("staged"):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        link(source, target)
+
+    store = ObjectStore.open(str(tmp_path))
+    store.create("a/staged", b"1")
+    monkeypatch.setattr(os, "link", protected)
+    version = store.create("a/published", b"1", "a/staged")
+    assert store.get_versioned("a/published") == (b"1", version)
+
+
 def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
