@@ -26,7 +26,7 @@ class Connection:
         self._opener = urllib.request.OpenerDirector()
         for handler in (urllib.request.ProxyHandler(), _Http(self), _Https(self)):
             self._opener.add_handler(handler)
-        self.sockets: list[socket.socket] = []
+        self.limit = _Limit()
 
     def get(self, url: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:
         """Return the status, the headers and the body. If there is none, the status is 0 and the body is the reason.
@@ -34,35 +34,30 @@ class Connection:
         Raises StorageError if the body is too large.
         """
         try:
-            with self._limited() as ended:
+            with self._limited() as limit:
                 request = urllib.request.Request(url, headers=dict(headers))
                 answer: HTTPResponse
                 with self._opener.open(request, timeout=CONNECT_SECONDS) as answer:
                     body = self._body(answer)
-                if ended.is_set():
-                    raise OSError("the answer arrives too slowly")
-        except (OSError, ValueError) as error:
-            return 0, {}, without_secrets(str(error) or type(error).__name__).encode("utf-8", "replace")
-        except HTTPException as error:
-            return 0, {}, type(error).__name__.encode()  # its text is the host's, which may repeat the token
+                if limit.is_over:
+                    raise OSError
+        except (OSError, ValueError, HTTPException) as error:
+            if self.limit.is_over:
+                return 0, {}, b"the answer arrives too slowly"
+            # The text of an HTTPException is the host's, which may repeat the token.
+            text = "" if isinstance(error, HTTPException) else without_secrets(str(error))
+            return 0, {}, (text or type(error).__name__).encode("utf-8", "replace")
         return answer.status, cast("Mapping[str, str]", answer.headers), body
 
     @contextmanager
-    def _limited(self) -> Iterator[threading.Event]:
-        """End the connections when the time is over, and set the event."""
-        self.sockets, ended = [], threading.Event()
-
-        def end() -> None:
-            ended.set()
-            for each in self.sockets:
-                with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-
-        timer = threading.Timer(self._most_seconds, end)
+    def _limited(self) -> Iterator[_Limit]:
+        """Limit the time of one request."""
+        self.limit = limit = _Limit()
+        timer = threading.Timer(self._most_seconds, limit.end)
         timer.daemon = True
         timer.start()
         try:
-            yield ended
+            yield limit
         finally:
             timer.cancel()
 
@@ -74,6 +69,25 @@ class Connection:
             if size > self._most_bytes:
                 raise StorageError(f"A page from the host has more than {self._most_bytes:,} bytes", self._name)
         return b"".join(parts)
+
+
+class _Limit:
+    """The sockets of one request, which ``end`` shuts down, even those that are connected later."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._sockets: list[socket.socket] = []
+
+    def note(self, connected: socket.socket) -> None:
+        self._sockets.append(connected)
+        if self.is_over:
+            self.end()
+
+    def end(self) -> None:
+        self.is_over = True
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
 
 class _Http(urllib.request.HTTPHandler):
@@ -95,12 +109,12 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 def _noted(kind: type[HTTPConnection], of: Connection, host: str, **options: Any) -> HTTPConnection:
-    """Return a connection whose socket is noted in ``of``."""
+    """Return a connection whose socket is noted in the limit of ``of``."""
 
     class Noted(kind):  # type: ignore[misc, valid-type]
         def connect(self) -> None:
             super().connect()
-            of.sockets.append(self.sock)
+            of.limit.note(self.sock)
 
     found: HTTPConnection = Noted(host, **options)
     return found

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPConnection
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 
 from driftline.storage.entities import TEMPLATE, entity_of, normalized_name
 from driftline.storage.errors import DriftlineError, UsageError
-from driftline.storage.sources import discovery
+from driftline.storage.sources import discovery, host_connection
 from driftline.storage.sources.discovery import READING, FleetSelection, HostListing, KnownPage, discover
 from driftline.storage.sources.hosts import Host, HostedRepository
 from driftline.storage.workspace.fleet_state import KnownRepository, reconcile, to_retire
@@ -359,6 +360,25 @@ def test_an_answer_that_does_not_end_is_abandoned(
         server.shutdown()
     assert isinstance(listing.failure, DriftlineError)
     assert "s3cret" not in str(listing.failure)
+
+
+def test_a_connection_that_takes_all_the_time_reads_no_answer(monkeypatch: pytest.MonkeyPatch, api: HostApi) -> None:
+    ended, connect, end = threading.Event(), HTTPConnection.connect, host_connection._Limit.end
+
+    def connect_late(connection: HTTPConnection) -> None:
+        ended.wait()
+        connect(connection)
+
+    def note_end(limit: host_connection._Limit) -> None:
+        end(limit)
+        ended.set()
+
+    monkeypatch.setattr(HTTPConnection, "connect", connect_late)
+    monkeypatch.setattr(host_connection._Limit, "end", note_end)
+    monkeypatch.setattr(discovery, "PAGE_SECONDS", 0.01)
+    monkeypatch.setattr(discovery, "ATTEMPTS", 1)
+    assert "too slowly" in str(look(api).failure)
+    assert api.server.requested == []
 
 
 def test_an_unchanged_page_that_was_never_sent_is_an_error(api: HostApi) -> None:
