@@ -87,10 +87,14 @@ class Host:
         return f"{base}/{self.owner}" if self.owner else base
 
     def token(self, environ: Mapping[str, str] = os.environ) -> str:
-        """Return the token, "" if no variable is configured. Raises UsageError if the variable is not set."""
-        if self.variable and not environ.get(self.variable):
+        """Return the token, "" if no variable is configured. Raises UsageError if the variable has none."""
+        token = environ.get(self.variable, "").strip() if self.variable else ""
+        if self.variable and not token:
             raise UsageError(f"The fleet needs the variable {self.variable}", self.name, "Set it to the token.")
-        return environ[self.variable] if self.variable else ""
+        if not (token.isascii() and token.isprintable()):  # the error for such a header would quote it
+            fix = "Set it to the token, which consists of printable ASCII characters."
+            raise UsageError(f"The variable {self.variable} does not contain a token", self.name, fix)
+        return token
 
     def remote(self, repository: HostedRepository) -> Remote:
         """Return the repository's remote, with a reference to the token. Raises UsageError."""

@@ -97,6 +97,15 @@ def test_the_token_is_sent_to_the_host_by_its_own_scheme(api: HostApi, git_serve
         discover(host_of(api, variable="TOKEN"), environ={})
 
 
+def test_a_token_may_end_in_a_newline_and_no_error_shows_it(api: HostApi) -> None:
+    api.token = "s3cret"
+    assert discover(host_of(api, variable="TOKEN"), environ={"TOKEN": "s3cret\n"}).is_complete
+    for broken in ("s3cret\ns3cret", "s3cr\u00e9t", "s3cret\0"):
+        with pytest.raises(UsageError, match="TOKEN does not contain a token") as raised:
+            discover(host_of(api, variable="TOKEN"), environ={"TOKEN": broken})
+        assert "s3c" not in str(raised.value)
+
+
 def test_rate_limits_are_respected_and_long_ones_reported(api: HostApi) -> None:
     api.faults = [throttled(429, Retry_After="17"), lambda _: None, throttled(403, Retry_After="5")]
     listing, waits = look(api)
