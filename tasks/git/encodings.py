@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
-from functools import cache
 
 from driftline.storage.sources.access import SafeFolder, read_regular
 from driftline.storage.sources.git_isolation import run
@@ -36,19 +35,26 @@ def declared_encodings(root: str, paths: Iterable[str]) -> Mapping[str, str]:
     Starts git only if a ``.gitattributes`` above one of the files names the attribute.
     """
     by_repository: dict[str, list[str]] = {}
+    known: dict[str, tuple[str, _Named]] = {}
     with SafeFolder(root) as tree:
 
-        @cache
         def look(folder: str) -> tuple[str, _Named]:
             """Return the top of a folder's repository, and what its attribute files say from there down."""
-            named = _names_attribute(tree.read, folder)
-            if not folder:
-                return "", max(named, _named_above(tree.root))
-            with contextlib.suppress(OSError):
-                tree.stat(f"{folder}{_GIT}")
-                return folder, named
-            top, above = look(_parent(folder))
-            return top, max(named, above)
+            below = list[tuple[str, _Named]]()  # no recursion: a hostile tree is deeper than the stack
+            while folder not in known:
+                named = _names_attribute(tree.read, folder)
+                if not folder:
+                    known[folder] = folder, max(named, _named_above(tree.root))
+                elif _has_repository(tree, folder):
+                    known[folder] = folder, named
+                else:
+                    below.append((folder, named))
+                    folder = _parent(folder)
+            top, said = known[folder]
+            for folder, named in reversed(below):
+                said = max(named, said)
+                known[folder] = top, said
+            return top, said
 
         for path in paths:
             top, named = look(_parent(path))
@@ -104,6 +110,13 @@ def _codec(name: str) -> str | None:
 def _parent(path: str) -> str:
     """Return the folder of a file or folder, "" or with a trailing slash."""
     return path[: path.rstrip("/").rfind("/") + 1]
+
+
+def _has_repository(tree: SafeFolder, folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        tree.stat(f"{folder}{_GIT}")
+        return True
+    return False
 
 
 def _names_attribute(read: Callable[[str, int], bytes | None], folder: str) -> _Named:

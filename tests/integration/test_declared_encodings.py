@@ -119,6 +119,12 @@ def test_an_attribute_file_that_is_none_blocks_nothing(tmp_path: Path, kind: str
     assert declared_encodings(str(tree), ["a.txt"]) == {"a.txt": "cp1254"}
 
 
+def test_a_path_deeper_than_the_stack_is_read(tmp_path: Path) -> None:
+    tree = work_tree(tmp_path / "tree", {}, {".gitattributes": "* working-tree-encoding=cp1254\n"})
+    deep = "a/" * 1_500 + "x.txt"
+    assert declared_encodings(str(tree), [deep, "x.txt"]) == {deep: "cp1254", "x.txt": "cp1254"}
+
+
 def test_git_is_not_asked_where_no_attribute_file_names_an_encoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
