@@ -94,15 +94,14 @@ class Listing:
         self.skipped_paths.extend(paths)
         self.skipped_reasons.extend([reason.value] * len(paths))
 
-    def leave_out(self, folder: str) -> None:
-        """Skip the files in ``folder``, before they have etags."""
-        kept = [not path.startswith(folder) for path in self.paths]
-        if all(kept):
-            return
+    def leave_out(self, folders: Collection[str]) -> None:
+        """Skip the files in ``folders``, before they have etags."""
+        holders = [next((part for part in _folders_above(path) if part in folders), "") for path in self.paths]
+        kept = [not holder for holder in holders]
         columns: tuple[list[Any], ...] = self.paths, self.sizes, self.mtimes, self.ctimes, self.inodes
         for column in columns:
             column[:] = compress(column, kept)
-        self.skip(SkipReason.EXCLUDED, folder)
+        self.skip(SkipReason.EXCLUDED, *sorted({holder for holder in holders if holder}))
 
     def table(self) -> pa.Table:
         """Return the listed files, LISTING_SCHEMA, sorted by path."""
@@ -218,9 +217,11 @@ class Walk:
                 self._stat(level, self._keep_files(level))
                 self._rules = level.inside
         tracked = self._outer.repository.tracked
-        for folder in tracked.submodules() if tracked is not None and self._only is None else ():
-            if not os.path.lexists(f"{self._root}/{folder}{GIT}"):  # git lists no file there
-                self.listing.leave_out(folder)
+        submodules = tracked.submodules() if tracked is not None and self._only is None else ()
+        # Git lists no file there.
+        empty = {folder for folder in submodules if not os.path.lexists(f"{self._root}/{folder}{GIT}")}
+        if empty:
+            self.listing.leave_out(empty)
         return self.listing
 
     def subfolders(self, folders: Sequence[str]) -> list[str]:
