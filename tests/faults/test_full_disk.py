@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from driftline.flows.memory_backend import create_ltm_backend
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.storage.entities import Entity
+from driftline.storage.errors import CatalogError
 from driftline.storage.lines.indexes import COLUMNS, coverage
+from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance import search_quality
 from driftline.tasks.maintenance.search_quality import SearchQuality
@@ -265,3 +269,27 @@ def test_memory_can_be_read_on_a_full_disk(tmp_path: Path) -> None:
     assert memory.store("other", 2)["success"]
     assert memory.retrieve("small")["value"] == 1
     memory.close()
+
+
+def test_a_catalog_that_changes_during_a_read_on_a_full_disk_is_not_trusted(tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    memory = create_ltm_backend(storage_uri=workspace)
+    assert memory.store("small", 1)["success"]
+    memory.close()
+    file = workspace / "_catalog.sqlite"
+    catalog = Catalog(f"sqlite:///{file}")
+
+    def read(connection: Connection) -> int:
+        os.utime(file)
+        return int(connection.execute(sa.text("SELECT count(*) FROM sqlite_master")).scalar_one())
+
+    def damaged(connection: Connection) -> int:
+        os.utime(file)
+        raise CatalogError("malformed")
+
+    with no_space():
+        assert catalog.identity() is not None
+        for work in (read, damaged):
+            with pytest.raises(CatalogError, match="Free some space"):
+                catalog.read(work)
+    assert catalog.read(read) > 0

@@ -12,6 +12,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -147,12 +148,11 @@ class Catalog:
         """Run ``work`` on the catalog's own file without a lock. Raises ``failure`` if the file changes meanwhile."""
         engine, before = _engine(_read_only(self.url, has_log=False), 1), _signature(self.url)
         try:
-            result = self._run("BEGIN", work, engine)
+            return self._run("BEGIN", work, engine)
         finally:
             engine.dispose()
-        if _has_log(self.url) or _signature(self.url) != before:
-            raise failure
-        return result
+            if _has_log(self.url) or _signature(self.url) != before:
+                raise failure
 
     def write(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run ``work`` in a transaction, commit durably, and return its result."""
@@ -394,8 +394,9 @@ def _is_read_only(file: Path) -> bool:
 
 def _has_log(url: URL) -> bool:
     """Return whether a write-ahead log has changes that are not in the catalog's own file yet."""
-    log = f"{url.database}-wal"
-    return os.path.exists(log) and os.path.getsize(log) > 0
+    with suppress(FileNotFoundError):
+        return os.path.getsize(f"{url.database}-wal") > 0
+    return False
 
 
 def _signature(url: URL) -> tuple[int, int, int]:
