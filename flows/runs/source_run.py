@@ -10,10 +10,12 @@ import contextvars
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import FrameType
 
 import pyarrow as pa
@@ -431,9 +433,11 @@ class SourceRun:
                 tally.indexes_lag |= remove_lines_without_document(committer) > 0
         work = self._surveyed(scan_range)
         if is_moved:
-            refused = deletion_refused(context, work)
-            if refused is not None:
-                raise refused
+            if deletion_refused(context, work, Counter()):  # the missing documents may only be renamed
+                results = context.executor.map(embed_batch, self._survey.batches(work, {}, dry_run=True))
+                refused = deletion_refused(context, work, Counter(chain.from_iterable(r.new_hashes for r in results)))
+                if refused:
+                    raise refused
             workspace.bind_source(entity, record)
         return LeasedRun(context, self._survey, committer, record, work)
 
@@ -454,15 +458,18 @@ class SourceRun:
         for result in context.executor.map(embed_batch, self._survey.batches(work, {}, dry_run=True)):
             tally.embedded(result)
         tally.retouched(work.retouched)
-        refused = deletion_refused(context, work)
+        refused = deletion_refused(context, work, tally.new_hashes)
         if refused:
             raise refused
         tally.deleted(work.missing)
         tally.totals(context.manifest.read(columns=[*TOTALS]), is_partial=context.is_partial(work.scan_range))
 
 
-def deletion_refused(context: RunContext, work: SourceChanges) -> DeletionRefused | None:
-    """Return the error if deleting the missing documents would exceed the deletion limit."""
+def deletion_refused(context: RunContext, work: SourceChanges, new_hashes: Counter[str]) -> DeletionRefused | None:
+    """Return the error if deleting the missing documents would exceed the deletion limit.
+
+    A missing document whose content is among ``new_hashes`` was only renamed.
+    """
     documents = unexplained_deletions(work.missing, context.source.rules, context.source.claims)
     if not len(documents):
         return None
@@ -471,7 +478,7 @@ def deletion_refused(context: RunContext, work: SourceChanges) -> DeletionRefuse
     else:  # the limit applies to the whole manifest
         documents_before, _ = totals(context.manifest.read(columns=["lines", "reason"]))
         known = documents_before - context.tally.report.states[DocumentState.NEW]
-    limit, gone = DeletionLimit.of_documents(context.plan.request), count_missing(documents, context.tally.new_hashes)
+    limit, gone = DeletionLimit.of_documents(context.plan.request), count_missing(documents, new_hashes)
     return limit.refusal(gone, known, "documents", str(context.entity))
 
 
@@ -619,7 +626,7 @@ class LeasedRun:
         missing, tally = self.work.missing, self.context.tally
         if not len(missing):
             return None
-        refused = deletion_refused(self.context, self.work)
+        refused = deletion_refused(self.context, self.work, tally.new_hashes)
         if refused is None:
             self._commit_changes(ChangeSet(SCHEMA.empty_table(), removed=tuple(missing["path"].to_pylist())), "delete")
             tally.indexes_lag |= pc.any(pc.greater(missing["lines"], 0)).as_py()

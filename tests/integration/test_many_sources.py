@@ -19,6 +19,7 @@ from driftline.flows.runs import index, source_run
 from driftline.flows.runs.executors import InlineExecutor, Result, Spec, Task
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.flows.runs.source_run import LeasedRun, SourceRun
+from driftline.storage.documents import DocumentState
 from driftline.storage.errors import DeletionRefused, SourceConflict, StorageError
 from driftline.storage.garbage import scan_references
 from driftline.storage.layout import SOURCE, leased_entity
@@ -369,6 +370,16 @@ def test_a_run_that_moves_a_source_writes_nothing_if_it_may_not_delete(
     assert state() == before
     index("two", max_delete_fraction=1.0)
     assert state()[:2] == (str(tmp_path / "two"), 3)
+
+
+def test_a_source_may_move_to_a_folder_where_its_documents_have_other_paths(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "app/src").mkdir(parents=True)
+    for number in range(120):
+        (tmp_path / f"app/src/{number}.txt").write_text(f"pump {number}\n")
+    how: dict[str, Any] = {"workspace": str(tmp_path / "ws"), "model": str(tiny_model), "entity": "source:app"}
+    dl.index(str(tmp_path / "app"), **how)
+    report = dl.index(str(tmp_path / "app/src"), rebind=True, **how).sources[0]
+    assert (report.states[DocumentState.NEW], report.documents_total) == (120, 120)
 
 
 def test_a_link_to_the_folder_of_a_source_does_not_take_the_source_away(tmp_path: Path, tiny_model: Path) -> None:
