@@ -363,6 +363,7 @@ def _output(
             output, _ = process.communicate(stdin, timeout=_CHECK_SECONDS)
             break
         except subprocess.TimeoutExpired:
+            stdin = None  # the process has it, and refuses it a second time
             now, last = time.monotonic(), switches
             switches = _context_switches(process.pid)
             since = since if switches is not None and switches == last else now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +124,18 @@ def test_a_path_deeper_than_the_stack_is_read(tmp_path: Path) -> None:
     tree = work_tree(tmp_path / "tree", {}, {".gitattributes": "* working-tree-encoding=cp1254\n"})
     deep = "a/" * 1_500 + "x.txt"
     assert declared_encodings(str(tree), [deep, "x.txt"]) == {deep: "cp1254", "x.txt": "cp1254"}
+
+
+def test_a_slow_git_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = work_tree(tmp_path / "tree", {}, {".gitattributes": "* working-tree-encoding=cp1254\n"})
+    slow = tmp_path / "bin/git"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\nsleep 0.2\nexec {shutil.which("git")} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(git_isolation, "_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(git_isolation, "_ASLEEP_SECONDS", 10_000)
+    assert declared_encodings(str(tree), ["x.txt"]) == {"x.txt": "cp1254"}
 
 
 def test_git_is_not_asked_where_no_attribute_file_names_an_encoding(
