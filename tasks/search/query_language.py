@@ -358,6 +358,8 @@ class _Parser:
 
     def _is_field(self, start: int, found: re.Match[str]) -> bool:
         name = _field_name(found)
+        if name != found["name"] and not found["value"]:
+            return False  # part of a message, such as Path: /usr/bin
         if name in FIELDS or name in _EXTENSIONS or (name in _ALIASES and (len(name) > 1 or found["value"])):
             return True
         if name != found["name"]:
