@@ -20,8 +20,11 @@ from driftline.tasks.search.hits import LINE_COMMENT
 
 _IN_QUOTES = frozenset(("elixir", "julia", "python"))
 """The languages whose documentation is text in triple quotes, and in which ``/*`` begins no comment."""
-_QUOTED = re.compile(r"""[rRbBuUfF]{0,2}(\"{3}|'{3}).*?(?:\1|\Z)""", re.DOTALL)
-_BLOCK = re.compile(r"(?<!\S)(?:/\*.*?(?:\*/|\Z)|<!--.*?(?:-->|\Z))", re.DOTALL)
+_STRING = r"\\.|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
+"""An escape, or a string on one line. Strings and line comments may contain the signs of a comment."""
+_QUOTED = re.compile(rf"""#[^\n]*|[rRbBuUfF]{{0,2}}((\"{{3}}|'{{3}}).*?(?:\2|\Z))|{_STRING}""", re.DOTALL)
+_BLOCK = re.compile(rf"//[^\n]*|(?<!\S)(/\*.*?(?:\*/|\Z)|<!--.*?(?:-->|\Z))|{_STRING}", re.DOTALL)
+"""Group 1 is a comment or documentation of several lines."""
 
 
 MAX_SORTED_LINES = 200
@@ -99,7 +102,7 @@ def in_comments(path: str, lines: Sequence[str], numbers: Iterable[int]) -> set[
     if is_prose(path):
         return {*numbers}
     blocks = _QUOTED if language_of_file(path) in _IN_QUOTES else _BLOCK
-    spans = [found.span() for found in blocks.finditer("\n".join(lines))]
+    spans = [found.span() for found in blocks.finditer("\n".join(lines)) if found[1]]
     begins = [begin for begin, _ in spans]
     offsets = [0, *accumulate(len(line) + 1 for line in lines)]
 

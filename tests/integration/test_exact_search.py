@@ -38,6 +38,7 @@ from driftline.tasks.search.exact import (
     search_exactly,
 )
 from driftline.tasks.search.hits import ExactCounts, SearchReport
+from driftline.tasks.search.importance import in_comments
 from driftline.tasks.search.query_language import ExactTerms, parse
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import decode, split_lines
@@ -257,6 +258,8 @@ def test_lines_are_counted_and_files_are_listed(workspace: Workspace, tree: Path
 def test_the_case_of_a_field_does_not_matter(workspace: Workspace, name: str) -> None:
     assert locations(find(workspace, f"{name}:src/app.py")) == [("src/app.py", 1)]
     assert parse(f"F:{name} User:alice L:10 Typ:x").is_plain, "drives and messages are words"
+    for message in ("Path: /usr/bin is missing", "Error in File: a.py", "Branch: main", "CASE: 3"):
+        assert parse(message).is_plain, message
 
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://", "FILE://localhost"])
@@ -543,6 +546,18 @@ def test_uses_in_code_come_before_those_in_comments_and_prose(tmp_path: Path) ->
     assert locations(few) == code[:3]
     assert few.exact == ExactCounts(14, 5, "limit")
     assert locations(find(str(tmp_path / "ws"), "uses:foo", files=True)) == [*code, ("home/README.md", 1)]
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        *(("a.py", line) for line in ("marks = \"'''\"", "# it's ''' here", "x = '\\\\'; y = '\"\"\"'")),
+        *(("a.ts", line) for line in ("x = 'in /* y'", 'x = "\\" /* y"', "// like /* here", "x = 'src/**/*'")),
+    ],
+)
+def test_signs_of_comments_in_strings_and_line_comments_begin_no_comment(path: str, line: str) -> None:
+    quotes = ('"""', '"""') if path == "a.py" else ("/*", "*/")
+    assert in_comments(path, [line, "foo()", f"{quotes[0]} foo", f"foo {quotes[1]}", "foo()"], range(1, 5)) == {2, 3}
 
 
 def test_case_in_the_query_applies_to_options(workspace: Workspace) -> None:
