@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Literal, NamedTuple
@@ -402,7 +402,7 @@ Line = tuple[IndexedDocument, int]
 class ExactSearch:
     """An exact search.
 
-    ``sort_deadline_passed`` (default: ``late``) returns whether to stop looking for files that import a used name.
+    ``sort_deadline_passed`` (default: ``late``) returns whether to stop looking for what only sorts uses.
     ``max_packs`` limits a count; these files are then not looked up.
     """
 
@@ -569,7 +569,8 @@ class ExactSearch:
         """Return the first uses in code, then those in comments, docstrings and prose, and the known counts."""
         lines, counts = self.first(MAX_RANKED if request.files else max(request.top_k, MAX_SORTED_LINES))
         nearest = lines[:MAX_SORTED_LINES]
-        commented = commented_lines(nearest, lambda last: _contexts(self.tables, last, MAX_COMMENTED_LINES))
+        read = partial(_contexts, self.tables, n_lines=MAX_COMMENTED_LINES, after=0)
+        commented = commented_lines(nearest, read, self.sort_deadline_passed or self.late)
         return _shown([*sorted(nearest, key=commented.__contains__), *lines[MAX_SORTED_LINES:]], counts, request)
 
     def _partial(self) -> int:
@@ -748,9 +749,10 @@ def _beginnings(
 
 
 def _contexts(
-    tables: Sequence[TableSearcher], lines: Sequence[Line], n_lines: int
+    tables: Sequence[TableSearcher], lines: Sequence[Line], n_lines: int, after: int | None = None
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield, for each line, its context and the context's first line number."""
+    """Yield, for each line, its context and the context's first line number. ``after`` defaults to ``n_lines``."""
+    after = n_lines if after is None else after
     packs: dict[IndexedDocument, tuple[list[int], list[int]]] = {}
     for table, searcher in enumerate(tables):
         of_table = {document.key: document for document, _ in lines if document.table == table}
@@ -759,7 +761,7 @@ def _contexts(
     for document, number in lines:
         first_lines, _ = packs[document]
         first = bisect_right(first_lines, max(0, number - n_lines)) - 1
-        needed[document, number] = range(first, bisect_right(first_lines, number + n_lines))
+        needed[document, number] = range(first, bisect_right(first_lines, number + after))
     keys = sorted({(document.table, packs[document][1][at]) for (document, _), span in needed.items() for at in span})
     lines_of: dict[tuple[int, int], list[str]] = {}
     for start in range(0, len(keys), _MOST_PACKS):
@@ -771,4 +773,4 @@ def _contexts(
         known = [*chain.from_iterable(lines_of[document.table, rows[at]] for at in needed[document, number])]
         first = first_lines[needed[document, number].start]
         start = max(first, number - n_lines)
-        yield start, tuple(known[start - first : number + n_lines + 1 - first])
+        yield start, tuple(known[start - first : number + after + 1 - first])

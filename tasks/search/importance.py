@@ -32,6 +32,9 @@ MAX_SORTED_LINES = 200
 MAX_COMMENTED_LINES = 5_000
 """Lines further down a document count as code: to tell, all lines before them are read."""
 
+_READ_DOCUMENTS = 50
+"""Documents to read at a time."""
+
 
 @lru_cache(1 << 17)
 def importance(path: str) -> int:
@@ -75,16 +78,21 @@ _D = TypeVar("_D", bound=_Document)
 def commented_lines(
     lines: Sequence[tuple[_D, int]],
     read: Callable[[Sequence[tuple[_D, int]]], Iterable[tuple[int, Sequence[str]]]],
+    late: Callable[[], bool],
 ) -> set[tuple[_D, int]]:
     """Return the ``lines``, documents with 0-based numbers in order, that are in comments, docstrings or prose.
 
-    ``read`` returns the text around each given line, from the document's first line on.
+    ``read`` returns the text from each document's first line to the given one. Once it is ``late``, the rest is code.
     """
-    last = {document: number for document, number in lines if number < MAX_COMMENTED_LINES}
+    last = [*{document: number for document, number in lines if number < MAX_COMMENTED_LINES}.items()]
     found: set[tuple[_D, int]] = set()
-    for (document, end), (_, text) in zip(last.items(), read([*last.items()]), strict=True):
-        numbers = (number for each, number in lines if each == document and number <= end)
-        found |= {(document, number) for number in in_comments(document.path, text[: end + 1], numbers)}
+    for start in range(0, len(last), _READ_DOCUMENTS):
+        if late():
+            break
+        part = last[start : start + _READ_DOCUMENTS]
+        for (document, end), (_, text) in zip(part, read(part), strict=True):
+            numbers = (number for each, number in lines if each == document and number <= end)
+            found |= {(document, number) for number in in_comments(document.path, text, numbers)}
     return found
 
 

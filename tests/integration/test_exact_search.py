@@ -33,12 +33,13 @@ from driftline.tasks.search.exact import (
     MAX_IMPORT_PACKS,
     ExactFinder,
     ExactSearch,
+    IndexedDocument,
     Matches,
     open_exact_tables,
     search_exactly,
 )
 from driftline.tasks.search.hits import ExactCounts, SearchReport
-from driftline.tasks.search.importance import in_comments
+from driftline.tasks.search.importance import commented_lines, in_comments
 from driftline.tasks.search.query_language import ExactTerms, parse
 from driftline.tasks.search.request import SearchRequest
 from driftline.tasks.text import decode, split_lines
@@ -558,6 +559,13 @@ def test_uses_in_code_come_before_those_in_comments_and_prose(tmp_path: Path) ->
 def test_signs_of_comments_in_strings_and_line_comments_begin_no_comment(path: str, line: str) -> None:
     quotes = ('"""', '"""') if path == "a.py" else ("/*", "*/")
     assert in_comments(path, [line, "foo()", f"{quotes[0]} foo", f"foo {quotes[1]}", "foo()"], range(1, 5)) == {2, 3}
+
+
+def test_documents_are_read_to_sort_uses_until_the_deadline() -> None:
+    lines = [(IndexedDocument(f"{number}.py", "org:acme", "", 0), 0) for number in range(120)]
+    late = iter((False, False, True))
+    found = commented_lines(lines, lambda part: ((0, ["# foo"]) for _ in part), lambda: next(late))
+    assert found == {*lines[:100]}
 
 
 def test_case_in_the_query_applies_to_options(workspace: Workspace) -> None:
