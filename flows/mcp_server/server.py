@@ -240,8 +240,9 @@ def _listed(schema: Mapping[str, Any], unlisted: Set[str]) -> dict[str, Any]:
     """
     properties = {}
     for name, about in schema.get("properties", {}).items():
-        options = [each for each in about.get("anyOf", ()) if each != {"type": "null"}]
-        whole = {**options[0], **{key: each for key, each in about.items() if key != "anyOf"}} if options else about
+        whole, options = about, [each for each in about.get("anyOf", ()) if each != {"type": "null"}]
+        if len(options) == 1:
+            whole = {**options[0], **{key: each for key, each in about.items() if key != "anyOf"}}
         is_absent = any(whole.get("default") is value for value in (None, False))
         properties[name] = {
             key: each
