@@ -325,10 +325,10 @@ def _values(where: LineFilter) -> Iterator[tuple[str, str, LineFilter]]:
     if rest == LineFilter():
         return
     shown = [f".{ext}" for ext in rest.exts or ()]
-    shown += [name for each in rest.any_of or () for name in _named_in(each)]
+    shown += [f"file:{name}" for each in rest.any_of or () for name in _named_in(each)]
     note = "The given files and folders contain no indexed documents."
     if 0 < len(shown) <= MAX_REPORTED:
-        note = f"No indexed document matches file:{' or file:'.join(shown)}."
+        note = f"No indexed document matches {' or '.join(shown)}."
     elif rest == LineFilter(none_of=rest.none_of):
         note = "The query excludes every indexed document."
     yield "", note, rest

@@ -298,6 +298,7 @@ def test_filters_alone_list_the_files_that_they_allow(workspace: Workspace) -> N
     assert locations(find(workspace, "file:separators")) == [("separators.txt", 1)], "a file without a word"
     nothing = find(workspace, "lang:go")
     assert (nothing.exact, nothing.notes) == (ExactCounts(0, 0), ("No indexed document matches the ending 'go'.",))
+    assert find(workspace, "lang:typescript").notes[0].startswith("No indexed document matches .ts or .")
     assert find(workspace, "heron -file:*").notes == ("The query excludes every indexed document.",)
     with pytest.raises(UsageError, match="Filters without words cannot be combined with kinds"):
         find(workspace, "lang:python", kinds=["function"])
