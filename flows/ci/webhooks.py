@@ -606,7 +606,7 @@ def _updated_at(payload: Payload) -> float | None:
     )
     found = next((value for place in places if (value := _at(payload, *place)) is not None), None)
     if isinstance(found, int) and not isinstance(found, bool):
-        return found / 1000  # Bitbucket Data Center
+        return found / 1000 if abs(found) < 1 << 63 else None  # Bitbucket Data Center
     return parse_timestamp(found.replace(" UTC", "Z")) if isinstance(found, str) else None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from driftline.flows.ci.webhooks import HOSTS, Hooks, Work
+from driftline.flows.ci.webhooks import HOSTS, Hooks, Work, _updated_at
 from driftline.flows.config.driftline_toml import HookSettings
 from driftline.flows.config.index_request import SourceRequest
 from tests.support.hooks import DELIVERIES, EVENTS, SECRET, push, request, signed
@@ -152,3 +152,8 @@ def test_events_without_a_time_are_taken_as_they_come(host: str) -> None:
         assert site.send(event, timed=False) == 202
         site.work()
         assert site.index == left
+
+
+@pytest.mark.parametrize("updated", [10**400, -(10**400), True, "never", None])
+def test_a_time_that_no_clock_shows_is_unknown(updated: object) -> None:
+    assert _updated_at({"pullRequest": {"updatedDate": updated}}) is None
