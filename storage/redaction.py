@@ -243,7 +243,7 @@ def _is_key(match: re.Match[str]) -> bool:
 
 # -- tokens inside text --------------------------------------------------------------------------
 
-RULES_VERSION = 5
+RULES_VERSION = 6
 """Part of each document's mark in the manifest. Increment it when a rule changes: documents are then read again."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
