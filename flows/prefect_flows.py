@@ -163,9 +163,7 @@ def configuration_of(workspace: str, fleets: list[FleetTable] | None) -> Configu
 def _run(request: IndexRequest, workspace: str, max_deltas: int) -> dict[str, Any]:
     """Index, request compactions, and publish and return the report."""
     with flow_progress() as progress:
-        names = f"index {_source_names(flow_run.parameters)}"
-        work = attempt.with_options(name="index", task_run_name=lambda: names)
-        result = work(lambda: index_sources(request, progress).to_dict())
+        result = attempt.with_options(name="index")(lambda: index_sources(request, progress).to_dict())
         for source in result["sources"]:
             if source["deltas"] > max_deltas and not request.dry_run:
                 request_compaction(workspace, "source", source["entity"], source["deltas"])

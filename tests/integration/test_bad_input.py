@@ -349,8 +349,8 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Callable[[Pat
     events: dict[str, Callable[[Path], None]] = {}
     read = SafeFolder.read
 
-    def disturbed(self: SafeFolder, path: str) -> bytes | None:
-        data = read(self, path)
+    def disturbed(self: SafeFolder, path: str, *limit: int) -> bytes | None:
+        data = read(self, path, *limit)
         if path in events:
             events[path](Path(self.root, path))
         return data

@@ -28,7 +28,7 @@ TEXT = [
 
 
 def wordpiece() -> Tokenizer:
-    """Return a tokenizer of all characters and the most frequent pieces, at any place in a word, and longer ones."""
+    """Return a tokenizer of all characters, and the most frequent words and parts of words."""
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     words = Counter(word for line in TEXT for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(line)))
     pieces = Counter[str]()
@@ -36,8 +36,9 @@ def wordpiece() -> Tokenizer:
         for start, end in combinations(range(len(word) + 1), 2):
             pieces["##" * (start > 0) + word[start:end]] += count
     single = sorted(piece for piece in pieces if len(piece.removeprefix("##")) == 1)
-    longer = sorted(pieces.keys() - {*single}, key=lambda piece: (-pieces[piece] * len(piece), piece))
-    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *single, *longer][:1500]
+    whole = sorted(words.keys() - {*single}, key=lambda word: (-words[word], word))[:700]
+    others = sorted(pieces.keys() - {*single, *whole}, key=lambda piece: (-pieces[piece] * len(piece), piece))
+    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *single, *whole, *others][:1500]
     tokenizer = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(known)}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
     tokenizer.add_special_tokens(known[:5])
