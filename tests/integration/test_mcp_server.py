@@ -561,7 +561,8 @@ def test_the_server_survives_the_death_of_the_process_that_reads(
 
     async def talk(workspace: Path, name: str, arguments: dict[str, Any]) -> None:
         command, environment = ["mcp", "--workspace", str(workspace)], {**os.environ, **remembered[1]}
-        server = StdioServerParameters(command=str(forked_command()), args=command, env=environment)
+        program = Path(sys.executable).parent / "driftline"  # whose helpers have command lines of their own
+        server = StdioServerParameters(command=str(program), args=command, env=environment)
         async with Client(server, read_timeout_seconds=PATIENCE_SECONDS) as client:
             first = await client.call_tool(name, arguments)
             assert end_readers() == 1

@@ -110,7 +110,11 @@ def test_kinds_languages_and_tests_narrow_a_search(shop: Path, driftline: Driftl
 
 
 def test_unknown_names_are_usage_errors(shop: Path, driftline: Driftline) -> None:
-    for option, value, known in (("--kind", "gadget", "function"), ("--lang", "klingon", "kotlin"), ("--lang", "zz", "python")):
+    for option, value, known in (
+        ("--kind", "gadget", "function"),
+        ("--lang", "klingon", "kotlin"),
+        ("--lang", "zz", "python"),
+    ):
         outcome = driftline("search", "x", "--workspace", shop, option, value)
         assert outcome.code == 2
         assert value in outcome.err
