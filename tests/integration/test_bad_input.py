@@ -17,6 +17,7 @@ from unicodedata import normalize
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.registry import _registry
 
 from driftline.storage.environment import install_command
 from driftline.storage.sources.access import SafeFolder
@@ -170,6 +171,8 @@ def test_a_missing_extra_is_reported(
     tmp_path: Path, model: Path, driftline: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
+    for scheme in ("gcs", "gs"):
+        monkeypatch.delitem(_registry, scheme, raising=False)  # fsspec keeps what an earlier test imported
     workspace = tmp_path / "workspace"
     says = install_command("gcs")
     assert_refused(driftline, "missing_extra", tmp_path, "index", "gs://bucket/x", "--workspace", workspace, says=says)
