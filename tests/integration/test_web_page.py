@@ -30,7 +30,7 @@ from tests.servers.axe import SCRIPT as AXE
 from tests.servers.axe import violations
 from tests.servers.browser import WAIT_MILLISECONDS, Browser, open_browser
 from tests.servers.git_server import git
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, until
 from tests.support.web import ask, serving
 
 HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&#?%41.py"
@@ -364,8 +364,14 @@ def test_a_document_shows_its_lines_outline_neighbours_and_remote(site: Site) ->
     page.get_by_role("link", name="release", exact=True).click()
     page.wait_for_url("**#L11")
     (site.tree / "src/lease.py").write_text(LEASE.replace("class Lease", "class Secret"))
-    site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py?line=7", "has changed since it was indexed")
-    expect(page.locator("#remote")).to_have_attribute("href", remote)  # the text shown on the page
+
+    def has_remote() -> bool:
+        """Return whether the search process that compared the file with its commit before answers again."""
+        site.browser.open(f"{site.url}d/{SOURCE}/src/lease.py?line=7", "has changed since it was indexed")
+        return page.locator("#remote").count() > 0
+
+    until(has_remote, "a link to the text shown on the page")
+    expect(page.locator("#remote")).to_have_attribute("href", remote)
     assert page.locator("#L4").inner_text().endswith("class Lease:")
     assert "Secret" not in page.content()
 
