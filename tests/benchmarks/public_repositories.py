@@ -1,5 +1,4 @@
-"""Run the field's public benchmark (questions about 63 repositories in 19 languages) against semble with the same
-model.
+"""Ask the field's public benchmark (63 repositories, 19 languages) of Driftline and of semble with the same model.
 
     .venv/bin/python tests/benchmarks/public_repositories.py --trees REPOS --annotations SEMBLE/benchmarks --keep 1
 
