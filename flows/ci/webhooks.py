@@ -81,7 +81,8 @@ changes nothing.
 class Event:
     """The event of a delivery: a change to a ``branch``, or to the pull request ``number`` from that branch.
 
-    ``is_own`` is set if a pull request's branch belongs to the same repository.
+    ``is_own`` is set if a pull request's branch belongs to the same repository. ``updated_at`` is when the host updated
+    the request, in seconds, if it says so.
     """
 
     kind: EventKind
@@ -90,6 +91,7 @@ class Event:
     number: str = ""
     target: str = ""
     is_own: bool = False
+    updated_at: float | None = None
 
 
 Payload = Mapping[str, Any]
@@ -111,32 +113,43 @@ def _branch(ref: str) -> str:
     return ref.removeprefix("refs/heads/") if ref.startswith("refs/heads/") else ""
 
 
-_Paths = tuple[str, str, str, str, str, str]
-"""The paths in a payload of a pull request's number and state, and of its branches and repositories, source first."""
+_Paths = tuple[str, str, str, str, str, str, str]
+"""The paths in a payload of a pull request's number and state, of its branches and repositories, source first, and of
+the time of its last update.
+"""
 _GITHUB: _Paths = (
     "number", "pull_request.state", "pull_request.head.ref", "pull_request.base.ref",
-    "pull_request.head.repo.id", "pull_request.base.repo.id",
+    "pull_request.head.repo.id", "pull_request.base.repo.id", "pull_request.updated_at",
 )  # fmt: skip
 _GITLAB: _Paths = (
     "object_attributes.iid", "object_attributes.state", "object_attributes.source_branch",
     "object_attributes.target_branch", "object_attributes.source_project_id", "object_attributes.target_project_id",
+    "object_attributes.updated_at",
 )  # fmt: skip
 _BITBUCKET_CLOUD: _Paths = (
     "pullrequest.id", "pullrequest.state", "pullrequest.source.branch.name", "pullrequest.destination.branch.name",
-    "pullrequest.source.repository.full_name", "pullrequest.destination.repository.full_name",
+    "pullrequest.source.repository.full_name", "pullrequest.destination.repository.full_name", "pullrequest.updated_on",
 )  # fmt: skip
 _BITBUCKET_DATA_CENTER: _Paths = (
     "pullRequest.id", "pullRequest.state", "pullRequest.fromRef.displayId", "pullRequest.toRef.displayId",
-    "pullRequest.fromRef.repository.id", "pullRequest.toRef.repository.id",
+    "pullRequest.fromRef.repository.id", "pullRequest.toRef.repository.id", "pullRequest.updatedDate",
 )  # fmt: skip
 
 
 def _of_request(payload: Payload, paths: _Paths, default: str, *, is_closing: bool) -> Event:
     """Return the event of a pull request. Hosts also report comments and labels of closed ones."""
-    number, state, source, target, own, upstream = (_text(payload, *path.split(".")) for path in paths)
+    number, state, source, target, own, upstream, _ = (_text(payload, *path.split(".")) for path in paths)
     is_over = state.lower() in ("closed", "merged", "declined", "superseded")
     kind: EventKind = "gone" if is_closing else "late" if is_over else "changed"
-    return Event(kind, source, default, number or _NO_NUMBER, target, own == upstream != "")
+    updated_at = _seconds(_at(payload, *paths[-1].split(".")))
+    return Event(kind, source, default, number or _NO_NUMBER, target, own == upstream != "", updated_at)
+
+
+def _seconds(time: Any) -> float | None:
+    """Return a host's time in seconds, or None if there is none."""
+    if isinstance(time, int) and not isinstance(time, bool):
+        return time / 1000 if abs(time) < 1 << 63 else None  # Bitbucket Data Center
+    return parse_timestamp(time.replace(" UTC", "Z")) if isinstance(time, str) else None
 
 
 def _of_github(kind: str, payload: Payload) -> Iterator[Event]:
@@ -482,7 +495,7 @@ class Hooks:
             return IGNORED, "no source matches this repository"
         works, reason = list[Work](), "nothing to index"
         for event in host.events(headers.get(host.event, ""), payload):
-            if event.number and self._is_late(f"{min(named)}#{event.number}", event.kind, _updated_at(payload)):
+            if event.number and self._is_late(f"{min(named)}#{event.number}", event.kind, event.updated_at):
                 reason = "a newer event of this pull request was received before"
                 continue
             for source in sources:
@@ -594,20 +607,6 @@ class Hooks:
     def _waiting_seconds(self) -> float:
         with self._changed:
             return self.clock() - min((each.since for each in self._waiting.values()), default=self.clock())
-
-
-def _updated_at(payload: Payload) -> float | None:
-    """Return when the host updated the pull request of a payload, in seconds, or None if it does not say."""
-    places = (
-        ("pull_request", "updated_at"),
-        ("object_attributes", "updated_at"),
-        ("pullrequest", "updated_on"),
-        ("pullRequest", "updatedDate"),
-    )
-    found = next((value for place in places if (value := _at(payload, *place)) is not None), None)
-    if isinstance(found, int) and not isinstance(found, bool):
-        return found / 1000 if abs(found) < 1 << 63 else None  # Bitbucket Data Center
-    return parse_timestamp(found.replace(" UTC", "Z")) if isinstance(found, str) else None
 
 
 def _key(source: SourceRequest) -> tuple[str, str] | None:

@@ -341,7 +341,10 @@ def _cut(
 ) -> tuple[BranchRecord, SourcePlan]:
     """Snapshot a branch under its lease. A fenced-off holder then commits to the old snapshot, which has no readers."""
     workspace, entity, request = plan.workspace, part.entity, plan.request
-    if read_branch(workspace, entity, name) != known:
+    found = read_branch(workspace, entity, name)
+    if found is not None and known is not None:
+        known = replace(known, pull_requests=found.pull_requests)  # webhooks note them without the lease
+    if found != known:
         raise LeaseHeld("Another run changed this branch concurrently", name, "Run the command again.")
     maintenance = lease_path(entity.tenant, "maintenance")
     wait = max(request.wait_seconds, MAINTENANCE_WAIT_SECONDS)

@@ -24,7 +24,7 @@ class Connection:
     def __init__(self, name: str, most_bytes: int, most_seconds: float) -> None:
         self._name, self._most_bytes, self._most_seconds = name, most_bytes, most_seconds
         self._opener = urllib.request.OpenerDirector()
-        for handler in (urllib.request.ProxyHandler(), _Http(self), _Https(self)):
+        for handler in (urllib.request.ProxyHandler(), _Handler(self)):
             self._opener.add_handler(handler)
         self.limit = _Limit()
 
@@ -90,19 +90,17 @@ class _Limit:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-class _Http(urllib.request.HTTPHandler):
+class _Handler(urllib.request.AbstractHTTPHandler):
+    """Opens connections whose sockets are noted in the limit of ``of``."""
+
+    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
+
     def __init__(self, of: Connection) -> None:
         super().__init__()
         self._of = of
 
     def http_open(self, req: urllib.request.Request) -> HTTPResponse:
         return self.do_open(partial(_noted, HTTPConnection, self._of), req)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, of: Connection) -> None:
-        super().__init__()
-        self._of = of
 
     def https_open(self, req: urllib.request.Request) -> HTTPResponse:
         return self.do_open(partial(_noted, HTTPSConnection, self._of), req)

@@ -14,6 +14,7 @@ import pytest
 import driftline
 from driftline.flows.commands import main as cli
 from driftline.flows.output.run_reports import SourceReport
+from driftline.flows.runs import branches
 from driftline.flows.runs.branches import delete_named, list_branches, prune_branches
 from driftline.flows.runs.cleanup import CleanupRequest, clean_workspace
 from driftline.flows.runs.compact import CompactRequest, compact_workspace
@@ -22,7 +23,7 @@ from driftline.flows.runs.verify_and_repair import VerifyRequest, verify_workspa
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StaleBuild, StorageError, UsageError
 from driftline.storage.lance.reader_process import run_in_worker
-from driftline.storage.workspace.branch_cuts import on_branch
+from driftline.storage.workspace.branch_cuts import on_branch, read_branch
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance import verification
 from driftline.tasks.maintenance.verification import FindingKind, check_branches
@@ -127,6 +128,33 @@ def test_branches_with_a_history_are_compared(repository: Path, workspace: str, 
     assert rebased.branch_cut.startswith("brought forward")
     assert rebased.lines_embedded == 0
     holds(workspace, "feature/zwei", expected["feature/zwei"])
+
+
+def test_a_pull_request_that_is_noted_during_a_run_is_kept(
+    repository: Path, workspace: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Webhooks note it without the branch's lease."""
+    run()
+    git(repository, "checkout", "-q", "-b", "topic")
+    commit(repository, {"src/new.py": "word50\n"})
+    run("topic")
+    git(repository, "checkout", "-q", "main")
+    commit(repository, {f"src/{number}.py": f"word6{number}\n" for number in range(5)})
+    run()
+    git(repository, "checkout", "-q", "topic")
+    git(repository, "rebase", "-q", "main")
+    decide = branches._decide
+
+    def decide_meanwhile(*given: Any) -> Any:
+        decision = decide(*given)
+        branches.note_pull_requests(Workspace.open(workspace), ENTITY, "topic", ["7"])
+        return decision
+
+    monkeypatch.setattr(branches, "_decide", decide_meanwhile)
+    assert run("topic").branch_cut.startswith("brought forward")
+    record = read_branch(Workspace.open(workspace), ENTITY, "topic")
+    assert record is not None
+    assert record.pull_requests == ("7",)
 
 
 def test_histories_that_cross(repository: Path, workspace: str, run: Run) -> None:

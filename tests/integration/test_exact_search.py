@@ -511,6 +511,14 @@ def test_a_document_must_use_each_name(tmp_path: Path) -> None:
     assert locations(find(ws, "uses:foo def:foo")) == [("both.py", 1), ("both.py", 2)]
 
 
+def index_files(folder: Path, files: dict[str, str]) -> None:
+    """Write files into ``tree``, and index it into ``ws`` without search indexes."""
+    for name, text in files.items():
+        (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "tree" / name).write_text(text)
+    driftline.index(str(folder / "tree"), workspace=str(folder / "ws"), indexes="none")
+
+
 def test_uses_are_nearest_first(tmp_path: Path) -> None:
     files = {
         "home/z.py": "def foo():\n    return 1\n\n\nfoo()\n",
@@ -518,10 +526,7 @@ def test_uses_are_nearest_first(tmp_path: Path) -> None:
         "other/imports.py": "from home.z import foo\n",
         "more/names.py": "print(foo)\n",
     }
-    for name, text in files.items():
-        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "tree" / name).write_text(text)
-    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    index_files(tmp_path, files)
     nearest = [("home/z.py", 5), ("home/near.py", 1), ("other/imports.py", 1), ("more/names.py", 1)]
     assert locations(find(str(tmp_path / "ws"), "uses:foo")) == nearest
 
@@ -534,10 +539,7 @@ def test_uses_in_code_come_before_those_in_comments_and_prose(tmp_path: Path) ->
         "src/c.go": "// foo is used\nfunc main() {\n\tfoo() // foo\n}\n",
         "src/d.rb": "# foo\nfoo\n",
     }
-    for name, text in files.items():
-        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "tree" / name).write_text(text)
-    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    index_files(tmp_path, files)
     code = [("home/a.py", 10), ("src/b.ts", 5), ("src/c.go", 3), ("src/d.rb", 2)]
     rest = [*(("home/a.py", line) for line in (1, 3, 6, 7)), ("home/README.md", 1)]
     rest += [*(("src/b.ts", line) for line in (2, 6, 7)), ("src/c.go", 1), ("src/d.rb", 1)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from driftline.flows.ci.webhooks import HOSTS, Hooks, Work, _updated_at
+from driftline.flows.ci.webhooks import HOSTS, Hooks, Work, _seconds
 from driftline.flows.config.driftline_toml import HookSettings
 from driftline.flows.config.index_request import SourceRequest
 from tests.support.hooks import DELIVERIES, EVENTS, SECRET, push, request, signed
@@ -156,4 +156,4 @@ def test_events_without_a_time_are_taken_as_they_come(host: str) -> None:
 
 @pytest.mark.parametrize("updated", [10**400, -(10**400), True, "never", None])
 def test_a_time_that_no_clock_shows_is_unknown(updated: object) -> None:
-    assert _updated_at({"pullRequest": {"updatedDate": updated}}) is None
+    assert _seconds(updated) is None
