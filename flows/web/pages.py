@@ -676,8 +676,8 @@ STATIC = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "im
 """Files loaded by all pages, and their media types."""
 
 
-_COMMENT = re.compile(r"^\s*(?://|/\*\*).*\n", re.MULTILINE)
-"""A comment of a script on a line of its own: for its readers, not for browsers."""
+_COMMENT = re.compile(r"^ *(?://.*|/\*\*[^*\n]*\*/)\n", re.MULTILINE)
+"""A whole comment on a line of its own: for the script's readers, not for browsers."""
 
 
 @cache
