@@ -7,12 +7,15 @@ comparable only if their packages are the same.
 from __future__ import annotations
 
 import json
+import keyword
 import os
 import random
+import re
 import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -25,6 +28,7 @@ MAX_FILE_BYTES = 1_000_000
 """semble skips larger files, so the comparison does too."""
 _NEVER = {"__pycache__", "node_modules", "dist", "build", "venv", "site-packages"}
 """Folders that semble never enters."""
+_IDENTIFIER = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")
 _SEED = 20261101
 _WORDS = ("read", "write", "open", "close", "table", "row", "batch", "commit", "lease", "token", "vector", "line")
 
@@ -44,14 +48,20 @@ class Corpus:
 
 def packages(lines: int) -> Corpus:
     """Return at least ``lines`` lines of Python from installed packages, sorted by name. If there are too few, packages
-    are repeated. This does not distort times and sizes, because many lines of real code repeat too.
+    are repeated with their identifiers exchanged, so that searches do not fold the repetitions as copies.
     """
 
     def make(root: Path) -> tuple[int, int, int]:
         files = found = size = 0
+        identifiers: list[bytes] = []
         for copy in count():
+            if copy == 1:
+                identifiers = _identifiers()
+            others = dict(zip(identifiers, identifiers[copy:] + identifiers[:copy], strict=True)) if copy else {}
             for path in _sources():
                 data = path.read_bytes()
+                if others:
+                    data = _exchanged(data, others)
                 target = root / (f"copy_{copy}" if copy else "") / path.relative_to(_site())
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
@@ -144,6 +154,16 @@ def _sources() -> Iterator[Path]:
             path = Path(folder, name)
             if name.endswith(".py") and not path.is_symlink() and 0 < path.stat().st_size <= MAX_FILE_BYTES:
                 yield path
+
+
+def _identifiers() -> list[bytes]:
+    """Return the identifiers of all sources by their frequency: neighbours occur about equally often."""
+    counts = Counter(name for path in _sources() for name in _IDENTIFIER.findall(path.read_bytes()))
+    return [name for name, _ in counts.most_common() if not keyword.iskeyword(name.decode())]
+
+
+def _exchanged(data: bytes, others: dict[bytes, bytes]) -> bytes:
+    return _IDENTIFIER.sub(lambda found: others.get(found[0], found[0]), data)
 
 
 def _origin(files: int) -> str:
