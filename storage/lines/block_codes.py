@@ -35,6 +35,8 @@ SELECTED = 8
 MIN_SELECTED = 512
 _BLOCKS_AT_ONCE = 1_024
 """Number of blocks whose vectors are summed per step so that they fit into a core's cache."""
+_COMPARED_AT_ONCE = 8_192
+"""Number of blocks whose signs are compared per step, with buffers that stay in a core's cache."""
 
 _FragmentKey = tuple[int, str]
 """A fragment's id and its first data file. Data file names are never reused."""
@@ -116,10 +118,7 @@ class BlockCodes:
             vector: ``(dim,)``, not zero.
             limit: the maximum number of blocks.
         """
-        selected = max(SELECTED * limit, MIN_SELECTED)
-        at = np.arange(len(self))
-        if selected < len(self):
-            at = np.sort(np.argpartition(-_sign_products(self.signs, vector), selected)[:selected])
+        at = _preselected(self.signs, vector, max(SELECTED * limit, MIN_SELECTED))
         signs, large = (np.ascontiguousarray(words[:, at].T).view(np.uint8) for words in (self.signs, self.large))
         total = _Sums.of(vector, signs.shape[1])
         of_large = total(signs & large) - total(large & ~signs)
@@ -171,25 +170,41 @@ class _Sums:
         return np.asarray(self.of_bytes[sets + self.offsets].sum(axis=1), np.float32)
 
 
-def _sign_products(signs: NDArray[np.uint64], vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the product of each block's signs with ``vector`` as ``(n,)``, up to a factor and a constant.
+def _preselected(signs: NDArray[np.uint64], vector: NDArray[np.float32], limit: int) -> NDArray[np.intp]:
+    """Return the positions of the ``limit`` blocks whose signs have the largest products with ``vector``, ascending.
 
-    The query is quantized to QUERY_BITS. A product is then a weighted sum of common-bit counts, one query bit at a
-    time.
+    The query is quantized to QUERY_BITS. A product, up to a factor and a constant, is then a weighted sum of common-bit
+    counts, one query bit at a time. Shape of ``signs``: ``(w, n)``.
     """
+    if signs.shape[1] <= limit:
+        return np.arange(signs.shape[1])
     low = vector.min()
     steps = (2**QUERY_BITS - 1) / max(vector.max() - low, 1e-9)
     levels = np.rint((vector - low) * steps).astype(np.uint8)
-    products = np.float32(low * steps) * _counts(signs)
-    for bit in range(QUERY_BITS):
-        plane = _packed((levels >> bit & 1).astype(np.bool_)[None]).view(np.uint64).T
-        products += np.float32(1 << bit) * _counts(signs & plane)
-    return np.asarray(products, np.float32)
+    planes = [
+        (np.float32(1 << bit), _packed((levels >> bit & 1).astype(np.bool_)[None]).view(np.uint64).T)
+        for bit in range(QUERY_BITS)
+    ]
+    common = np.empty((len(signs), _COMPARED_AT_ONCE), np.uint64)
+    counts = np.empty(common.shape, np.uint8)
 
+    def counted(sets: NDArray[np.uint64]) -> NDArray[np.uint16]:
+        found = np.bitwise_count(sets, out=counts[:, : sets.shape[1]])
+        return np.asarray(found.sum(axis=0, dtype=np.uint16), np.uint16)
 
-def _counts(sets: NDArray[np.uint64]) -> NDArray[np.uint16]:
-    """Return the number of bits set in each column of ``sets``. Shapes: ``(w, n)`` to ``(n,)``."""
-    return np.asarray(np.bitwise_count(sets).sum(axis=0, dtype=np.uint16), np.uint16)
+    best, products, least = np.zeros(0, np.intp), np.zeros(0, np.float32), np.float32(-np.inf)
+    for first in range(0, signs.shape[1], _COMPARED_AT_ONCE):
+        some = signs[:, first : first + _COMPARED_AT_ONCE]
+        found = np.float32(low * steps) * counted(some)
+        for weight, plane in planes:
+            found += weight * counted(np.bitwise_and(some, plane, out=common[:, : some.shape[1]]))
+        at = np.flatnonzero(found > least)
+        best, products = np.append(best, first + at), np.append(products, found[at])
+        if len(best) > limit:
+            kept = np.argpartition(products, -limit)[-limit:]
+            best, products = best[kept], products[kept]
+            least = products.min()
+    return np.sort(best)
 
 
 _CODES: LRUCache[str, BlockCodes] = LRUCache(512 * 2**20, lambda codes: codes.nbytes)
@@ -249,20 +264,30 @@ def _extended(known: BlockCodes | None, fragments: Mapping[_FragmentKey, LanceFr
 
 
 def _read_codes(fragments: Sequence[_FragmentKey], rows: pa.Table) -> BlockCodes:
-    rows = rows.sort_by("_rowaddr").combine_chunks()
-    joined = b"".join(rows[CODE_COLUMN].to_pylist())
-    words = np.frombuffer(joined, np.uint64).reshape(len(rows), -1).T if len(rows) else np.zeros((2, 0), np.uint64)
-    half = len(words) // 2
-    fragment = rows["_rowaddr"].to_numpy() >> np.uint64(ADDRESS_BITS)
+    addresses = rows["_rowaddr"].to_numpy()
+    if (addresses[1:] < addresses[:-1]).any():
+        rows = rows.sort_by("_rowaddr")
+        addresses = rows["_rowaddr"].to_numpy()
+    signs, large = _planes(rows[CODE_COLUMN])
+    fragment = addresses >> np.uint64(ADDRESS_BITS)
     numbers = np.array([number for number, _ in fragments], np.uint64)
     first, end = np.searchsorted(fragment, numbers), np.searchsorted(fragment, numbers, side="right")
     bounds = zip(first.tolist(), end.tolist(), strict=True)
-    return BlockCodes(
-        rows["_rowid"].to_numpy(),
-        np.ascontiguousarray(words[:half]),
-        np.ascontiguousarray(words[half:]),
-        dict(zip(fragments, bounds, strict=True)),
-    )
+    return BlockCodes(rows["_rowid"].to_numpy(), signs, large, dict(zip(fragments, bounds, strict=True)))
+
+
+def _planes(codes: pa.ChunkedArray) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the signs and the large dimensions in ``codes``, ``(w, n)`` each, without a Python object per code."""
+    width = len(codes[0].as_buffer()) if len(codes) else 0
+    signs, large = np.empty((2, width // 16, len(codes)), np.uint64)
+    at = 0
+    for part in codes.chunks:
+        fixed = part.cast(pa.binary(width))
+        size = len(fixed) * width // 8
+        words = np.frombuffer(fixed.buffers()[1], np.uint64, size, fixed.offset * width).reshape(len(fixed), -1)
+        signs[:, at : at + len(part)], large[:, at : at + len(part)] = np.split(words.T, 2)
+        at += len(part)
+    return signs, large
 
 
 def _joined(known: BlockCodes, kept: dict[_FragmentKey, tuple[int, int]], new: BlockCodes | None) -> BlockCodes:

@@ -4,8 +4,10 @@ reads.
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +20,7 @@ from driftline.storage.layout import new_ulid
 from driftline.storage.lines import block_codes
 from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.line_table import LINES_PER_BLOCK, LineTable
+from driftline.storage.lines.line_table import CODE_COLUMN, LINES_PER_BLOCK, LineTable
 from driftline.storage.lines.table_searcher import TableSearcher, nearest_blocks
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.indexing.rows import line_rows
@@ -161,6 +163,62 @@ def test_only_new_fragments_are_read_and_replaced_documents_are_gone(
     assert {*afresh.rows.tolist()} < {*cached.rows.tolist()}  # cached codes include the replaced blocks
     by_row = dict(zip(cached.rows.tolist(), cached.signs.T.tolist(), strict=True))
     assert [by_row[row] for row in afresh.rows.tolist()] == afresh.signs.T.tolist()
+
+
+def arrow_codes(count: int, dim: int = 256) -> tuple[pa.Table, NDArray[np.uint64]]:
+    """Return rows as a scan yields them, in batches, some of them slices, and their words ``(count, w)``."""
+    words = np.random.default_rng(3).integers(0, 2**64, (count, dim // 32), np.uint64)
+    rows = pa.table(
+        {
+            CODE_COLUMN: pa.array([each.tobytes() for each in words], pa.binary()),
+            "_rowid": pa.array(range(1, count + 1), pa.uint64()),
+            "_rowaddr": pa.array(range(count), pa.uint64()),
+        }
+    )
+    return pa.concat_tables([rows[: count // 3], rows[count // 3 :]]), words
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending"])
+def test_codes_are_read_as_stored(order: Literal["ascending", "descending"]) -> None:
+    rows, words = arrow_codes(100)
+    codes = block_codes._read_codes([(0, "file")], rows.sort_by([("_rowid", order)]) if order[0] == "d" else rows)
+    assert codes.rows.tolist() == [*range(1, 101)]
+    assert codes.ranges == {(0, "file"): (0, 100)}
+    assert np.concatenate([codes.signs, codes.large]).T.tolist() == words.tolist()
+
+
+@pytest.mark.parametrize("limit", [1, 7, 99, 100, 1_000])
+@pytest.mark.parametrize("at_once", [1, 13, 64, 8_192])
+def test_blocks_are_preselected_by_the_product_of_their_signs(
+    limit: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_codes, "_COMPARED_AT_ONCE", at_once)
+    codes = block_codes._read_codes([(0, "file")], arrow_codes(100)[0])
+    query = np.random.default_rng(4).standard_normal(256).astype(np.float32)
+    levels = np.rint((query - query.min()) * ((2**block_codes.QUERY_BITS - 1) / (query.max() - query.min())))
+    bits = np.unpackbits(np.ascontiguousarray(codes.signs.T).view(np.uint8), axis=1)
+    steps = (query.max() - query.min()) / (2**block_codes.QUERY_BITS - 1)
+    products = bits @ (levels * steps + query.min())
+    found = block_codes._preselected(codes.signs, query, limit)
+    assert found.tolist() == sorted({*found.tolist()})
+    assert np.sort(products[found]) == pytest.approx(np.sort(products)[-limit:], abs=1e-4)
+
+
+def test_reading_and_comparing_codes_takes_little_more_memory_than_the_codes() -> None:
+    rows, _ = arrow_codes(60_000)
+    query = np.random.default_rng(4).standard_normal(256).astype(np.float32)
+    tracemalloc.start()
+    try:
+        codes = block_codes._read_codes([(0, "file")], rows)
+        read = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        codes.nearest(query, 10)
+        compared = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert read < 1.5 * codes.nbytes  # without a Python object for each code
+    assert compared < 0.5 * codes.nbytes  # buffers of a fixed size
 
 
 def test_a_query_or_a_table_without_vectors_finds_nothing(table: LineTable) -> None:
