@@ -1,12 +1,11 @@
 """Find definitions, files and outlines by name in one version of a lines table (DESIGN, "Search").
 
 ``blocks_defining`` and ``definitions_of`` find what a query names; ``blocks_at_places`` finds the places in a stack
-trace. The outlines of a version are read once, then looked up in memory.
+trace. A version's definitions are read once, then looked up in memory.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,11 +29,15 @@ MAX_FILES = 20
 """Maximum number of files to look up per name."""
 _TAIL_BYTES = 8
 """Bytes at the end of a name that are compared for all definitions in one pass."""
-_OF_WORDS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_")
+_OF_WORDS = np.array([byte in b"abcdefghijklmnopqrstuvwxyz0123456789_" for byte in range(256)])
+_DEFINITIONS: SharedCache[tuple[str | int, ...], _Definitions] = SharedCache(
+    LRUCache(256 * 2**20, lambda definitions: definitions.nbytes)
+)
+"""The definitions in each version in which this process looked up a name, about 3 bytes per line."""
 _OUTLINES: SharedCache[tuple[str | int, ...], _Outlines] = SharedCache(
     LRUCache(64 * 2**20, lambda outlines: outlines.nbytes)
 )
-"""The outlines of each version in which this process looked up a name or many lines, about 20 bytes per line."""
+"""The outlines of each small version in which this process looked up many lines, about 10 bytes per line."""
 _LOOKUPS: SharedCache[tuple[str | int, ...], int] = SharedCache(LRUCache(1_024))
 """How often this process looked up the outlines of some lines in a version on disk."""
 LOOKUPS_BEFORE_ALL = 32
@@ -43,20 +46,66 @@ _BLOCK_BITS = 28
 
 
 @dataclass(frozen=True, slots=True)
-class _Outlines:
-    """The outlines of all blocks in a version: ``rows`` has ``outline``, ``line_number`` and ``_rowid``.
+class _Definitions:
+    """The definitions in a version, except keys, each from the outline of the block with its name.
 
-    ``lower`` is their lowercase concatenation, with a newline after each; row ``i`` ends before ``ends[i]``. Entry
-    ``e`` is one definition: it ends before the newline at ``entries[e]``, with the bytes ``tails[e]``. Row ``order[i]``
-    has the key ``keys[i]``, in ascending order: the positions of its document's ``paths`` and ``entities``, and the
-    number of its block.
+    Definition ``i`` has the outline entry ``entries[i]``, which ends with the bytes ``tails[i]`` in lowercase, in the
+    block with the row id ``rows[i]``.
     """
 
-    rows: pa.Table
-    lower: bytes
-    ends: NDArray[np.int64]
-    entries: NDArray[np.int64]
+    entries: pa.ChunkedArray
     tails: NDArray[np.uint64]
+    rows: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, blocks: pa.Table) -> Self:
+        """Select the definitions of ``blocks``, which have ``outline``, ``line_number`` and ``_rowid``."""
+        parts = [_defined_in(batch) for batch in blocks.to_batches()]
+        tails, rows = (np.concatenate([np.zeros(0, np.uint64), *(part[at] for part in parts)]) for at in (1, 2))
+        return cls(pa.chunked_array([entries for entries, *_ in parts], pa.string()), tails, rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Return their size in memory."""
+        return int(self.entries.nbytes) + self.tails.nbytes + self.rows.nbytes
+
+    def ending_in(self, part: str) -> Iterator[tuple[int, Definition]]:
+        """Yield the definitions whose names may end in ``part``, case-insensitively, with the rows of their blocks."""
+        tail = part.lower().encode()[-_TAIL_BYTES:]
+        ends_alike = self.tails & np.uint64(256 ** len(tail) - 1) == int.from_bytes(tail, "big")
+        if len(tail) < _TAIL_BYTES:
+            ends_alike &= ~_OF_WORDS[self.tails >> np.uint64(8 * len(tail)) & np.uint64(255)]
+        alike = np.flatnonzero(ends_alike)
+        entries = self.entries.take(pa.array(alike.tolist(), pa.int64())).to_pylist()
+        yield from zip(self.rows[alike].tolist(), (decode(entry)[0] for entry in entries), strict=True)
+
+
+def _defined_in(blocks: pa.RecordBatch) -> tuple[pa.StringArray, NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the entries, tails and rows of ``_Definitions``."""
+    split = pc.split_pattern(blocks[OUTLINE_COLUMN], "\n")
+    entries, block = split.flatten(), pc.list_parent_indices(split).to_numpy()
+    kind, line = pc.extract_regex(entries, r"^(?P<kind>\w+)\t(?P<line>\d+)\t").flatten()  # null for anchors
+    lines = pc.fill_null(line.cast(pa.int64()), -1).to_numpy()
+    of_block = lines // LINES_PER_BLOCK == blocks["line_number"].to_numpy()[block] // LINES_PER_BLOCK
+    own = np.flatnonzero(of_block & pc.fill_null(pc.not_equal(kind, "key"), False).to_numpy(zero_copy_only=False))
+    entries = entries.take(pa.array(own.tolist(), pa.int64()))
+    lower = pc.utf8_lower(entries)
+    ends = pc.binary_length(lower).to_numpy().cumsum(dtype=np.int64)
+    names = lower.buffers()[2].to_pybytes()[: ends[-1]] if len(ends) else b""
+    padded = np.frombuffer(bytes(_TAIL_BYTES) + names, np.uint8)
+    tails = np.lib.stride_tricks.sliding_window_view(padded, _TAIL_BYTES)[ends].view(">u8")[:, 0]
+    return entries, tails.astype(np.uint64), blocks["_rowid"].to_numpy()[block[own]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlines:
+    """The outlines of all blocks in a version.
+
+    Block ``order[i]`` has the key ``keys[i]``, in ascending order: the positions of its document's ``paths`` and
+    ``entities``, and its number.
+    """
+
+    outlines: pa.StringArray
     paths: pa.StringArray
     entities: pa.StringArray
     keys: NDArray[np.int64]
@@ -64,25 +113,17 @@ class _Outlines:
 
     @classmethod
     def of(cls, rows: pa.Table) -> Self:
-        """Prepare the outlines in ``rows`` for searching; these also have ``entity`` and ``path``."""
+        """Prepare the outlines in ``rows`` for lookups; these also have ``entity``, ``path`` and ``line_number``."""
         paths, entities = (rows[name].combine_chunks().dictionary_encode() for name in ("path", "entity"))
         documents = paths.indices.to_numpy().astype(np.int64) * len(entities.dictionary) + entities.indices.to_numpy()
         keys = documents << _BLOCK_BITS | rows["line_number"].to_numpy() // LINES_PER_BLOCK
         order = np.argsort(keys)
-        rows = rows.drop_columns(["path", "entity"])
-        outlines = pc.binary_join_element_wise(pc.utf8_lower(rows[OUTLINE_COLUMN]), "", "\n").combine_chunks()
-        ends = pc.binary_length(outlines).to_numpy().cumsum(dtype=np.int64)
-        lower = outlines.buffers()[2].to_pybytes()[: ends[-1]] if len(ends) else b""
-        entries = np.flatnonzero(np.frombuffer(lower, np.uint8) == ord("\n"))
-        padded = np.frombuffer(bytes(_TAIL_BYTES) + lower, np.uint8)
-        tails = np.lib.stride_tricks.sliding_window_view(padded, _TAIL_BYTES)[entries].view(">u8")[:, 0]
-        names = (paths.dictionary, entities.dictionary)
-        return cls(rows, lower, ends, entries, tails.astype(np.uint64), *names, keys[order], order)
+        outlines = rows[OUTLINE_COLUMN].combine_chunks()
+        return cls(outlines, paths.dictionary, entities.dictionary, keys[order], order)
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.rows, self.ends, self.entries, self.tails, self.paths, self.entities, self.keys, self.order)
-        return sum(each.nbytes for each in arrays) + len(self.lower)
+        return sum(each.nbytes for each in (self.outlines, self.paths, self.entities, self.keys, self.order))
 
     def at(self, lines: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:
         """Return the outlines of the blocks that contain ``lines``; the longest if a block has several rows."""
@@ -94,22 +135,10 @@ class _Outlines:
                 continue
             key = (path * len(self.entities) + entity) << _BLOCK_BITS | line[2] // LINES_PER_BLOCK
             start, end = (int(np.searchsorted(self.keys, key, side)) for side in ("left", "right"))
-            outlines = (self.rows[OUTLINE_COLUMN][int(row)].as_py() for row in self.order[start:end])
+            outlines = (self.outlines[int(row)].as_py() for row in self.order[start:end])
             if (outline := max(outlines, key=len, default=None)) is not None:
                 found[line] = outline
         return found
-
-    def with_name_ending_in(self, part: str) -> pa.Table:
-        """Return the rows with a definition whose name ends in the whole word ``part``, case-insensitively."""
-        ending = part.lower().encode()
-        tail = ending[-_TAIL_BYTES:]
-        alike = self.entries[self.tails & np.uint64(256 ** len(tail) - 1) == int.from_bytes(tail, "big")].tolist()
-        found = [
-            at
-            for at in alike
-            if self.lower.endswith(ending, 0, at) and self.lower[at - len(ending) - 1] not in _OF_WORDS
-        ]
-        return self.rows.take(pa.array(sorted({*np.searchsorted(self.ends, found, side="right").tolist()}), pa.int64()))
 
 
 def blocks_defining(table: TableSearcher, names: Sequence[str], limit: int) -> NDArray[np.uint64]:
@@ -159,26 +188,21 @@ def _named(table: TableSearcher, name: str) -> Iterator[tuple[int, Definition]]:
     parts = parts_of_name(name)
     if not parts:
         return
-    named = re.compile(rf"^(?!key\t)\w+\t(\d+)\t.*?(?<!\w){re.escape(parts[-1])}$", re.IGNORECASE | re.MULTILINE)
-    rows = _outlines(table).with_name_ending_in(parts[-1])
-    columns = (rows[each].to_pylist() for each in (OUTLINE_COLUMN, "_rowid", "line_number"))
-    for outline, row, first in zip(*columns, strict=True):
-        for match in named.finditer(outline):
-            definition = decode(match[0])[0]
-            if definition.line // LINES_PER_BLOCK == first // LINES_PER_BLOCK and definition.matches_name(name):
-                yield row, definition
+    for row, definition in _definitions(table).ending_in(parts[-1]):
+        if definition.matches_name(name):
+            yield row, definition
 
 
-def _outlines(table: TableSearcher) -> _Outlines:
-    """Return the outlines of all blocks that have one, read once per version."""
-    return _OUTLINES.get_or_compute(table.exact_version, partial(_read_outlines, table))
+def _definitions(table: TableSearcher) -> _Definitions:
+    """Return all definitions, read once per version."""
+    return _DEFINITIONS.get_or_compute(table.exact_version, partial(_read_definitions, table))
 
 
-def _read_outlines(table: TableSearcher) -> _Outlines:
-    columns = ["entity", "path", "line_number", OUTLINE_COLUMN, "_rowid"]
+def _read_definitions(table: TableSearcher) -> _Definitions:
     # It takes Lance twice as long to drop the empty outlines as well.
-    rows = table.read(columns, where=f"{OUTLINE_COLUMN} IS NOT NULL", with_row_id=True)
-    return _Outlines.of(rows.combine_chunks())
+    return _Definitions.of(
+        table.scan([OUTLINE_COLUMN, "line_number"], filter=f"{OUTLINE_COLUMN} IS NOT NULL", with_row_id=True)
+    )
 
 
 def _kept_outlines(table: TableSearcher) -> _Outlines | None:
@@ -189,8 +213,13 @@ def _kept_outlines(table: TableSearcher) -> _Outlines | None:
         lookups = (_LOOKUPS.get(version) or 0) + 1
         _LOOKUPS.put(version, lookups)
         if lookups > LOOKUPS_BEFORE_ALL and table.lines <= MAX_KEPT_LINES:
-            known = _outlines(table)
+            known = _OUTLINES.get_or_compute(version, partial(_read_outlines, table))
     return known
+
+
+def _read_outlines(table: TableSearcher) -> _Outlines:
+    columns = ["entity", "path", "line_number", OUTLINE_COLUMN]
+    return _Outlines.of(table.read(columns, where=f"{OUTLINE_COLUMN} IS NOT NULL").combine_chunks())
 
 
 def outlines_of(table: TableSearcher, requested: Sequence[tuple[str, str, int]]) -> dict[tuple[str, str, int], str]:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -85,9 +85,11 @@ _BLOCKS: SharedCache[_Filtered, pa.Table] = SharedCache(LRUCache(128 * 2**20, la
 """All blocks that pass a filter, for small versions that this process searches repeatedly."""
 _BLOCKS_READ: SharedCache[_Filtered, int] = SharedCache(LRUCache(1_024))
 """How many blocks this process read one by one."""
-_ALLOWED: SharedCache[_Filtered, NDArray[np.uint64]] = SharedCache(LRUCache(64 * 2**20, lambda rows: rows.nbytes))
-"""The row ids that pass each filter, sorted."""
+_ALLOWED: SharedCache[_Filtered, RowIds] = SharedCache(LRUCache(64 * 2**20, lambda rows: rows.nbytes))
+"""The row ids that pass each filter."""
 _ALLOWED_CODES: SharedCache[_Filtered, BlockCodes] = SharedCache(LRUCache(64 * 2**20, lambda codes: codes.nbytes))
+MAX_COPIED_BYTES = 32 * 2**20
+"""Limit for copies of the codes that pass a filter. For more, all codes are compared, and the others then dropped."""
 MAX_JOINED_BYTES = 16 * 2**20
 """Limit for several tables' joined codes; smaller joins are cached as well."""
 MIN_SHARE_AFTERWARDS = 1 / 100
@@ -150,6 +152,51 @@ class Scored:
 
 
 NOTHING = Scored(np.zeros(0, np.uint64), np.zeros(0, np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class RowIds:
+    """A set of row ids, as runs from ``starts`` to ``ends`` (exclusive), ascending: filters allow whole documents."""
+
+    starts: NDArray[np.uint64]
+    ends: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, rows: pa.ChunkedArray) -> Self:
+        """Return the set of distinct ``rows``, in any order.
+
+        Examples:
+            >>> found = RowIds.of(pa.chunked_array([[7, 3, 4], [5, 9]], pa.uint64()))
+            >>> found.starts.tolist(), found.ends.tolist(), len(found)
+            ([3, 7, 9], [6, 8, 10], 5)
+        """
+        runs = [np.zeros((2, 0), np.uint64)]
+        for part in filter(len, rows.chunks):
+            some = np.sort(part.to_numpy())
+            apart = np.flatnonzero(np.diff(some) != 1)
+            runs.append(np.stack([some[np.append(0, apart + 1)], some[np.append(apart, -1)] + np.uint64(1)]))
+        starts, ends = np.concatenate(runs, axis=1)
+        order = np.argsort(starts)
+        starts, ends = starts[order], ends[order]
+        if not len(starts):
+            return cls(starts, ends)
+        apart = np.flatnonzero(starts[1:] != ends[:-1])
+        return cls(starts[np.append(0, apart + 1)], ends[np.append(apart, -1)])
+
+    def __len__(self) -> int:
+        return int((self.ends - self.starts).sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Return their size in memory."""
+        return self.starts.nbytes + self.ends.nbytes
+
+    def has(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return which ``rows`` are in the set, as ``(n,)``."""
+        if not len(self.starts):
+            return np.zeros(len(rows), np.bool_)
+        at = np.searchsorted(self.starts, rows, side="right") - 1
+        return np.asarray((at >= 0) & (rows < self.ends[at]), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,10 +448,8 @@ class TableSearcher:
         search = MatchQuery(words, TEXT_COLUMN)
         if self.filters_afterwards:
             return self._matching_afterwards(search, limit, limit)
-        if self.sql is not None and self.strategy == "auto":
-            share = len(self._allowed) / max(1, self.dataset.count_rows())
-            if share >= MIN_SHARE_AFTERWARDS:
-                return self._matching_afterwards(search, limit, int(2 * limit / share))
+        if self.sql is not None and self.strategy == "auto" and self._share >= MIN_SHARE_AFTERWARDS:
+            return self._matching_afterwards(search, limit, int(2 * limit / self._share))
         return self._matching(search, limit, where=self.sql, prefilter=True)
 
     def _matching(self, search: Any, limit: int, where: str | None, **options: Any) -> Scored:
@@ -414,7 +459,7 @@ class TableSearcher:
     def passing(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return which ``rows`` exist and pass the filter, as ``(n,)``."""
         if self.sql is not None:
-            return _is_in(rows, self._allowed)
+            return self._allowed.has(rows)
         if not len(rows):
             return np.zeros(0, np.bool_)
         return np.isin(rows, self.scan([], filter=is_among(rows), with_row_id=True)["_rowid"].to_numpy())
@@ -424,12 +469,17 @@ class TableSearcher:
         return (*self.exact_version, self.sql)
 
     @locked_property
-    def _allowed(self) -> NDArray[np.uint64]:
-        """The row ids that pass the filter, sorted."""
+    def _allowed(self) -> RowIds:
+        """The row ids that pass the filter."""
         return _ALLOWED.get_or_compute(self._filtered, self._read_allowed)
 
-    def _read_allowed(self) -> NDArray[np.uint64]:
-        return np.sort(self.scan([], filter=self.sql, with_row_id=True)["_rowid"].to_numpy())
+    def _read_allowed(self) -> RowIds:
+        return RowIds.of(self.scan([], filter=self.sql, with_row_id=True)["_rowid"])
+
+    @locked_property
+    def _share(self) -> float:
+        """The share of the table's rows that pass the filter."""
+        return len(self._allowed) / max(1, self.dataset.count_rows())
 
     def blocks_at(self, rows: Sequence[int]) -> pa.Table:
         """Return BLOCK_COLUMNS and ``_rowid`` of the blocks that start at ``rows``, in this order."""
@@ -466,20 +516,26 @@ class TableSearcher:
         """Return the ``limit`` blocks nearest to ``vector`` that pass the filter, and their cosines."""
         if limit == 0 or not vector.any() or not len(codes := self._codes):
             return NOTHING
-        if self.sql is not None:
+        if not self.compares_all:
             return Scored(*allowed.nearest(vector, limit)) if len(allowed := self._allowed_codes) else NOTHING
-        fetch = limit
+        fetch = limit if self.sql is None else int(2 * limit / self._share)
         while True:
             rows, cosines = codes.nearest(vector, fetch)
-            held = self.passing(rows) if codes.may_hold_deleted else np.ones(len(rows), np.bool_)
+            checked = self.sql is not None or codes.may_hold_deleted
+            held = self.passing(rows) if checked else np.ones(len(rows), np.bool_)
             if np.count_nonzero(held) >= limit or fetch >= len(codes):
                 return Scored(rows[held][:limit], cosines[held][:limit])
             fetch *= 4
 
     @locked_property
+    def compares_all(self) -> bool:
+        """Whether a query is compared with all blocks, and the filter applied afterwards."""
+        return self.sql is None or self._share * self._codes.nbytes > MAX_COPIED_BYTES
+
+    @locked_property
     def _allowed_codes(self) -> BlockCodes:
         def read() -> BlockCodes:
-            return self._codes.among(_is_in(self._codes.rows, self._allowed))
+            return self._codes.among(self._allowed.has(self._codes.rows))
 
         return _ALLOWED_CODES.get_or_compute(self._filtered, read)
 
@@ -543,7 +599,7 @@ class TableSearcher:
             found = self._matching(search, fetch, where=None)
             if self.filters_afterwards:
                 self.examined_blocks.append(len(found))
-            held = _is_in(found.rows, self._allowed)
+            held = self._allowed.has(found.rows)
             if np.count_nonzero(held) >= limit or len(found) < fetch:
                 return Scored(found.rows[held][:limit], found.scores[held][:limit])
             fetch *= 4
@@ -553,7 +609,7 @@ def nearest_blocks(tables: Sequence[TableSearcher], vector: NDArray[np.float32],
     """Run ``TableSearcher.near`` on each table. The blocks of many small tables, such as branches, are compared
     together, which takes a fraction of the time; then only the overall nearest ``limit`` blocks are returned.
     """
-    if len(tables) == 1 or limit == 0 or not vector.any() or any(table.sql is None for table in tables):
+    if len(tables) == 1 or limit == 0 or not vector.any() or any(table.compares_all for table in tables):
         return [table.near(vector, limit) for table in tables]
     parts = [table._allowed_codes for table in tables]
     if not any(map(len, parts)):
@@ -563,13 +619,6 @@ def nearest_blocks(tables: Sequence[TableSearcher], vector: NDArray[np.float32],
     key = tuple(value for table in tables for value in table._filtered)
     joined = _ALLOWED_CODES.get_or_compute(key, lambda: join(parts))
     return [Scored(*found) for found in joined.nearest_in(parts, vector, limit)]
-
-
-def _is_in(rows: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which ``rows`` are in ``known`` (sorted), as ``(n,)``."""
-    if not len(known):
-        return np.zeros(len(rows), np.bool_)
-    return np.asarray(known[np.searchsorted(known, rows).clip(max=len(known) - 1)] == rows, np.bool_)
 
 
 def is_among(rows: Iterable[int]) -> str:

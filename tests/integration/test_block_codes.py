@@ -12,16 +12,18 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from driftline.storage.deltas.manifest import BatchId, ManifestRow
 from driftline.storage.entities import Entity
 from driftline.storage.layout import new_ulid
-from driftline.storage.lines import block_codes
+from driftline.storage.lines import block_codes, table_searcher
 from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import CODE_COLUMN, LINES_PER_BLOCK, LineTable
-from driftline.storage.lines.table_searcher import TableSearcher, nearest_blocks
+from driftline.storage.lines.table_searcher import RowIds, TableSearcher, nearest_blocks
 from driftline.storage.objects.store import ObjectStore
 from driftline.tasks.indexing.rows import line_rows
 
@@ -100,9 +102,13 @@ def test_codes_find_most_blocks_that_vectors_find(table: LineTable, monkeypatch:
     assert found / total >= 0.6  # unrelated blocks: chance finds 2 %
 
 
+@pytest.mark.parametrize("copied_bytes", [0, table_searcher.MAX_COPIED_BYTES])
 @pytest.mark.parametrize("strategy", ["auto", "prefilter", "postfilter"])
 @pytest.mark.parametrize("folders", [1, 5])
-def test_a_filter_keeps_the_nearest_allowed_lines(table: LineTable, folders: int, strategy: str) -> None:
+def test_a_filter_keeps_the_nearest_allowed_lines(
+    table: LineTable, folders: int, strategy: str, copied_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_searcher, "MAX_COPIED_BYTES", copied_bytes)
     paths = [f"{at % 10}/{at}.py" for at in range(200)]
     vectors = vectors_of(200, 32, seed=6)
     committed(table, vectors, paths)
@@ -116,6 +122,25 @@ def test_a_filter_keeps_the_nearest_allowed_lines(table: LineTable, folders: int
     assert {*found} & {*best[:2]}
     everything = near_blocks(TableSearcher(table, where, strategy), query, 10_000)  # type: ignore[arg-type]
     assert {*locations(everything)} == {(path, first) for path in allowed for first in (0, 16)}
+    assert len(TableSearcher(table, LineFilter(dirs=("none/",))).near(query, 8)) == 0
+
+
+def test_the_rows_of_a_filter_take_memory_for_each_document_not_for_each_line(table: LineTable) -> None:
+    paths = [f"{at % 10}/{at}.py" for at in range(50)]
+    committed(table, vectors_of(50, 200, seed=13), paths)
+    searcher = TableSearcher(table, LineFilter(dirs=("1/", "3/")))
+    assert len(searcher._allowed) == searcher.matches == 2_000
+    assert searcher._allowed.nbytes <= 10 * 16
+
+
+@given(st.lists(st.sets(st.integers(0, 60), max_size=20).map(list), max_size=5))
+def test_row_ids_are_a_set(parts: list[list[int]]) -> None:
+    distinct = [[row for row in part if row % len(parts) == at] for at, part in enumerate(parts)]
+    rows = RowIds.of(pa.chunked_array(distinct, pa.uint64()))
+    known = [row for part in distinct for row in part]
+    assert len(rows) == len(known)
+    assert rows.has(np.arange(62, dtype=np.uint64)).tolist() == [row in known for row in range(62)]
+    assert rows.nbytes <= 16 * len(known)
 
 
 def test_tables_with_filters_are_compared_together(table: LineTable) -> None:
@@ -230,10 +255,12 @@ def test_a_query_or_a_table_without_vectors_finds_nothing(table: LineTable) -> N
     assert {path for path, _ in locations(near_blocks(TableSearcher(table), np.ones(DIM, np.float32), 5))} == {"one.py"}
 
 
+@pytest.mark.parametrize("copied_bytes", [0, table_searcher.MAX_COPIED_BYTES])
 @pytest.mark.parametrize("where", [None, LineFilter(dirs=("3/", "4/"))])
 def test_repeated_searches_read_nothing_until_a_commit(
-    table: LineTable, where: LineFilter | None, monkeypatch: pytest.MonkeyPatch
+    table: LineTable, where: LineFilter | None, copied_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(table_searcher, "MAX_COPIED_BYTES", copied_bytes)
     paths = [f"{at % 10}/{at}.py" for at in range(40)]
     vectors = vectors_of(40, 20, seed=10)
     committed(table, vectors, paths)
