@@ -283,11 +283,13 @@ def packs_of(searcher: TableSearcher) -> Packs:
 
 
 def _read_packs(searcher: TableSearcher) -> Packs:
+    options: dict[str, Any] = {}
     if not searcher.table.is_local:
         searcher.table.read_ahead(searched_parts(searcher.dataset.get_fragments(), EXACT_BYTES_PER_ROW))
+        # All columns in one round: by default, the others are read after the smallest one, which is faster on a disk.
+        options["late_materialization"] = False
     columns = ["entity", "path", "hash", PACK_LINE_COLUMN, GRAMS_COLUMN]
-    # All columns in one round: by default, the others are read after the smallest one.
-    rows = _scan(searcher, columns, f"{PACK_LINE_COLUMN} IS NOT NULL", late_materialization=False).combine_chunks()
+    rows = _scan(searcher, columns, f"{PACK_LINE_COLUMN} IS NOT NULL", **options).combine_chunks()
     sizes = pc.binary_length(rows[GRAMS_COLUMN]).to_numpy()
     filters = tuple(_together(rows, sizes, size) for size in sorted({*sizes.tolist()}))
     renamed = rows.drop_columns([GRAMS_COLUMN]).rename_columns({PACK_LINE_COLUMN: "line"})
