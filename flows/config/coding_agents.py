@@ -55,7 +55,7 @@ class Agent:
     project: str | None
     user: str | None
     key: str
-    shape: Literal["stdio", "plain", "local"]
+    shape: Literal["stdio", "plain", "local", "tools"]
     project_instructions: str | None = None
     user_instructions: str | None = None
     head: str = ""
@@ -64,8 +64,9 @@ class Agent:
         """Return the entry for a server that is started with ``command``."""
         if self.shape == "local":
             return {"type": "local", "command": list(command), "enabled": True}
-        kind = {"type": "stdio"} if self.shape == "stdio" else {}
-        return {**kind, "command": command[0], "args": list(command[1:])}
+        started = {"command": command[0], "args": list(command[1:])}
+        kind = {} if self.shape == "plain" else {"type": "stdio"}
+        return {**kind, **started, **({"tools": ["*"]} if self.shape == "tools" else {})}
 
     def files(self, scope: InstallLevel) -> tuple[str, ...]:
         """Return the paths of the agent's configuration and instructions files in ``scope``, if it has them there."""
@@ -92,9 +93,25 @@ AGENTS: Mapping[str, Agent] = {
         ".github/instructions/driftline.instructions.md",
         head='---\napplyTo: "**"\n---\n',
     ),
+    "copilot": Agent(
+        ".github/mcp.json",
+        ".copilot/mcp-config.json",
+        "mcpServers",
+        "tools",
+        "AGENTS.md",
+        ".copilot/copilot-instructions.md",
+    ),
     "codex": Agent(".codex/config.toml", ".codex/config.toml", "mcp_servers", "plain", "AGENTS.md", ".codex/AGENTS.md"),
     "gemini": Agent(
         ".gemini/settings.json", ".gemini/settings.json", "mcpServers", "plain", "GEMINI.md", ".gemini/GEMINI.md"
+    ),
+    "antigravity": Agent(
+        ".agents/mcp_config.json",
+        ".gemini/config/mcp_config.json",
+        "mcpServers",
+        "plain",
+        "AGENTS.md",
+        ".gemini/GEMINI.md",
     ),
     "windsurf": Agent(
         None,
@@ -167,6 +184,7 @@ _FOLDERS = {
     ".claude.json": ("CLAUDE_CONFIG_DIR", ".claude.json"),
     ".claude/": ("CLAUDE_CONFIG_DIR", ""),
     ".codex/": ("CODEX_HOME", ""),
+    ".copilot/": ("COPILOT_HOME", ""),
     ".config/": ("XDG_CONFIG_HOME", ""),
 }
 """Environment variables that relocate a folder of the home folder, keyed by the start of a path."""

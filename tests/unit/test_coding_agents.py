@@ -24,8 +24,13 @@ FORMATS: dict[str, tuple[str, Any]] = {
     "claude-code": (".claude.json", {"mcpServers": {"driftline": {"type": "stdio", **PLAIN}}}),
     "cursor": (".cursor/mcp.json", {"mcpServers": {"driftline": PLAIN}}),
     "vscode": (".config/Code/User/mcp.json", {"servers": {"driftline": {"type": "stdio", **PLAIN}}}),
+    "copilot": (
+        ".copilot/mcp-config.json",
+        {"mcpServers": {"driftline": {"type": "stdio", **PLAIN, "tools": ["*"]}}},
+    ),
     "codex": (".codex/config.toml", {"mcp_servers": {"driftline": PLAIN}}),
     "gemini": (".gemini/settings.json", {"mcpServers": {"driftline": PLAIN}}),
+    "antigravity": (".gemini/config/mcp_config.json", {"mcpServers": {"driftline": PLAIN}}),
     "windsurf": (".codeium/windsurf/mcp_config.json", {"mcpServers": {"driftline": PLAIN}}),
     "devin": (".config/devin/config.json", {"mcpServers": {"driftline": PLAIN}}),
     "zed": (".config/zed/settings.json", {"context_servers": {"driftline": PLAIN}}),
@@ -38,7 +43,7 @@ FORMATS: dict[str, tuple[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def no_other_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME"):
+    for variable in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "COPILOT_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -290,6 +295,7 @@ def test_a_removal_joins_no_lines(before: str, added: str, after: str, tmp_path:
         ("zed", "linux", "XDG_CONFIG_HOME", "moved/zed/settings.json"),
         ("opencode", "darwin", "XDG_CONFIG_HOME", "moved/opencode/opencode.json"),
         ("codex", "linux", "CODEX_HOME", "moved/config.toml"),
+        ("copilot", "linux", "COPILOT_HOME", "moved/mcp-config.json"),
         ("claude-code", "linux", "CLAUDE_CONFIG_DIR", "moved/.claude.json"),
         ("claude-code", "linux", "CODEX_HOME", "home/.claude.json"),
     ],
@@ -349,11 +355,18 @@ def test_a_file_that_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
     assert tree(tmp_path) == {"opencode.json": '{"theme": "dark"}'}
 
 
-def test_instructions_stay_while_another_agent_reads_them(tmp_path: Path) -> None:
-    apply(["codex", "zed"], tmp_path, "project")
-    apply(["codex"], tmp_path, "project", remove=True)
-    assert (tmp_path / "AGENTS.md").read_text().count(BEGIN) == 1
-    apply(["zed"], tmp_path, "project", remove=True)
+@pytest.mark.parametrize(
+    ("scope", "names", "shared"),
+    [("project", ("codex", "zed"), "AGENTS.md"), ("user", ("gemini", "antigravity"), ".gemini/GEMINI.md")],
+)
+def test_instructions_stay_while_another_agent_reads_them(
+    scope: Any, names: tuple[str, str], shared: str, tmp_path: Path
+) -> None:
+    first, last = names
+    apply([*names], tmp_path, scope)
+    apply([first], tmp_path, scope, remove=True)
+    assert (tmp_path / shared).read_text().count(BEGIN) == 1
+    apply([last], tmp_path, scope, remove=True)
     assert tree(tmp_path) == {}
 
 
