@@ -105,14 +105,17 @@ def _tools_of(
     has_memory = find_memory(settings, opened) is not None
     memory = MemoryTools(partial(reads.run, search_memory, opened, settings, boundary)) if has_memory else None
     tools = LineTools(newest, lambda: boundary, reads.run, shows_files=True)
-    return WorkspaceTools(tools, memory, unlisted_arguments(opened, boundary))
+    return WorkspaceTools(tools, memory, partial(unlisted_arguments, opened, boundary))
 
 
 def unlisted_arguments(opened: Workspace, boundary: Boundary | None) -> frozenset[str]:
     """Return the arguments that are useless in a local workspace: ``sources`` of a single one, ``branch`` of none."""
     if not opened.objects.is_local:
         return frozenset()  # it would take a request for each source
-    sources = [entity for entity, _ in opened.readable_sources(boundary)]
+    try:
+        sources = [entity for entity, _ in opened.readable_sources(boundary)]
+    except DriftlineError:  # calls will report it
+        return frozenset()
     has_branches = any(map(opened.has_branches, sources))
     return frozenset({*(() if has_branches else ("branch",)), *(() if len(sources) > 1 else ("sources", "source"))})
 

@@ -6,10 +6,11 @@ streams. Connections whose request does not arrive in time are closed, and the n
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import signal
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
@@ -20,6 +21,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp_types import Tool as ListedTool
 from mcp_types import ToolAnnotations
 from pydantic import Field, ValidationError, create_model, model_validator
 
@@ -108,12 +110,12 @@ _MEMORY_INSTRUCTIONS = " Search stored memory entries with search_memory."
 class WorkspaceTools:
     """A workspace's tools; its memory tools are None if it has no memory.
 
-    ``unlisted`` are arguments that are accepted, but of no use in this workspace, such as ``branch`` without branches.
+    ``unlisted`` returns the arguments that are accepted, but of no use now, such as ``branch`` without branches.
     """
 
     lines: LineTools
     memory: MemoryTools | None = None
-    unlisted: frozenset[str] = frozenset()
+    unlisted: Callable[[], frozenset[str]] = frozenset
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """Return the tools, in the order that clients list them."""
@@ -135,21 +137,18 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
             offered.setdefault(name, {})[workspace] = tool
     if len(workspaces) > 1:
         instructions += f" Each call searches one workspace: {', '.join(workspaces)}. If it finds nothing, try another."
-    unlisted = frozenset.intersection(*(each.unlisted for each in workspaces.values()))
     tools = [_of_workspace(each) if len(workspaces) > 1 else next(iter(each.values())) for each in offered.values()]
-    server: MCPServer[Any] = MCPServer(
+    server = _Server(
         "driftline",
         instructions=instructions,
         version=version("driftline"),
         log_level="WARNING",
         tools=[
-            _strict(
-                Tool.from_function(protocol_errors(tool), description=inspect.getdoc(tool), annotations=_READS),
-                unlisted,
-            )
+            _strict(Tool.from_function(protocol_errors(tool), description=inspect.getdoc(tool), annotations=_READS))
             for tool in tools
         ],
     )
+    server.unlisted = tuple(each.unlisted for each in workspaces.values())
 
     @server.resource(SOURCES_URI, name="sources", mime_type="application/json")
     def sources() -> str:
@@ -168,6 +167,20 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
         return _FIND.format(question=question)
 
     return server
+
+
+class _Server(MCPServer[Any]):
+    """Lists only the arguments that are of use in a workspace when the client asks for the tools."""
+
+    unlisted: tuple[Callable[[], frozenset[str]], ...] = ()
+
+    async def list_tools(self) -> list[ListedTool]:
+        tools = await super().list_tools()
+        useless = await asyncio.to_thread(lambda: frozenset.intersection(*(each() for each in self.unlisted)))
+        for tool in tools:
+            of_use = {name: each for name, each in tool.input_schema["properties"].items() if name not in useless}
+            tool.input_schema = {**tool.input_schema, "properties": of_use}
+        return tools
 
 
 def _of_workspace(tools: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -197,7 +210,7 @@ statement as path:line, and say so if the index does not answer the question."""
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
-def _strict(tool: Tool, unlisted: Set[str]) -> Tool:
+def _strict(tool: Tool) -> Tool:
     """Make ``tool`` reject unknown arguments, which the SDK would drop, even filters; shorten its schema."""
     known = [*tool.fn_metadata.arg_model.model_fields]
 
@@ -212,7 +225,7 @@ def _strict(tool: Tool, unlisted: Set[str]) -> Tool:
     arguments.model_config["extra"] = "forbid"
     arguments.model_rebuild(force=True)
     metadata = tool.fn_metadata.model_copy(update={"arg_model": arguments})
-    parameters = _listed(arguments.model_json_schema(by_alias=True), unlisted)
+    parameters = _listed(arguments.model_json_schema(by_alias=True))
     fields = {name: getattr(tool, name) for name in Tool.model_fields}
     return _StrictTool.model_construct(**fields | {"fn_metadata": metadata, "parameters": parameters})
 
@@ -233,7 +246,7 @@ _ONLY_CHECKED = {"additionalProperties", "maxItems", "maxLength", "minLength", "
 """What the server checks, and errors explain: of no use to a model before its first call."""
 
 
-def _listed(schema: Mapping[str, Any], unlisted: Set[str]) -> dict[str, Any]:
+def _listed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema as clients put it into a model's context in every session: only what a model needs to decide.
 
     Clients omit optional arguments, so there is no null, and neither has an absent switch a default of false.
@@ -249,8 +262,7 @@ def _listed(schema: Mapping[str, Any], unlisted: Set[str]) -> dict[str, Any]:
             for key, each in whole.items()
             if key not in _ONLY_CHECKED and not (key == "default" and is_absent)
         }
-    shown = {name: about for name, about in properties.items() if name not in unlisted}
-    return {**{key: each for key, each in schema.items() if key not in _ONLY_CHECKED}, "properties": shown}
+    return {**{key: each for key, each in schema.items() if key not in _ONLY_CHECKED}, "properties": properties}
 
 
 def serve_stdio(server: MCPServer[Any]) -> None:
