@@ -126,12 +126,17 @@ def relative_to_sources(workspace: Workspace, where: LineFilter) -> LineFilter:
 
 
 def files_containing(workspace: Workspace, text: str, within: Boundary | None = None) -> LineFilter:
-    """Return a filter for files whose paths contain ``text``; an absolute path also names what it is in a source."""
+    """Return a filter for files whose paths contain ``text``; an absolute path also names what it is in a source.
+
+    A folder that contains sources names all of their files.
+    """
     found = [LineFilter(parts=(text,))]
     for entity, record in workspace.readable_sources(within) if text.count("/") > 1 and text.startswith("/") else ():
         inside = inside_of(record.uri, text)
         if inside is not None:
             found += [LineFilter((entity,), paths=(inside,)), LineFilter((entity,), dirs=(inside,))]
+        elif inside_of(text, record.uri) is not None:
+            found.append(LineFilter((entity,)))
     return found[0] if len(found) == 1 else LineFilter(any_of=tuple(found))
 
 

@@ -276,6 +276,10 @@ def test_an_absolute_path_or_file_uri_names_what_it_is_in_a_source(
         for name in ("tests/test_app.py", "tests", "tests/*.py", "tests/**"):
             assert locations(find(workspace, f"lang:python file:{tree}/{name}")) == test
         assert locations(find(workspace, f"lang:python -file:{tree}/src -file:vendor")) == test
+        for above in (f"{tree}", f"{tree}/", f"{tree.parent}", f"{tree.parent}/"):
+            assert locations(find(workspace, f"lang:python file:{above} -file:src -file:vendor")) == test
+            assert find(workspace, f"lang:python -file:{above}").results == ()
+        assert find(workspace, f"lang:python file:{tree.parent}x").results == ()
 
 
 def test_escapes_of_a_file_uri_are_decoded_unless_a_file_is_called_that(tmp_path: Path) -> None:
