@@ -11,6 +11,7 @@ from typing import Any
 from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, UsageError
 from driftline.storage.memory.listings import KeyRange
+from driftline.storage.option_table import nearest_name
 
 MAX_AGE_SECONDS = 10**9
 _SHOWN_CHARACTERS = 80
@@ -23,6 +24,9 @@ def checked_arguments(signature: inspect.Signature, args: Sequence[Any], kwargs:
 
     Raises UsageError; the message includes the invalid argument's name.
     """
+    known = [*signature.parameters][1:]
+    if unknown := [name for name in kwargs if name not in known]:
+        raise UsageError("Unknown argument", unknown[0][:_SHOWN_CHARACTERS], nearest_name(unknown[0], known))
     try:
         given = signature.bind(None, *args, **kwargs).arguments
     except TypeError as error:

@@ -630,7 +630,7 @@ def create_ltm_backend(
     Args:
         backend: ``hierarchical``.
         config: a YAML file; the environment and other arguments override it.
-        settings: the content of its ``settings.ltm``.
+        settings: its ``settings.ltm``, or the whole document.
         within: the boundary of the store.
         errors: ``return`` failures as dictionaries, or ``raise`` typed exceptions.
 

@@ -327,7 +327,7 @@ SYNONYMS = (
     {"exts", "ext", "extension", "extensions", "ending", "endings", "suffix", "file_types", "filetype"},
     {"languages", "lang", "langs", "language"},
     {"kinds", "kind", "type", "types", "symbol_kind"},
-    {"entity", "entities", "source", "sources", "repo", "repository", "project"},
+    {"entity", "entities", "source", "sources", "repo", "repository", "project", "scope"},
     {"max_distance", "distance", "threshold"},
     {"min_relevance", "min_score", "score", "relevance"},
 )

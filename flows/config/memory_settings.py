@@ -183,14 +183,16 @@ def load_memory_configuration(
 ) -> MemoryConfiguration:
     """Load the YAML file at ``path``, then ``settings``, then the file at $LTM_CONFIG, on top of ``below``.
 
-    The first that exists is loaded. ``settings`` is the content of an agent's ``settings.ltm``. The environment, except
-    for variables in ``without``, overrides all of these, and ``given`` (sections by name) overrides the environment.
-    Raises UsageError; the message includes the invalid key.
+    The first that exists is loaded. ``settings`` is an agent's ``settings.ltm``, its ``settings``, or its whole
+    document. The environment, except for variables in ``without``, overrides all of these, and ``given`` (sections by
+    name) overrides the environment. Raises UsageError; the message includes the invalid key.
     """
     variables = os.environ if environ is None else environ
     found: dict[str, Any] = _resolve(dict(below or {}), variables, "[memory]")
     where = str(path or (SECTION if settings is not None else variables.get(MEMORY_CONFIG_VARIABLE)) or "")
     if path is None and settings is not None:
+        for key in ("settings", "ltm"):
+            settings = settings[key] if isinstance(settings.get(key), Mapping) else settings
         found = merged(found, _resolve(settings, variables, where))
     elif where:
         found = merged(found, _read(with_home(where), variables))

@@ -230,14 +230,16 @@ class MemoryStore(EntityRegistry):
             Whether there was an entry.
 
         Raises:
-            DriftlineError: BadEntry if several tenants have the key, CatalogError if the catalog fails.
+            DriftlineError: BadEntry if several tenants have the key, BadEntity if ``scope`` is outside the root,
+                CatalogError if the catalog fails.
 
         Examples:
             >>> _ = store.store("old", 1, "org:acme")
             >>> store.delete("old"), store.delete("old")
             (True, False)
         """
-        checked, visible = check_key(key), self._tenant_scope(check_key(key), scope)
+        checked = check_key(key)
+        visible = self._tenant_scope(checked, None) if scope is None else Scope(self.names.owner(scope))
 
         def work(connection: Connection) -> entry_writes.Removed:
             tenant, now = entity_tree.lock_tenant(connection, visible.within), self._now()

@@ -136,6 +136,9 @@ def test_nothing_is_written_outside_the_root(root: str, opened: Opened) -> None:
         lambda: store.register_entity("org:globex/project:new"),
         lambda: store.register_entity_with_defaults("user", "u", {"org": "globex"}),
         lambda: store.delete_entity("org:globex", cascade=True),
+        lambda: store.move_entity("org:globex/project:alpha", "org:acme"),
+        lambda: store.delete("theirs", "org:globex"),
+        lambda: store.delete("theirs", "org:globex/project:alpha"),
     ]
     for write in writes:
         with pytest.raises(BadEntity, match="outside the root"):

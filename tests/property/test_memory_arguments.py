@@ -162,6 +162,8 @@ def test_wrong_arguments_return_errors(backend: HierarchicalLTMBackend) -> None:
     for answer in (untyped.retrieve(), untyped.retrieve("plan", top=1), untyped.delete("a", "b", "c")):
         assert (answer["success"], answer["error_type"]) == (False, "usage")
     assert "top_k" in untyped.search_memory("plan", top_k="x")["error"]
+    for name, answer in (("entity", untyped.query_index(scope="x")), ("top_k", untyped.search_memory("a", topK=3))):
+        assert f"Did you mean '{name}'?" in answer["error"]
     assert untyped.store_many(None)["error_type"] == "bad_entry"
     uri = backend.core.workspace.objects.uri
     with (

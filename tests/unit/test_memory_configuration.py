@@ -98,6 +98,8 @@ def test_a_doubled_dollar_is_the_text_of_a_reference(tmp_path: Path) -> None:
     for found in (
         load_memory_configuration(environ=environ, catalog={"url": url}),
         load_memory_configuration(environ=environ, settings={"catalog": {"url": url}}),
+        load_memory_configuration(environ=environ, settings={"ltm": {"catalog": {"url": url}}, "other": 1}),
+        load_memory_configuration(environ=environ, settings={"settings": {"ltm": {"catalog": {"url": url}}}}),
         load_memory_configuration(tmp_path / "memory.yaml", environ),
     ):
         assert found.catalog.url == "postgresql://app:${PW}$$x$1@db/main"
