@@ -321,9 +321,12 @@ SYNONYMS = (
     {"top_k", "k", "n", "limit", "count", "size", "max_results", "num_results", "n_results"},
     {"n_lines", "context", "context_lines", "lines"},
     {"q", "query", "text", "search"},
-    {"paths", "path", "file", "files", "filename", "document", "documents"},
-    {"dirs", "dir", "directory", "directories", "folder", "folders"},
-    {"globs", "glob", "pattern", "patterns", "include", "includes"},
+    {"paths", "path", "file", "filename", "document", "dirs", "dir", "directory", "directories", "folder", "folders"}
+    | {"globs", "glob", "include", "includes"},
+    {"files", "file", "paths", "path", "filename", "document", "documents"},
+    {"pattern", "patterns", "globs"},
+    {"pattern", "q", "query", "regex", "regexp", "text"},
+    {"name", "symbol", "identifier"},
     {"exts", "ext", "extension", "extensions", "ending", "endings", "suffix", "file_types", "filetype"},
     {"languages", "lang", "langs", "language"},
     {"kinds", "kind", "type", "types", "symbol_kind"},
@@ -331,12 +334,14 @@ SYNONYMS = (
     {"max_distance", "distance", "threshold"},
     {"min_relevance", "min_score", "score", "relevance"},
 )
-"""Argument names used by other tools. Each set is one argument."""
+"""Argument names used by other tools. Each set is one argument, or several of a kind; the first set counts."""
 
 
 def nearest_name(name: str, known: Sequence[str]) -> str:
     """Return a hint for an unknown argument ``name``: the closest of the ``known`` names."""
     plain = name.strip("-").replace("-", "_").lower()
-    same = [each for synonyms in SYNONYMS if plain in synonyms for each in known if each in synonyms]
-    near = same or difflib.get_close_matches(plain, known, 1)
+    same = ([each for each in known if each in synonyms] for synonyms in SYNONYMS if plain in synonyms)
+    near = difflib.get_close_matches(plain, next(filter(None, same), []), 1, 0) or difflib.get_close_matches(
+        plain, known, 1
+    )
     return f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(known) or 'none'}."

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from driftline.storage.defaults import CUT, DEFAULT_ENTRIES, SHOWN_WEAK, Mode, all_weak
 from driftline.storage.entities import short_names
@@ -369,7 +370,11 @@ Question = Annotated[
     ),
 ]
 Name = Annotated[str, Field(min_length=1, max_length=500, description="Such as parse or Parser.parse. Case-sensitive.")]
-MaxTokens = Annotated[int, Field(ge=MIN_TOKENS, le=MAX_TOKENS)]
+MaxTokens = Annotated[int, Field(ge=MIN_TOKENS), AfterValidator(lambda given: min(given, MAX_TOKENS))]
+"""A limit: a higher one than the server's is not an error."""
+_CALL = re.compile(r"(?:(?:class|def|enum|fn|func|function|interface|struct|trait|type)\s+)?(?P<name>\S+?)(?:\(\))?")
+"""A name, as a model may copy it from code: ``def parse()``."""
+_LOCATION = re.compile(r"(?P<path>.+):(?P<line>[1-9]\d{0,8})")
 _FILTERS = ("globs", "languages", "sources", "branch", "tests")
 """The filters that are parameters. The query language has these and more."""
 _DESCRIPTIONS = {
@@ -393,7 +398,8 @@ def parameters(*names: str, **changed: Any) -> list[inspect.Parameter]:
 
 
 def _annotation(row: Option) -> Any:
-    kind = Annotated[list[str], Field(max_length=MAX_SERVED_NAMES)] if row.is_list else row.value_type
+    one = BeforeValidator(lambda given: [given] if isinstance(given, str) else given)
+    kind = Annotated[list[str], Field(max_length=MAX_SERVED_NAMES), one] if row.is_list else row.value_type
     low, high = row.limits(served=True)
     longest = row.max_characters if kind is str else None
     about = Field(
@@ -482,12 +488,12 @@ class LineTools:
     @spread("given", exact_parameters())
     def find_definitions(self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> str:
         """Find where a function, class or other name is defined."""
-        return self._exactly(_field("def", name), given, max_tokens)
+        return self._exactly(_field("def", _name_in(name)), given, max_tokens)
 
     @spread("given", exact_parameters())
     def find_uses(self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> str:
         """Find the lines that use a name, nearest to its definition first. Compares names, not types."""
-        return self._exactly(_field("uses", name), given, max_tokens)
+        return self._exactly(_field("uses", _name_in(name)), given, max_tokens)
 
     def _exactly(self, query: str, given: dict[str, Any], max_tokens: int) -> str:
         request = SearchRequest.of(query, {"n_lines": 0, **self._named(given)})
@@ -548,7 +554,7 @@ class LineTools:
     def read_context(
         self,
         path: Annotated[str, Field(min_length=1, description="A result's path.")],
-        line: Annotated[int, Field(ge=1, description="1-based.")],
+        line: Annotated[int | None, Field(ge=1, description="1-based; default: as in path:line, or 1.")] = None,
         n_lines: Annotated[int, Field(ge=0, le=MAX_CONTEXT_LINES // 2, description=_DESCRIPTIONS["n_lines"])] = 20,
         source: Annotated[str | None, Field(description="The result's source, if it names one.")] = None,
         branch: Annotated[str | None, Field(max_length=200, description="The branch that was searched.")] = None,
@@ -558,11 +564,24 @@ class LineTools:
         from driftline.flows.config.which_workspace import on_named_branch
         from driftline.tasks.search.documents import read_excerpt
 
+        if line is None:
+            located = _LOCATION.fullmatch(path)
+            path, line = (located["path"], int(located["line"])) if located else (path, 1)
         within = self.boundary()
         opened = on_named_branch(self.newest(), branch, within)
         entity = None if source is None else self._source(source)
         found = self.run(read_excerpt, opened, path, line, n_lines=n_lines, source=entity, within=within)
         return context_text(found, line, max_tokens, branch)
+
+
+def _name_in(text: str) -> str:
+    """Return the name in ``text``.
+
+    >>> _name_in("class Lease"), _name_in("Lease.check()"), _name_in("Where to go")
+    ('Lease', 'Lease.check', 'Where to go')
+    """
+    found = _CALL.fullmatch(text.strip())
+    return found["name"] if found else text
 
 
 def _field(name: str, value: str) -> str:

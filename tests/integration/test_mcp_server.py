@@ -237,7 +237,8 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
     assert found("grep_lines", pattern="loads(", literal=True)[0] == [("b.py", 3)]
     assert found("grep_lines", pattern="LOAD", ignore_case=True, count=True) == ([], "4 in 2 documents")
     assert found("grep_lines", pattern=".", top_k=1) == ([("b.py", 1)], "6 in 2 documents")
-    assert found("find_definitions", name="load")[0] == [("sub/a.py", 1)]
+    for written in ("load", "load()", "def load", "def load()"):
+        assert found("find_definitions", name=written)[0] == [("sub/a.py", 1)]
     assert found("find_uses", name="load")[0] == [("sub/a.py", 5), ("b.py", 1), ("b.py", 3)]
     assert found("find_uses", name="load", globs=["sub/*"])[0] == [("sub/a.py", 5)]
     assert found("find_definitions", name='a" OR "b\\')[0] == []
@@ -403,6 +404,11 @@ def test_an_answer_fits_into_its_tokens_and_says_how_to_get_the_rest(location: P
         ("search_lines", {"query": "x", "top_k": 1000}, "less than or equal to 50"),
         ("search_lines", {"query": "x", "tests": "guess"}, "Input should be"),
         ("search_lines", {"query": "x", "sources": ["aap"]}, "No source has this name: aap. Did you mean 'app'?"),
+        ("search_lines", {"q": "x"}, "Unknown argument 'q'. Did you mean 'query'?"),
+        ("grep_lines", {"query": "x"}, "Did you mean 'pattern'?"),
+        ("grep_lines", {"pattern": "x", "path": "only.txt"}, "Did you mean 'globs'?"),
+        ("grep_lines", {"pattern": "x", "glob": "*.txt"}, "Did you mean 'globs'?"),
+        ("find_uses", {"symbol": "x"}, "Did you mean 'name'?"),
         ("no_such_tool", {}, "no_such_tool"),
     ],
 )
@@ -413,6 +419,22 @@ def test_failures_are_protocol_errors(location: Path, name: str, arguments: dict
     (outcome,) = ask(make_server(dl.open(str(location / "ws")).storage), (name, arguments))
     assert outcome.is_error
     assert complaint in outcome.content[0].text
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "same"),
+    [
+        ("search_lines", {"query": "parser", "globs": "only.txt"}, {"query": "parser", "globs": ["only.txt"]}),
+        ("search_lines", {"query": "parser", "max_tokens": 10**6}, {"query": "parser", "max_tokens": MAX_TOKENS}),
+        ("read_context", {"path": "only.txt:3"}, {"path": "only.txt", "line": 3}),
+        ("read_context", {"path": "only.txt"}, {"path": "only.txt", "line": 1}),
+    ],
+)
+def test_what_a_model_plainly_means_is_answered(
+    location: Path, name: str, arguments: dict[str, Any], same: dict[str, Any]
+) -> None:
+    given, meant = ask(make_server(dl.open(str(location / "ws")).storage), (name, arguments), (name, same))
+    assert text_of(given) == text_of(meant)
 
 
 def test_files_that_are_not_indexed_are_never_read(location: Path, tmp_path: Path, tiny_model: Path) -> None:
