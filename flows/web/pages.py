@@ -602,15 +602,20 @@ MAX_BARS = 25
 
 def sql_page(query: str, view: SqlView | None = None, *, error: str = "") -> bytes:
     """Return the SQL page: a query, its rows and a plot of them, or examples."""
-    rows: list[list[str]] = []
-    if view is not None:
-        from driftline.flows.web.rendering import cells
+    from driftline.flows.web.rendering import cells, coloured
 
-        columns = [cells(values) for values in zip(*view.rows, strict=True)]
-        rows = [[*row] for row in zip(*columns, strict=True)]
-    examples = [(text, f"/sql?{_encoded({'q': text})}", about) for text, about in SQL_EXAMPLES]
-    plot = _plot(view) if view is not None else ""
-    return _rendered("sql.html.j2", query=query, view=view, rows=rows, plot=plot, examples=examples, error=error)
+    columns = [cells(values) for values in zip(*view.rows, strict=True)] if view is not None else []
+    links = [(*coloured("x.sql", [text]), f"/sql?{_encoded({'q': text})}", about) for text, about in SQL_EXAMPLES]
+    return _rendered(
+        "sql.html.j2",
+        query=query,
+        view=view,
+        rows=[*zip(*columns, strict=True)],
+        plot=_plot(view) if view is not None else "",
+        csv_link=f"/sql?{_encoded({'q': query, 'csv': 'true'})}",
+        examples=links,
+        error=error,
+    )
 
 
 def _plot(view: SqlView) -> str:

@@ -208,11 +208,16 @@ class Pages:
         """Show the index's content, growth, and skipped files."""
         return HTMLResponse(pages.index_page(self.reader.index(), datetime.now(UTC)))
 
-    def sql(self, request: Request, q: str = "") -> Response:
-        """Show the rows of a query and a plot of them, or examples."""
+    def sql(self, request: Request, q: str = "", csv: bool = False) -> Response:
+        """Show the rows of a query and a plot of them, or examples; with ``csv``, return the rows as a file."""
         query = q[:MAX_QUERY_CHARACTERS].strip()
         try:
-            return HTMLResponse(pages.sql_page(query, self.reader.sql(query) if query else None))
+            view = self.reader.sql(query) if query else None
+            if csv and view is not None:
+                from driftline.flows.web.rendering import csv_of
+
+                return Response(csv_of(view), media_type="text/csv")
+            return HTMLResponse(pages.sql_page(query, view))
         except DriftlineError as error:
             failed = problem_of(error, to_owner=request.app.state.shows_locations)
             request.state.error = failed.kind

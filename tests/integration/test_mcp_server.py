@@ -430,7 +430,7 @@ def test_failures_are_protocol_errors(location: Path, name: str, arguments: dict
         ("read_context", {"path": "only.txt"}, {"path": "only.txt", "line": 1}),
     ],
 )
-def test_what_a_model_plainly_means_is_answered(
+def test_arguments_are_taken_as_a_model_plainly_means_them(
     location: Path, name: str, arguments: dict[str, Any], same: dict[str, Any]
 ) -> None:
     given, meant = ask(make_server(dl.open(str(location / "ws")).storage), (name, arguments), (name, same))

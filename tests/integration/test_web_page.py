@@ -565,6 +565,17 @@ def test_the_page_of_sql_shows_rows_a_plot_and_what_is_wrong(site: Site) -> None
     expected = ["2026", "10,000", "-1,234,567", "12345", "True", "2025", "9,999", "0.5", "", ""]
     expect(page.locator("td")).to_have_text(expected)
     expect(page.locator("th .kind")).to_have_text(["int32", "int32", "decimal128", "string", "bool"])
+    assert page.locator("td.null").count() == 1
+    with page.expect_download() as downloading:
+        page.get_by_role("link", name="CSV").click()
+    rows = downloading.value.path().read_text()
+    assert rows == "year,files,bytes,digits,yes\n2026,10000,-1234567.0,12345,True\n2025,9999,0.5,,\n"
+    page.fill("#sql", """select '--it''s' AS x, "from", 1.5 -- select\nFROM lines /* 2""")
+    coloured = [("k", "select"), ("s1", "'--it''s'"), ("k", "AS"), ("mi", "1.5"), ("c1", "-- select"), ("k", "FROM")]
+    texts = "spans => spans.map((each) => [each.className, each.textContent])"
+    found = page.locator(".editor span").evaluate_all(texts)
+    assert [*map(tuple, found)] == [*coloured, ("c1", "/* 2")]
+    assert page.locator(".editor pre").text_content() == page.input_value("#sql") + "\n"
     assert "q=SELECT+" in page.url
     page.fill("#sql", "SELECT path, hash FROM documents WHERE path LIKE '<img%'")
     page.get_by_role("button", name="Run").click()
