@@ -592,19 +592,46 @@ class ReadSettings:
         return current_marks(outputs=self.outputs) | own
 
 
+_ENCODING = "encoding/"
+
+
+def encoding_mark(codec: str | None) -> str:
+    """Return the mark of a file for which git declares an encoding, or "" if it declares none."""
+    return f"{_ENCODING}{codec}" if codec is not None else ""
+
+
+def split_encoding(mark: str) -> tuple[str, str | None]:
+    """Return a mark without the encoding that git declared for the file, and that encoding or None.
+
+    >>> split_encoding("ends/9/gap+encoding/cp1254"), split_encoding("pdf/6")
+    (('ends/9/gap', 'cp1254'), ('pdf/6', None))
+    """
+    if _ENCODING not in mark:
+        return mark, None
+    parts = mark.split("+")
+    codec = next((part.removeprefix(_ENCODING) for part in parts if part.startswith(_ENCODING)), None)
+    return "+".join(part for part in parts if not part.startswith(_ENCODING)), codec
+
+
 UNOPENED = "archive/0"
 """The mark of a member that no extractor can index."""
 
 
-def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: ReadSettings) -> NDArray[np.bool_]:
+def outdated(
+    paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: ReadSettings, encodings: Mapping[str, str] | None = None
+) -> NDArray[np.bool_]:
     """Return an ``(n,) bool`` mask of files that a run would read differently than the last run.
 
-    ``marks`` come from the manifest; files without an extractor mark were read as text.
+    ``marks`` come from the manifest; files without an extractor mark were read as text. ``encodings`` maps paths to the
+    encodings that git declares for them now.
     """
-    known, current = pc.fill_null(marks, ""), how.marks()
-    old, plain, unopened = list[str](), list[str](), list[str]()
+    known, current, encodings = pc.fill_null(marks, ""), how.marks(), encodings or {}
+    old, plain, unopened, codecs = list[str](), list[str](), list[str](), dict[str, str]()
     for mark in pc.unique(known).to_pylist():
         of_extractor, is_redacted = split_mark(mark, how.redaction)
+        of_extractor, codec = split_encoding(of_extractor)
+        if codec is not None:
+            codecs[mark] = codec
         parts = _parts(of_extractor)
         if not is_redacted or not parts <= current:
             old.append(mark)
@@ -621,13 +648,21 @@ def outdated(paths: pa.ChunkedArray, marks: pa.ChunkedArray, how: ReadSettings) 
             pc.invert(pc.match_substring(paths, INSIDE)),  # opening the outermost container opens the nested ones
         )
         result = pc.or_(result, pc.and_(pc.is_in(known, value_set=pa.array(unopened, pa.string())), lacking))
+    if encodings or codecs:
+        pairs = zip(paths.to_pylist(), known.to_pylist(), strict=True)
+        result = pc.or_(result, pa.array([encodings.get(path) != codecs.get(mark) for path, mark in pairs], pa.bool_()))
     return np.asarray(result.to_numpy(), dtype=bool)
 
 
-def is_current(path: str, mark: str, how: ReadSettings) -> bool:
-    """Return whether a document with this ``mark`` was read the same way as a run with ``how`` would read it."""
+def is_current(path: str, mark: str, how: ReadSettings, encoding: str | None = None) -> bool:
+    """Return whether a document with this ``mark`` was read the same way as a run with ``how`` would read it.
+
+    ``encoding`` is the one that git declares for the document now.
+    """
     of_extractor, is_redacted = split_mark(mark, how.redaction)
-    return is_redacted and (_parts(of_extractor) <= how.marks() if of_extractor else not is_named_like_document(path))
+    of_extractor, codec = split_encoding(of_extractor)
+    is_same = is_redacted and codec == encoding
+    return is_same and (_parts(of_extractor) <= how.marks() if of_extractor else not is_named_like_document(path))
 
 
 def _parts(mark: str) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import IntEnum
 
 from driftline.storage.sources.access import SafeFolder, read_regular
@@ -16,7 +16,9 @@ from driftline.storage.sources.git_isolation import run
 from driftline.tasks.git.work_tree import find_nested, find_work_tree, opened
 from driftline.tasks.text import declarable, has_control_characters, is_utf8
 
-_GIT, _ATTRIBUTES, _ATTRIBUTE = ".git", ".gitattributes", "working-tree-encoding"
+ATTRIBUTES = ".gitattributes"
+"""The file in which a folder of a repository declares encodings."""
+_GIT, _ATTRIBUTE = ".git", "working-tree-encoding"
 _MAX_ATTRIBUTES_BYTES = 1024 * 1024
 _WIDE = ("utf-16", "utf-32")
 
@@ -29,22 +31,28 @@ class _Named(IntEnum):
     UNREADABLE = 2  # a pipe, on which git would block, or a link, which it does not follow
 
 
-def declared_encodings(root: str, paths: Iterable[str]) -> Mapping[str, str]:
+def declared_encodings(root: str, paths: Iterable[str], attributed: Collection[str] | None = None) -> Mapping[str, str]:
     """Return the Python codec of each of ``paths``, files of the folder ``root``, for which git declares an encoding.
 
-    Starts git only if a ``.gitattributes`` above one of the files names the attribute.
+    ``attributed`` contains the folders ("" or with a trailing slash) of ``root`` that have a ``.gitattributes``, if
+    known. Starts git only if such a file above one of the paths names the attribute.
     """
     by_repository: dict[str, list[str]] = {}
     known: dict[str, tuple[str, _Named]] = {}
     with SafeFolder(root) as tree:
+        above = _named_above(tree.root)
+        if attributed is not None and above is _Named.NO:
+            attributed = {each for each in attributed if _names_attribute(tree.read, each) is not _Named.NO}
+            paths = [path for path in paths if path.startswith(tuple(attributed))] if attributed else []
 
         def look(folder: str) -> tuple[str, _Named]:
             """Return the top of a folder's repository, and what its attribute files say from there down."""
             below = list[tuple[str, _Named]]()  # no recursion: a hostile tree is deeper than the stack
             while folder not in known:
-                named = _names_attribute(tree.read, folder)
+                is_attributed = attributed is None or folder in attributed
+                named = _names_attribute(tree.read, folder) if is_attributed else _Named.NO
                 if not folder:
-                    known[folder] = folder, max(named, _named_above(tree.root))
+                    known[folder] = folder, max(named, above)
                 elif _has_repository(tree, folder):
                     known[folder] = folder, named
                 else:
@@ -121,7 +129,7 @@ def _has_repository(tree: SafeFolder, folder: str) -> bool:
 
 def _names_attribute(read: Callable[[str, int], bytes | None], folder: str) -> _Named:
     try:
-        content = read(f"{folder}{_ATTRIBUTES}", _MAX_ATTRIBUTES_BYTES)
+        content = read(f"{folder}{ATTRIBUTES}", _MAX_ATTRIBUTES_BYTES)
     except FileNotFoundError:
         return _Named.NO
     except OSError:

@@ -34,6 +34,7 @@ from driftline.tasks.extraction.extractor import (
     Reading,
     ReadSettings,
     definitions_by_part,
+    encoding_mark,
     ends_mark,
     is_current,
     is_extracted,
@@ -41,7 +42,7 @@ from driftline.tasks.extraction.extractor import (
     redacted,
 )
 from driftline.tasks.extraction.process import Refused
-from driftline.tasks.git.encodings import as_utf8, declared_encodings
+from driftline.tasks.git.encodings import as_utf8
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
 from driftline.tasks.task_context import CountReporter, Stopwatch, TaskContext
@@ -306,10 +307,8 @@ def _read(spec: BatchSpec, context: TaskContext, watch: Stopwatch, reporter: Cou
     donations = {} if spec.dry_run else spec.donations
     drafts = _Drafts(context.model.fingerprint, spec.how, spec.container_only_paths, donations)
     changes = spec.changes.to_pylist()
-    files = [change["path"] for change in changes if not is_member_etag(change["etag"])]
-    encodings = declared_encodings(spec.source.uri, files) if spec.source.is_local else {}
     for change, read in watch.each("read", read_all(spec.source, changes, spec.how.most)):
-        drafts.add(change, _as_declared(read, encodings.get(change["path"])), watch)
+        drafts.add(change, _as_declared(read, change["encoding"]), watch)
         reporter.add(documents=1)
     return drafts
 
@@ -523,7 +522,7 @@ def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopw
 class _Document:
     """A document with new content ``data``; ``was_indexed`` is set if an older version is in the index.
 
-    For part of a larger file, ``mark`` is that file's mark.
+    ``mark`` is set for part of a larger file, and if git declares an encoding.
     """
 
     meta: ManifestRow
@@ -578,7 +577,8 @@ class _Drafts:
         was_indexed = change["hash"] is not None and change["reason"] is None
         if was_indexed:
             self.replaced.append(path)
-        document = _Document(meta, read.data, state, was_indexed, ends_mark(self.how.most) if read.only_ends else "")
+        marks = ends_mark(self.how.most) if read.only_ends else "", encoding_mark(change["encoding"])
+        document = _Document(meta, read.data, state, was_indexed, "+".join(filter(None, marks)))
         donated = self._donated(change, read)
         if donated is not None:
             self.reusable.append((document, donated))
@@ -644,7 +644,7 @@ class _Drafts:
             return None
         path = change["path"]
         same = (each for each in self.donations.get(path, ()) if each.hash == read.content_hash)
-        return next((each for each in same if is_current(path, each.extractor, self.how)), None)
+        return next((each for each in same if is_current(path, each.extractor, self.how, change["encoding"])), None)
 
     def _count(self, document: _Document) -> None:
         if document.was_indexed:

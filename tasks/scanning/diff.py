@@ -37,12 +37,13 @@ MANIFEST_SCHEMA = pa.schema([*LISTING_SCHEMA, *_KEPT, ("racy", pa.bool_())])
 """The columns of a manifest row; ``reason`` is null for indexed documents."""
 
 CHANGE_SCHEMA = pa.schema(
-    [*MANIFEST_SCHEMA, ("metadata_differs", pa.bool_()), ("must_embed", pa.bool_())],
+    [*MANIFEST_SCHEMA, ("metadata_differs", pa.bool_()), ("must_embed", pa.bool_()), ("encoding", pa.string())],
 )
 """A listed file joined with its manifest row.
 
 ``hash`` to ``reason`` come from the manifest and are null for new files. The rest comes from the listing, so for
-unchanged content, the columns of MANIFEST_SCHEMA are the file's next manifest row."""
+unchanged content, the columns of MANIFEST_SCHEMA are the file's next manifest row. ``encoding`` is the Python codec
+that git declares for the file, or null."""
 
 RACY_NS = 2_000_000_000
 """The age below which a file is racy: it may change again within the same clock tick."""
@@ -84,6 +85,7 @@ def diff(
     now_ns: int,
     full: bool = False,
     how: ReadSettings = _AS_TEXT,
+    encodings: Mapping[str, str] | None = None,
 ) -> Diff:
     """Compare ``listing`` (LISTING_SCHEMA) with ``manifest`` (MANIFEST_SCHEMA), each with unique paths.
 
@@ -92,14 +94,16 @@ def diff(
     renumber their files on each mount, so inodes are ignored if most files differ only in the inode. A file whose git
     etag is gone is dirty. Git compares whole seconds, so its etag proves nothing about a file with the same mtime but a
     different ctime or inode. Files are also candidates if times are unknown (0), the row is racy, the fingerprint, the
-    extractor or another read setting in ``how`` differs, or ``full`` is set; except for the first two reasons, they are
-    re-embedded even if the content is the same. ``now_ns`` is the start of the listing: files that may have changed
-    since then are marked as racy. Fastest if both tables are sorted by path.
+    extractor, the declared encoding (``encodings`` maps paths to them) or another read setting in ``how`` differs, or
+    ``full`` is set; except for the first two reasons, they are re-embedded even if the content is the same. ``now_ns``
+    is the start of the listing: files that may have changed since then are marked as racy. Fastest if both tables are
+    sorted by path.
     """
+    encodings = encodings or {}
     listing = listing.combine_chunks().append_column("racy", _racy(listing, now_ns))
     if not len(manifest):  # saves time in first runs over many small sources
         none = CHANGE_SCHEMA.empty_table()
-        return Diff(_new(listing), none, none, DELETED_SCHEMA.empty_table(), SKIPPED_SCHEMA.empty_table(), 0)
+        return Diff(_new(listing, encodings), none, none, DELETED_SCHEMA.empty_table(), SKIPPED_SCHEMA.empty_table(), 0)
     manifest = manifest.combine_chunks()
     row = _align(listing["path"], manifest["path"])
     known = row >= 0
@@ -125,15 +129,15 @@ def diff(
     metadata_differs = ~(same_size & same_status & (same_etag | ~comparable))
 
     must_embed = _other_model(old, fingerprint) | full
-    must_embed |= outdated(old["path"], old["extractor"], how)
+    must_embed |= outdated(old["path"], old["extractor"], how, encodings)
     candidate = ~same_content | _numpy(old["racy"]) | must_embed
     retouched = ~candidate & metadata_differs
     skipped = ~candidate & _numpy(pc.is_valid(old["reason"]))
 
     return Diff(
-        new=_new(listing.filter(pa.array(~known))),
-        candidates=_changes(now, old, candidate, metadata_differs, must_embed),
-        retouched=_changes(now, old, retouched, metadata_differs, must_embed),
+        new=_new(listing.filter(pa.array(~known)), encodings),
+        candidates=_changes(now, old, candidate, metadata_differs, must_embed, encodings),
+        retouched=_changes(now, old, retouched, metadata_differs, must_embed, encodings),
         deleted=manifest.select(DELETED_SCHEMA.names).filter(pa.array(~seen)).cast(DELETED_SCHEMA),
         skipped=old.select(SKIPPED_SCHEMA.names).filter(pa.array(skipped)).cast(SKIPPED_SCHEMA),
         unchanged=int(np.count_nonzero(~candidate & ~retouched & ~skipped)),
@@ -206,11 +210,17 @@ def _racy(listing: pa.Table, now_ns: int) -> pa.ChunkedArray:
     return pc.and_(young, unsure)
 
 
-def _new(listing: pa.Table) -> pa.Table:
+def _new(listing: pa.Table, encodings: Mapping[str, str]) -> pa.Table:
     kept = [pa.nulls(len(listing), kind) for _, kind in _KEPT]
     flags = [pa.array(np.ones(len(listing), dtype=bool))] * 2
     columns = [listing[name] for name in LISTING_SCHEMA.names]
+    flags.append(_encodings(listing["path"], encodings))
     return pa.Table.from_arrays([*columns, *kept, listing["racy"], *flags], schema=CHANGE_SCHEMA)
+
+
+def _encodings(paths: pa.ChunkedArray, encodings: Mapping[str, str]) -> pa.Array:
+    found = [encodings.get(path) for path in paths.to_pylist()] if encodings else None
+    return pa.array(found, pa.string()) if found is not None else pa.nulls(len(paths), pa.string())
 
 
 def _changes(
@@ -219,13 +229,14 @@ def _changes(
     chosen: NDArray[np.bool_],
     metadata_differs: NDArray[np.bool_],
     must_embed: NDArray[np.bool_],
+    encodings: Mapping[str, str],
 ) -> pa.Table:
     rows = pa.array(np.flatnonzero(chosen))
     columns = [now[name].take(rows) for name in LISTING_SCHEMA.names]
     columns += [old[name].take(rows) for name, _ in _KEPT]
     columns.append(now["racy"].take(rows))
     flags = [pa.array(metadata_differs[chosen]), pa.array(must_embed[chosen])]
-    return pa.Table.from_arrays([*columns, *flags], schema=CHANGE_SCHEMA)
+    return pa.Table.from_arrays([*columns, *flags, _encodings(columns[0], encodings)], schema=CHANGE_SCHEMA)
 
 
 def _numpy(mask: pa.ChunkedArray) -> NDArray[np.bool_]:

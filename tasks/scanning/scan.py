@@ -46,6 +46,7 @@ from driftline.tasks.embedding.models import fingerprint, is_earlier_version, re
 from driftline.tasks.extraction.archives import Member, OpenedArchive, is_member_etag, members_of, opened_mark
 from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT, ReadSettings
 from driftline.tasks.extraction.process import Refused
+from driftline.tasks.git.encodings import declared_encodings
 from driftline.tasks.git.work_tree import TrackedFiles, clean_blobs, find_work_tree
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA, Diff, classify, diff, is_inside, joined
 from driftline.tasks.scanning.overlap import Claim, SourcesByFolder, claimed
@@ -232,7 +233,8 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
     of_members = is_inside(manifest)
     inside, files = manifest.filter(of_members), manifest.filter(pc.invert(of_members))
     how, full = spec.how, spec.full
-    result = diff(table, files, spec.fingerprint, now_ns=now_ns, full=full, how=how)
+    encodings = listing.encodings
+    result = diff(table, files, spec.fingerprint, now_ns=now_ns, full=full, how=how, encodings=encodings)
     opened: dict[str, OpenedArchive] = {}
     listed = len(table)
     if spec.archives or len(inside):
@@ -394,6 +396,12 @@ def _prefixes_of(paths: pa.ChunkedArray, prefixes: Sequence[str]) -> NDArray[np.
 
 
 def _list_local(spec: ScanSpec, paths: Sequence[str] | None = None) -> Listing:
+    listing = _list_files(spec, paths)
+    listing.encodings = declared_encodings(spec.source.uri, listing.paths, listing.attributed)
+    return listing
+
+
+def _list_files(spec: ScanSpec, paths: Sequence[str] | None) -> Listing:
     work_tree = find_work_tree(spec.source.uri)
     elsewhere = frozenset(claim.prefix for claim in spec.claims if claim.is_whole)
     only = None if paths is None else above_and_self(paths)

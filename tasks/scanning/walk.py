@@ -14,7 +14,7 @@ import os
 import re
 import stat
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
@@ -31,6 +31,7 @@ from driftline.storage.sources.access import SafeFolder, read_regular
 from driftline.storage.sources.git_isolation import excludes_file
 from driftline.storage.sources.mirror import bare_repository
 from driftline.storage.sources.source import INODE_BITS, VANISHED, storable_ns
+from driftline.tasks.git.encodings import ATTRIBUTES
 from driftline.tasks.git.work_tree import TrackedFiles, WorkTree, find_nested, find_work_tree, tracked_in
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA
 from driftline.tasks.scanning.path_patterns import (
@@ -57,7 +58,7 @@ _BLANK = re.compile(r"(\s)")  # gitignore strips whitespace at the end of a patt
 
 _BARE = frozenset({"HEAD", "objects", "refs"})
 """Entries of every git directory."""
-_OF_GIT = _BARE | {GIT}
+_OF_GIT = _BARE | {GIT, ATTRIBUTES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class Listing:
     """The listed files (``etags`` may be empty), the skipped files with reasons, and the unreadable paths.
 
     ``unsure`` contains ignored files and folders that git may or may not track, because its listing failed.
+    ``attributed`` contains the folders that have a ``.gitattributes``, also above the listed subtrees, and
+    ``encodings`` what such files declare: the Python codecs of listed files.
     """
 
     paths: list[str] = field(default_factory=list)
@@ -89,6 +92,8 @@ class Listing:
     skipped_reasons: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
+    attributed: set[str] = field(default_factory=set)
+    encodings: Mapping[str, str] = field(default_factory=dict)
 
     def skip(self, reason: SkipReason, *paths: str) -> None:
         self.skipped_paths.extend(paths)
@@ -242,6 +247,8 @@ class Walk:
                 self._unlisted(folder, error)
                 del level.file_paths[first_file:], level.folders[first_folder:]
                 continue
+            if ATTRIBUTES in git_entries:
+                self.listing.attributed.add(folder)
             inside = self._entered(folder, folder_rules, ignore_files, has_git=GIT in git_entries)
             is_bare = folder_rules.repository.tracked is None and self._is_git_directory(folder, git_entries)
             if inside is None or is_bare:
@@ -278,6 +285,8 @@ class Walk:
             return self._outer
         above = folder[: folder.rindex("/", 0, -1) + 1] if "/" in folder[:-1] else ""
         names = [name for name in (*IGNORE_FILES, GIT) if self._is_there(above + name)]
+        if self._is_there(above + ATTRIBUTES):
+            self.listing.attributed.add(above)
         outer = self._rules_of(above)
         folder_rules = (
             self._entered(above, outer, [name for name in names if name != GIT], has_git=GIT in names) or outer
@@ -301,8 +310,8 @@ class Walk:
     def _scan_folder(self, folder: str, level: _Level, without: Collection[str]) -> tuple[list[str], set[str]]:
         """Add a folder's entries to the level.
 
-        Returns the names of its ignore files, lowest precedence first, and of the entries that suggest a git directory
-        (HEAD, objects, refs, .git).
+        Returns the names of its ignore files, lowest precedence first, and of the entries that git uses (HEAD, objects,
+        refs, .git, .gitattributes).
         """
         ignore_files, git_entries = set(), set()
         only = self._only

@@ -28,7 +28,7 @@ from driftline.storage.shared_cache import SharedCache
 from driftline.storage.sources.source import known_source
 from driftline.storage.workspace.records import SourceRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.extraction.extractor import is_extracted
+from driftline.tasks.extraction.extractor import is_extracted, split_encoding
 
 if TYPE_CHECKING:  # a search of sources that are elsewhere needs no git
     from driftline.tasks.git.commits import PushedCommit
@@ -414,7 +414,7 @@ def _recorded(
     for row in rows.to_pylist():
         path = row["path"]
         if row["reason"] is None and row["hash"] == requested[path] and token_of(row["rev"]) <= at.token:
-            extracted = INSIDE in path or bool(split_mark(row["extractor"], "off")[0])
+            extracted = INSIDE in path or bool(split_encoding(split_mark(row["extractor"], "off")[0])[0])
             new[path] = _Revision(at.id, f"{record.subpath}{container_of(path)}", extracted)
     with _KNOWN_LOCK:
         _KNOWN.update({keys[path]: revision for path, revision in new.items()})

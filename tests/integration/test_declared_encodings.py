@@ -144,3 +144,32 @@ def test_git_is_not_asked_where_no_attribute_file_names_an_encoding(
     tree = work_tree(tmp_path / "tree", {"sub/a.txt": b""}, {".gitattributes": "*.txt text eol=lf\n"})
     monkeypatch.setattr(git_isolation, "spawn", lambda *_, **__: pytest.fail("git was started"))
     assert declared_encodings(str(tree), ["sub/a.txt", "a.txt"]) == {}
+
+
+def test_changed_attributes_reread_the_unchanged_files_they_concern(tmp_path: Path, driftline: Driftline) -> None:
+    """Whether the attribute file is in the source, above it, in a nested repository or excluded from the index."""
+    text = "Işık gümüş"
+    top = work_tree(tmp_path / "top", {"other/x.txt": b""}, {})
+    nested = work_tree(top / "source/nested", {}, {})
+    names = ["a.txt", "sub/deep/b.txt", "nested/c.txt"]
+    for name in names:
+        (top / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / "source" / name).write_bytes(f"{text}\n".encode("cp1254"))
+
+    def seen(*changed: tuple[Path, str]) -> tuple[set[str], int]:
+        for place, said in changed:
+            (place / ".gitattributes").write_text(said)
+        done = driftline("index", top / "source", "--include", "*.txt", "--workspace", tmp_path / "w", "--json")
+        workspace = Workspace.open(str(tmp_path / "w"))
+        right = {name for name in names if read_excerpt(workspace, name, 1, n_lines=0).lines == (text,)}
+        return right, done.json["sources"][0]["changed"]
+
+    declared = "*.txt working-tree-encoding=cp1254\n"
+    assert seen() == (set(), 0)
+    assert seen((top, declared)) == ({"a.txt", "sub/deep/b.txt"}, 2)
+    assert seen() == ({"a.txt", "sub/deep/b.txt"}, 0)
+    assert seen((nested, declared)) == (set(names), 1)
+    assert seen((top, "*.txt eol=lf\n"), (top / "source/sub", declared)) == ({"sub/deep/b.txt", "nested/c.txt"}, 1)
+    (nested / ".gitattributes").unlink()
+    assert seen((top / "source/sub", "b.txt working-tree-encoding=cp1251\n")) == (set(), 2)
+    assert seen((top / "source/sub", "b.txt working-tree-encoding=cp1251\n#\n")) == (set(), 0)
