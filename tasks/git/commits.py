@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -154,6 +154,33 @@ def blobs_at(pushed: PushedCommit, paths: Sequence[str]) -> dict[str, str]:
             if mode.startswith(b"100"):
                 found[os.fsdecode(name).removeprefix(pushed.prefix)] = blob.decode("ascii")
     return found
+
+
+MAX_BLOBS_BYTES = 16 << 20
+"""How much content of blobs is read at once."""
+
+
+def blob_contents(pushed: PushedCommit, blobs: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of the first of ``blobs`` that the clone has, up to MAX_BLOBS_BYTES together."""
+    wanted, left = list[str](), MAX_BLOBS_BYTES
+    for line in _batch(pushed, "--batch-check", dict.fromkeys(blobs)).decode().splitlines():
+        name, kind, *sizes = line.split()  # or "<id> missing"
+        left -= int(sizes[0]) if sizes else 0
+        if kind == "blob" and left >= 0:
+            wanted.append(name)
+    found, data, at = dict[str, bytes](), _batch(pushed, "--batch", wanted), 0
+    while (start := data.find(b"\n", at) + 1) > 0:
+        name, _, *sizes = data[at : start - 1].decode().split()
+        at = start + int(sizes[0]) + 1 if sizes else start
+        if sizes:
+            found[name] = data[start : at - 1]
+    return found
+
+
+def _batch(pushed: PushedCommit, mode: str, blobs: Iterable[str]) -> bytes:
+    names = "".join(f"{blob}\n" for blob in blobs).encode()
+    top = pushed.repository.top
+    return (run(pushed.repository, top, "cat-file", mode, stdin=names) or b"") if names else b""
 
 
 def changes_between(tree: WorkTree, base: str, commit: str, *, ignore_files: Collection[str]) -> ChangedPaths:

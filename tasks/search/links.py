@@ -435,19 +435,27 @@ def _in_work_tree(
         return {}
     keys: dict[str, _Fact] = {p: (record.uri, "", pushed.id, p, digest) for p, digest in requested.items()}
     found = _known(keys)
-    as_indexed = {
-        path: data
-        for path, digest in requested.items()
-        if path not in found and isinstance(data := read.get(path), bytes) and content_hash(data) == digest
-    }
-    if as_indexed:
-        from driftline.tasks.git.commits import blobs_at
+    unknown = [path for path in requested if path not in found and INSIDE not in path]
+    if unknown:
+        from driftline.tasks.git.commits import blob_contents, blobs_at
 
-        blobs, new = blobs_at(pushed, [*as_indexed]), dict[str, _Revision | None]()
-        for path, data in as_indexed.items():
-            same = blobs.get(path) == _blob_id(data, pushed.object_format)
-            if same or blobs:  # otherwise git may have failed
-                new[path] = _Revision(pushed.id, f"{pushed.prefix}{path}", is_extracted(path, data)) if same else None
+        blobs, new = blobs_at(pushed, unknown), dict[str, _Revision | None]()
+        as_indexed = {
+            path: data
+            for path in unknown
+            if isinstance(data := read.get(path), bytes) and content_hash(data) == requested[path]
+        }
+        changed = {path: blobs[path] for path in unknown if path in blobs and path not in as_indexed}
+        contents = blob_contents(pushed, [*changed.values()])
+        committed = {path: contents[blob] for path, blob in changed.items() if blob in contents}
+        if blobs:  # otherwise git may have failed
+            new |= dict.fromkeys(path for path in unknown if path not in blobs)
+        for path, data in (as_indexed | committed).items():
+            same = path in as_indexed or content_hash(data) == requested[path]
+            if same and blobs.get(path) == _blob_id(data, pushed.object_format):
+                new[path] = _Revision(pushed.id, f"{pushed.prefix}{path}", is_extracted(path, data))
+            elif blobs:
+                new[path] = None
         with _KNOWN_LOCK:
             _KNOWN.update({keys[path]: revision for path, revision in new.items()})
         found |= new

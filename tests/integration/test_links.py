@@ -89,9 +89,13 @@ def test_an_unchanged_file_of_a_work_tree_is_linked_at_the_pushed_commit(
     git(tree.folder, "commit", "--quiet", "-m", "not pushed")
     assert urls(location) == linked
     tree.write("src/a.py", "def alpha():\n    return 2\n")
-    assert urls(location) == linked | {"src/a.py": None}  # the index is older than the file
+    assert urls(location) == linked  # the text found is that of the commit
+    (tree.folder / "docs/b.md").unlink()
+    assert urls(location) == linked
     index(location, tiny_model, tree.folder)
-    assert urls(location) == linked | {"src/a.py": None}  # and the file is newer than the commit
+    assert urls(location) == {"src/a.py": None, "new.py": None}  # the text found is newer than the commit
+    git(tree.folder, "checkout", "--quiet", "HEAD", "--", "src/a.py")
+    assert urls(location) == {"src/a.py": None, "new.py": None}
 
 
 def test_a_source_below_the_top_of_its_repository_is_linked_by_the_path_in_it(
