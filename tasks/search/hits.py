@@ -212,6 +212,20 @@ def of_distinct_files(windows: Sequence[Window], records: SourceRecords) -> list
     ]
 
 
+def missing_sources(windows: Sequence[Window], records: SourceRecords) -> set[str]:
+    """Return the sources of ``windows`` whose folder is gone, if there are several sources: it may have moved."""
+    entities = {window.entity for window in windows}
+    known = {entity: records.get(entity) for entity in entities} if len(entities) > 1 else {}
+    return {
+        entity
+        for entity, record in known.items()
+        if record is not None
+        and record.is_local
+        and records.workspace.access.allows(record.uri)
+        and not os.path.isdir(record.uri)
+    }
+
+
 def identity_of(window: Window, records: SourceRecords) -> tuple[str, ...]:
     """Return a key for a window's file that is the same for all sources."""
     record = records.get(window.entity)

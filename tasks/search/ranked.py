@@ -38,6 +38,7 @@ from driftline.tasks.search.hits import (
     SearchReport,
     distinct_windows,
     hits,
+    missing_sources,
     note_without_search,
     notes_on,
     nothing_indexed,
@@ -393,7 +394,7 @@ class _Finder:
                 across = GROWTH if form == "sentence" else GROWTH_ACROSS
                 merged = merge_windows(self._kept(rows), max_gap, max(judged, JUDGED_WINDOWS), across)
                 merged = of_distinct_files(merged, self.records)
-                windows = without_copies(merged, lines.texts_of(merged))
+                windows = without_copies(merged, lines.texts_of(merged), missing_sources(merged, self.records))
                 n_copies = len(merged) - len(windows)
                 windows = arranged(windows, lines.words, form, name=name_in(self.query))
                 windows = with_whole_definitions(windows)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
@@ -625,12 +625,15 @@ MAX_WINDOWS_OF_TEXT = 20
 """Text in more windows than this, such as a licence, is not evidence of a copy."""
 
 
-def without_copies(windows: Sequence[Window], texts: Sequence[str]) -> list[Window]:
+def without_copies(
+    windows: Sequence[Window], texts: Sequence[str], gone: Collection[str] = frozenset()
+) -> list[Window]:
     """Drop windows that repeat an earlier window, which then lists their documents as copies.
 
     These are windows of a document with the same name and content, and, judging by their ``texts``, windows with nearly
     the same words in another document, if both are prose, or if the names of the files or of the definitions are equal.
-    A window in a file that only repeats others, such as a bundle, is replaced by its first copy in another file.
+    A window in a file that only repeats others, such as a bundle, is replaced by its first copy in another file, and
+    one in a source that is ``gone`` (an entity) by its first copy in a source that is there.
     """
     documents: dict[tuple[str, str], tuple[str, str]] = {}
     shown_in: dict[tuple[str, str], int] = {}
@@ -646,7 +649,9 @@ def without_copies(windows: Sequence[Window], texts: Sequence[str]) -> list[Wind
         content = (window.hash, window.path.rpartition("/")[2])
         original = documents.setdefault(content, window.file) if window.hash else window.file
         if original != window.file:
-            kept[shown_in[original]].add_copy(window)
+            first = kept[shown_in[original]]
+            is_better = first.entity in gone and window.entity not in gone
+            kept[shown_in[original]] = _with_copy(first, window, replaced=is_better)
             continue
         at = _copied_window(window, names, shingles, holding, kept, known)
         if at is None:
@@ -658,14 +663,21 @@ def without_copies(windows: Sequence[Window], texts: Sequence[str]) -> list[Wind
             known.append((len(shingles), names))
             continue
         shown_in.setdefault(window.file, at)
-        shown, copy = kept[at], window
+        shown = kept[at]
         is_whole = len(shingles) >= COPIED * known[at][0]  # not only a part of the text
-        if is_whole and is_auxiliary(shown.path) and not is_auxiliary(copy.path):
-            shown, copy = copy, shown
-            shown.score = copy.score
-        shown.add_copy(copy)
-        kept[at] = shown
+        is_better = is_auxiliary(shown.path) and not is_auxiliary(window.path)
+        is_better |= shown.entity in gone and window.entity not in gone
+        kept[at] = _with_copy(shown, window, replaced=is_whole and is_better)
     return kept
+
+
+def _with_copy(shown: Window, copy: Window, *, replaced: bool) -> Window:
+    """Return ``shown`` with ``copy`` among its copies, or the other way round if it is ``replaced``."""
+    if replaced:
+        shown, copy = copy, shown
+        shown.score = copy.score
+    shown.add_copy(copy)
+    return shown
 
 
 def _copied_window(

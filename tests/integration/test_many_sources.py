@@ -420,6 +420,18 @@ def test_a_workspace_that_leaves_its_project_keeps_the_locations_of_its_sources(
         assert (hit.file, hit.freshness) == (str(project / "src/pump.txt"), "fresh")
 
 
+def test_a_moved_folder_that_is_indexed_as_a_new_source_is_found_where_it_is(tmp_path: Path, tiny_model: Path) -> None:
+    project, workspace = tmp_path / "project", tmp_path / "w"
+    project.mkdir()
+    (project / "c.md").write_text("# pump gamma\n")
+    dl.index(project, workspace=workspace, model=str(tiny_model))
+    project.rename(tmp_path / "a")
+    dl.index(tmp_path / "a", workspace=workspace, model=str(tiny_model))
+    (hit,) = dl.search(workspace, "pump")
+    assert (hit.file, hit.freshness) == (str(tmp_path / "a/c.md"), "fresh")
+    assert hit.copies == ("org:default/project:default/source:project/c.md",)
+
+
 def test_two_first_runs_of_sources_run_concurrently(tmp_path: Path, tiny_model: Path) -> None:
     """The other run has written fragments, but no table version yet."""
     for name in ("one", "two"):

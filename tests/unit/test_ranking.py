@@ -223,6 +223,22 @@ def test_a_class_comes_before_its_constructor_and_words_with_its_stem(query: str
     assert found[0].path == ("0.java" if query == "lease" else "2.java")
 
 
+@pytest.mark.parametrize(
+    ("gone", "shown"),
+    [("", "source:a"), ("source:a", "source:b"), ("source:b", "source:a"), ("source:a source:b", "source:a")],
+)
+def test_a_copy_replaces_a_document_of_a_source_that_is_gone(gone: str, shown: str) -> None:
+    """As after a move, if the workspace stayed: whether the documents are equal or only similar."""
+    for hashes in (("same", "same"), ("old", "new")):
+        windows = [window("x.py", 1, 9, hashes[0]), window("x.py", 1, 9, hashes[1])]
+        for each, entity in zip(windows, ("source:a", "source:b"), strict=True):
+            each.entity = entity
+            each.definition = Definition("function", "renew", 1, 1, 9)
+        (found,) = without_copies(windows, [LEASE] * 2, gone.split())
+        assert (found.entity, found.copies) == (shown, (f"{'source:b' if shown == 'source:a' else 'source:a'}/x.py",))
+        assert found.score == windows[0].score
+
+
 def test_copies_in_other_sources_are_merged() -> None:
     windows = [window("a/x.py", 1, 9, "same"), window("b/x.py", 1, 8, "same"), window("b/y.py", 1, 7, "same")]
     windows[1].entity = "source:b"
