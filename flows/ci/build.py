@@ -280,7 +280,7 @@ class Build:
         if self.checked_out is None:
             return ""
         subject = "the pull request" if self.is_request else self.branch
-        if self.checked_out == self.other_commit != self.head_commit:
+        if self.checked_out == self.other_commit != self.head_commit and self._is_of_workflow(folder, self.checked_out):
             return f"The branch of the workflow is checked out, not {subject}"
         if self.is_request:
             if self.commit is None or self.head_commit in (None, self.checked_out) or self.target is None:
@@ -288,6 +288,15 @@ class Build:
             is_base = is_on_remote_branch(folder, self.checked_out, self.target)
             return "The target of the pull request is checked out, not the pull request" if is_base else ""
         return self._why_not_pushed(folder, self.checked_out, self.branch) if self.branch is not None else ""
+
+    def _is_of_workflow(self, folder: str, commit: str) -> bool:
+        """Return whether ``commit``, which the CI system reports, is of the workflow's branch.
+
+        If a pull request's event does not contain its last commit, git must know the commit from the target.
+        """
+        if not self.is_request or self.head_commit is not None or self.target is None:
+            return True
+        return is_on_remote_branch(folder, commit, self.target) is True
 
     def _why_not_pushed(self, folder: str, commit: str, branch: str) -> str:
         """Return why ``commit``, which is checked out, may not have been pushed to ``branch``, or "" if it was.

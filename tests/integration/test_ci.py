@@ -380,9 +380,12 @@ def test_a_fork_reaches_neither_the_main_index_nor_a_branch(
     event = tmp_path / "event.json"
     head = {"ref": "main", "sha": git(repository, "rev-parse", "HEAD"), "repo": {"full_name": "someone/web"}}
     of = {"default_branch": "main", "full_name": "team/web"}
-    event.write_text(
-        json.dumps({"repository": of, "pull_request": {"number": 7, "head": head, "base": {"ref": "main"}}})
-    )
+
+    def write(head: dict[str, Any]) -> None:
+        request = {"number": 7, "head": head, "base": {"ref": "main"}}
+        event.write_text(json.dumps({"repository": of, "pull_request": request}))
+
+    write(head)
     github = {"GITHUB_ACTIONS": "true", "GITHUB_SHA": head["sha"], "GITHUB_REF": "refs/heads/main"}
     github |= {"GITHUB_REF_NAME": "main", "GITHUB_REPOSITORY": "team/web", "GITHUB_EVENT_NAME": "pull_request_target"}
     for name, value in github.items():
@@ -391,6 +394,12 @@ def test_a_fork_reaches_neither_the_main_index_nor_a_branch(
     monkeypatch.setenv("GITHUB_EVENT_PATH", str(event))
     assert ci("--json", "--branch", "main").json["action"] == "skipped"
     assert ci("--json").json["index_branch"] == "pr/7"
+    write({name: value for name, value in head.items() if name != "sha"})
+    assert ci("--json", "--branch", "main").json["action"] == "skipped"
+    assert ci("--json").json["index_branch"] == "pr/7"
+    git(repository, "update-ref", "refs/remotes/origin/main", "HEAD")  # then the target is checked out
+    assert ci().code == 2
+    git(repository, "update-ref", "-d", "refs/remotes/origin/main")
     monkeypatch.setenv("GITHUB_EVENT_NAME", "push")
     monkeypatch.setenv("GITHUB_REF", "refs/tags/main")
     monkeypatch.delenv("GITHUB_EVENT_PATH")
