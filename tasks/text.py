@@ -39,6 +39,24 @@ _MAX_WESTERN_FRACTION = 0.5
 """Text is treated as Western if it has fewer non-ASCII bytes than ``_DETECTABLE_BYTES``, too few for statistics, and
 these are a smaller fraction of its letters than this.
 """
+_WESTERN = (
+    *("àâçèéêëîïôœùûü", "äöüß", "áéíñóúüªº", "àáâãçéêíóôõúü", "àèéìíòóùú", "äåæéöøü", "áæéíðóöøúýþ", "áèéëïóöü"),
+    *("àçèéíïòóúü·", "äõöüšž", "äåöšž", "áòó"),
+)
+_CENTRAL = ("ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíľňóôšťúýž", "áéíóöőúüű", "čćđšž", "ăâîşţ")
+_ALPHABETS: Mapping[str, tuple[str, ...]] = {
+    "cp1252": _WESTERN,
+    "cp1250": _CENTRAL,
+    "iso8859-2": _CENTRAL,
+    "cp1254": ("âçîöûüğışi\u0307",),  # with the second character of a lower-case İ
+}
+"""The letters outside ASCII that one language uses, for languages of each encoding."""
+_SYMBOLS = frozenset("\xa0¡¢£¥§©ª«®°±²³µ¶·¹º»¼½¾¿×–—‘’‚“”„…€•™")
+_SYMBOL_IN_WORD = re.compile(r"[^\W\d_](?:[±¶¼½¾¿¡]|(?![‘’·\xad\xa0])[^\w\s\x00-\x7f][^\W\d_])")
+"""A symbol that is part of a word, and was therefore a letter."""
+_HEBREW_LETTERS, _HEBREW_FINALS = bytes(range(0xE0, 0xFB)), b"\xea\xed\xef\xf3\xf5"
+_HEBREW_SEPARATORS = bytes.maketrans(b"\x84\x85\x91\x92\x93\x94\x96\x97\xa0\xab\xbb", b" " * 11)
+_MIN_HEBREW_LETTERS = 6
 _JAPANESE = ("cp932", "euc_jp")
 _HIRAGANA = re.compile("[\u3041-\u3096]")
 _MIN_HIRAGANA, _MIN_HIRAGANA_FRACTION = 4, 0.2
@@ -283,7 +301,12 @@ def _detect(sample: bytes) -> str | None:
 
     high = len(sample) - len(sample.translate(None, _HIGH_BYTES))
     letters = len(sample) - len(sample.translate(None, _LETTERS))
-    if high < _DETECTABLE_BYTES and high < _MAX_WESTERN_FRACTION * letters:
+    if _is_hebrew(sample):
+        return "cp1255"
+    is_mostly_ascii = high < _MAX_WESTERN_FRACTION * letters
+    if is_mostly_ascii and (encoding := _by_alphabet(sample)):
+        return encoding
+    if high < _DETECTABLE_BYTES and is_mostly_ascii:
         # There is too little evidence to distinguish it from similar encodings, unless it makes no words at all.
         matches = from_bytes(sample, cp_isolation=["cp1250", "cp1252"])
         is_western = not matches or any("cp1252" in each.could_be_from_charset for each in matches)
@@ -297,6 +320,30 @@ def _detect(sample: bytes) -> str | None:
     if best is None:
         return None
     return "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
+
+
+def _by_alphabet(sample: bytes) -> str | None:
+    """Return the first encoding in which each line of a text has the letters of one language, or None."""
+    for encoding, alphabets in _ALPHABETS.items():
+        text = sample.decode(encoding, errors="replace")
+        lines = [{letter for letter in line if not letter.isascii()} - _SYMBOLS for line in text.lower().split("\n")]
+        if not _SYMBOL_IN_WORD.search(text) and all(any(line <= {*each} for each in alphabets) for line in lines):
+            return encoding
+    return None
+
+
+def _is_hebrew(sample: bytes) -> bool:
+    """Return whether a text is Hebrew: its final letters are only at the end of words.
+
+    In other encodings, these bytes are common letters, also inside words, such as the Russian к, н and у.
+    """
+    words = [
+        word for word in re.findall(rb"[A-Za-z\x80-\xff]+", sample.translate(_HEBREW_SEPARATORS)) if not word.isascii()
+    ]
+    letters = b"".join(words)
+    if len(words) < 2 or len(letters) < _MIN_HEBREW_LETTERS or letters.translate(None, _HEBREW_LETTERS):
+        return False
+    return all(len(word) == len(word.translate(None, _HEBREW_FINALS)) for word in (each[:-1] for each in words))
 
 
 def _has_kana(sample: bytes, encoding: str) -> bool:

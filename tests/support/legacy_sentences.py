@@ -90,6 +90,30 @@ CZECH = (
     "Nikdo nesmí být svévolně zatčen, držen ve vazbě nebo vyhoštěn do vyhnanství.",
     "Každý má právo na vzdělání, které nechť je bezplatné, alespoň v počátečních a základních stupních.",
 )
+TURKISH = (
+    "Bütün insanlar hür, haysiyet ve haklar bakımından eşit doğarlar.",
+    "Akıl ve vicdana sahiptirler ve birbirlerine karşı kardeşlik zihniyeti ile hareket etmelidirler.",
+    "Yaşamak, hürriyet ve kişi emniyeti her ferdin hakkıdır.",
+    "Hiç kimse kölelik veya kulluk altında bulundurulamaz; köle ticareti her türlü şekliyle yasaktır.",
+    "Kanun önünde herkes eşittir ve farksız olarak kanunun eşit korumasından istifade hakkını haizdir.",
+    "Hiç kimse keyfi olarak tutuklanamaz, alıkonulamaz veya sürülemez.",
+    "Her ferdin bir uyrukluk hakkı vardır.",
+    "Her şahsın öğrenim hakkı vardır.",
+    "Her şahsın dinlenmeye, eğlenmeye, bilhassa çalışma müddetinin makul surette sınırlandırılmasına hakkı vardır.",
+    "Her şahsın, şahsiyetinin serbest ve tam gelişmesi ancak bir topluluk içinde mümkündür.",
+)
+HEBREW = (
+    "כל בני האדם נולדו בני חורין ושווים בערכם ובזכויותיהם.",
+    "כולם חוננו בתבונה ובמצפון, לפיכך חובה עליהם לנהוג איש ברעהו ברוח של אחווה.",
+    "כל אדם יש לו הזכות לחיים, לחרות ולבטחון אישי.",
+    "לא יהיה אדם עבד או משועבד; עבדות וסחר עבדים ייאסרו לכל צורותיהם.",
+    "הכל שווים לפני החוק וזכאים ללא הפליה להגנה שווה של החוק.",
+    "לא ייאסר אדם, לא ייעצר ולא יוגלה באופן שרירותי.",
+    "כל אדם זכאי לאזרחות.",
+    "כל אדם זכאי לחינוך.",
+    "כל אדם זכאי למנוחה ולפנאי, לרבות הגבלה סבירה של שעות העבודה וחופשה תקופתית בשכר.",
+    "כל אדם יש לו חובות כלפי הכלל.",
+)
 SENTENCES = {
     "koi8-r": RUSSIAN,
     "cp1251": RUSSIAN,
@@ -100,6 +124,9 @@ SENTENCES = {
     "big5": TRADITIONAL_CHINESE,
     "cp1252": FRENCH + GERMAN,
     "cp1250": POLISH + CZECH,
+    "iso8859-2": POLISH + CZECH,
+    "cp1254": TURKISH,
+    "cp1255": HEBREW,
 }
 
 
