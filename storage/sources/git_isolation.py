@@ -233,11 +233,11 @@ def run(
     """Run git in ``folder`` with commit ``head`` checked out and ``stdin`` as its input, and return its output, or
     return None if it fails or times out.
     """
-    return finish(start(repository, folder, *arguments, head=head, has_input=stdin is not None), stdin)
+    return finish(start(repository, folder, *arguments, head=head, stdin=stdin))
 
 
 def start(
-    repository: Repository, folder: str, *arguments: str, head: str = "", has_input: bool = False
+    repository: Repository, folder: str, *arguments: str, head: str = "", stdin: bytes | None = None
 ) -> Running | None:
     """Like ``run``, but without waiting; pass the result to ``finish``.
 
@@ -259,7 +259,11 @@ def start(
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_ATTR_NOSYSTEM": "1",
         }
-        process = _start(folder, arguments, environment, stdin=subprocess.PIPE if has_input else subprocess.DEVNULL)
+        # A file, because ``communicate`` does not continue to write to a pipe after a timeout.
+        with open(os.path.join(git_dir, "input"), "w+b") as file:
+            file.write(stdin or b"")
+            file.seek(0)
+            process = _start(folder, arguments, environment, stdin=file.fileno())
     except OSError as error:
         log.debug("cannot isolate git: %s", error)
         process = None
@@ -269,12 +273,12 @@ def start(
     return Running(process, git_dir)
 
 
-def finish(running: Running | None, stdin: bytes | None = None) -> bytes | None:
+def finish(running: Running | None) -> bytes | None:
     """Wait for a command started by ``start``, and return its output, or return None if it failed or took too long."""
     if running is None:
         return None
     try:
-        return _output(running.process, stdin)
+        return _output(running.process)
     finally:
         shutil.rmtree(running.git_dir, ignore_errors=True)
 
@@ -349,9 +353,7 @@ def spawn(
     )
 
 
-def _output(
-    process: subprocess.Popen[bytes] | None, stdin: bytes | None = None, *, waits_for_host: bool = False
-) -> bytes | None:
+def _output(process: subprocess.Popen[bytes] | None, *, waits_for_host: bool = False) -> bytes | None:
     """Return git's output, or None if it fails, takes too long, or sleeps without waiting for a host."""
     if process is None:
         return None
@@ -360,10 +362,9 @@ def _output(
     since = started
     while True:
         try:
-            output, _ = process.communicate(stdin, timeout=_CHECK_SECONDS)
+            output, _ = process.communicate(timeout=_CHECK_SECONDS)
             break
         except subprocess.TimeoutExpired:
-            stdin = None  # the process has it, and refuses it a second time
             now, last = time.monotonic(), switches
             switches = _context_switches(process.pid)
             since = since if switches is not None and switches == last else now
