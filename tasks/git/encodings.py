@@ -8,8 +8,9 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import IntEnum
+from functools import lru_cache
 
 from driftline.storage.sources.access import SafeFolder, read_regular
 from driftline.storage.sources.git_isolation import run
@@ -31,11 +32,13 @@ class _Named(IntEnum):
     UNREADABLE = 2  # a pipe, on which git would block, or a link, which it does not follow
 
 
-def declared_encodings(root: str, paths: Iterable[str], attributed: Collection[str] | None = None) -> Mapping[str, str]:
+def declared_encodings(
+    root: str, paths: Iterable[str], attributed: Collection[str] | None = None
+) -> Mapping[str, str] | None:
     """Return the Python codec of each of ``paths``, files of the folder ``root``, for which git declares an encoding.
 
     ``attributed`` contains the folders ("" or with a trailing slash) of ``root`` that have a ``.gitattributes``, if
-    known. Starts git only if such a file above one of the paths names the attribute.
+    known. Starts git only if such a file above one of the paths names the attribute. Returns None if git fails.
     """
     by_repository: dict[str, list[str]] = {}
     known: dict[str, tuple[str, _Named]] = {}
@@ -68,7 +71,13 @@ def declared_encodings(root: str, paths: Iterable[str], attributed: Collection[s
             top, named = look(_parent(path))
             if named is _Named.YES:
                 by_repository.setdefault(top, []).append(path)
-        return {path: codec for top, held in by_repository.items() for path, codec in _ask(tree, top, held)}
+        answers = [_ask(tree, top, held) for top, held in by_repository.items()]
+    found: dict[str, str] = {}
+    for answer in answers:
+        if answer is None:
+            return None
+        found |= answer
+    return found
 
 
 def as_utf8(data: bytes, codec: str | None) -> bytes:
@@ -89,25 +98,30 @@ def as_utf8(data: bytes, codec: str | None) -> bytes:
         return data
 
 
-def _ask(tree: SafeFolder, top: str, paths: list[str]) -> Iterator[tuple[str, str]]:
-    """Ask git for the encodings of files in the repository whose top is the folder ``top`` of a source."""
+def _ask(tree: SafeFolder, top: str, paths: list[str]) -> dict[str, str] | None:
+    """Ask git for the encodings of files in the repository whose top is the folder ``top`` of a source.
+
+    Returns None if git fails, but no encodings if it must not read the repository.
+    """
     work_tree = find_work_tree(tree.root)
     repository = work_tree.repository if work_tree is not None else None
     if top:
         nested, outer = find_nested(tree, top), [repository.common_dir] if repository is not None else []
         repository = opened(tree.root, nested, outer) if nested is not None else None
     if repository is None:
-        return
+        return {}
     names = b"".join(os.fsencode(path.removeprefix(top)) + b"\0" for path in paths)
     answer = run(repository, os.path.join(tree.root, top), "check-attr", "--stdin", "-z", _ATTRIBUTE, stdin=names)
-    for path, value in zip(paths, (answer or b"").split(b"\0")[2::3], strict=False):
-        codec = _codec(value.decode("ascii", "replace"))
-        if codec is not None:
-            yield path, codec
+    if answer is None:
+        return None
+    codecs_of = ((path, _codec(value)) for path, value in zip(paths, answer.split(b"\0")[2::3], strict=False))
+    return {path: codec for path, codec in codecs_of if codec is not None}
 
 
-def _codec(name: str) -> str | None:
+@lru_cache(64)
+def _codec(value: bytes) -> str | None:
     """Return the Python codec for an encoding as git spells it, or None if it is unknown."""
+    name = value.decode("ascii", "replace")
     with contextlib.suppress(LookupError, ValueError):
         wide = codecs.lookup(name.upper().removesuffix("-BOM")).name
         if wide.startswith(_WIDE):

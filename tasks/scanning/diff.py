@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from driftline.storage.documents import DocumentState
 from driftline.tasks.extraction.archives import OF_MEMBERS
-from driftline.tasks.extraction.extractor import ReadSettings, outdated
+from driftline.tasks.extraction.extractor import ReadSettings, outdated, split_encoding
 
 LISTING_SCHEMA = pa.schema(
     [
@@ -142,6 +142,13 @@ def diff(
         skipped=old.select(SKIPPED_SCHEMA.names).filter(pa.array(skipped)).cast(SKIPPED_SCHEMA),
         unchanged=int(np.count_nonzero(~candidate & ~retouched & ~skipped)),
     )
+
+
+def recorded_encodings(manifest: pa.Table) -> dict[str, str]:
+    """Return the encodings that git declared for the files of ``manifest`` when they were read."""
+    rows = zip(manifest["path"].to_pylist(), manifest["extractor"].to_pylist(), strict=True)
+    found = ((path, split_encoding(mark or "")[1]) for path, mark in rows)
+    return {path: codec for path, codec in found if codec is not None}
 
 
 def is_inside(manifest: pa.Table) -> pa.ChunkedArray:

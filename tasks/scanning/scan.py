@@ -48,7 +48,16 @@ from driftline.tasks.extraction.extractor import NAMED_LIKE_DOCUMENT, ReadSettin
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.git.encodings import declared_encodings
 from driftline.tasks.git.work_tree import TrackedFiles, clean_blobs, find_work_tree
-from driftline.tasks.scanning.diff import LISTING_SCHEMA, SKIPPED_SCHEMA, Diff, classify, diff, is_inside, joined
+from driftline.tasks.scanning.diff import (
+    LISTING_SCHEMA,
+    SKIPPED_SCHEMA,
+    Diff,
+    classify,
+    diff,
+    is_inside,
+    joined,
+    recorded_encodings,
+)
 from driftline.tasks.scanning.overlap import Claim, SourcesByFolder, claimed
 from driftline.tasks.scanning.path_patterns import (
     NEVER_ENTERED,
@@ -233,7 +242,7 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
     of_members = is_inside(manifest)
     inside, files = manifest.filter(of_members), manifest.filter(pc.invert(of_members))
     how, full = spec.how, spec.full
-    encodings = listing.encodings
+    encodings = listing.encodings if listing.encodings is not None else recorded_encodings(files)
     result = diff(table, files, spec.fingerprint, now_ns=now_ns, full=full, how=how, encodings=encodings)
     opened: dict[str, OpenedArchive] = {}
     listed = len(table)

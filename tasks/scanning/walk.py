@@ -79,7 +79,7 @@ class Listing:
 
     ``unsure`` contains ignored files and folders that git may or may not track, because its listing failed.
     ``attributed`` contains the folders that have a ``.gitattributes``, also above the listed subtrees, and
-    ``encodings`` what such files declare: the Python codecs of listed files.
+    ``encodings`` what such files declare: the Python codecs of listed files, or None if git fails.
     """
 
     paths: list[str] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Listing:
     unread: list[str] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
     attributed: set[str] = field(default_factory=set)
-    encodings: Mapping[str, str] = field(default_factory=dict)
+    encodings: Mapping[str, str] | None = field(default_factory=dict)
 
     def skip(self, reason: SkipReason, *paths: str) -> None:
         self.skipped_paths.extend(paths)

@@ -108,7 +108,7 @@ def _as_declared(path: str, data: bytes) -> bytes:
     if path == STDIN or (b"\0" not in data and is_utf8(data)):
         return data
     folder, name = os.path.split(os.path.realpath(path))
-    return as_utf8(data, declared_encodings(folder, [name]).get(name))
+    return as_utf8(data, (declared_encodings(folder, [name]) or {}).get(name))
 
 
 def _redacted(texts: Sequence[NamedText], mode: Redaction) -> Iterator[NamedText]:

@@ -173,3 +173,29 @@ def test_changed_attributes_reread_the_unchanged_files_they_concern(tmp_path: Pa
     (nested / ".gitattributes").unlink()
     assert seen((top / "source/sub", "b.txt working-tree-encoding=cp1251\n")) == (set(), 2)
     assert seen((top / "source/sub", "b.txt working-tree-encoding=cp1251\n#\n")) == (set(), 0)
+
+
+def test_if_git_does_not_answer_files_keep_their_encoding(
+    tmp_path: Path, driftline: Driftline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"a.txt": "Işık\n".encode("cp1254")}
+    tree = work_tree(tmp_path / "tree", files, {".gitattributes": "*.txt working-tree-encoding=cp1254\n"})
+    run = "index", tree, "--workspace", tmp_path / "w", "--json"
+    assert driftline(*run).json["sources"][0]["new"] == 2
+    monkeypatch.setattr("driftline.tasks.git.encodings.run", lambda *_, **__: None)
+    assert declared_encodings(str(tree), ["a.txt"]) is None
+    (tree / "a.txt").write_bytes("Işık gümüş\n".encode("cp1254"))
+    assert driftline(*run).json["sources"][0]["changed"] == 1
+    assert read_excerpt(Workspace.open(str(tmp_path / "w")), "a.txt", 1, n_lines=0).lines == ("Işık gümüş",)
+
+
+def test_git_reads_an_input_that_is_larger_than_a_pipe_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = work_tree(tmp_path / "tree", {}, {".gitattributes": "* working-tree-encoding=cp1254\n"})
+    slow = tmp_path / "bin/git"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\nsleep 0.2\nexec {shutil.which("git")} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(git_isolation, "_CHECK_SECONDS", 0.01)
+    names = [f"{'x' * 100}{number}.txt" for number in range(2_000)]
+    assert declared_encodings(str(tree), names) == dict.fromkeys(names, "cp1254")
