@@ -332,6 +332,11 @@ _MAIL = re.compile(rb"\A(?:[A-Za-z][A-Za-z0-9-]{0,60}:[^\n]*\n(?:[ \t][^\n]*\n)*
 backtracking.
 """
 _OF_MAIL = re.compile(rb"^(?:message-id|received|mime-version|from):", re.IGNORECASE | re.MULTILINE)
+_OF_NAMED_MAIL = re.compile(
+    rb"^(?:content-type|date|from|message-id|mime-version|received|subject|to):", re.IGNORECASE | re.MULTILINE
+)
+_ENVELOPE = re.compile(rb"From [^\n]*\n")
+_CALENDAR = re.compile(rb"\s*BEGIN:V(?:CALENDAR|CARD)\s", re.IGNORECASE)
 _MAILBOX = re.compile(rb"\AFrom [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n[A-Za-z][A-Za-z0-9-]{0,60}:")
 _SUBTITLES = re.compile(
     rb"\A(?:\xef\xbb\xbf)?(?:\s*\d+[ \t]*(?:\r\n|\r|\n)\d{1,3}:\d\d:\d\d[.,]\d{1,3}[ \t]*-->|WEBVTT[ \t\r\n])"
@@ -355,8 +360,14 @@ def _is_mail(data: bytes, suffix: str) -> bool:
     if not is_named and suffix and _MAILDIR_FLAGS not in suffix:
         return False
     head = data[:_MAIL_HEAD_BYTES].removeprefix(codecs.BOM_UTF8)
-    found = _MAIL.match(head.partition(b"\n")[2] if suffix == "emlx" else head)
-    return found is not None and len(set(map(bytes.lower, _OF_MAIL.findall(found[0])))) >= (2 if is_named else 3)
+    if suffix == "emlx" or (is_named and _ENVELOPE.match(head)):
+        head = head.partition(b"\n")[2]
+    found, names = _MAIL.match(head), _OF_NAMED_MAIL if is_named else _OF_MAIL
+    return found is not None and len(set(map(bytes.lower, names.findall(found[0])))) >= (2 if is_named else 3)
+
+
+def _is_calendar(data: bytes, suffix: str) -> bool:
+    return suffix in ("", "ics", "vcf") and _CALENDAR.match(_head(data)) is not None
 
 
 _MAN_TITLE = re.compile(rb"^\.(?:TH|Dd)[ \t]", re.MULTILINE)
@@ -377,7 +388,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("xlsx", 6, ("xlsx", "xlsm"), _holds(rb"xl/workbook\d*\.xml", "xlsx", "xlsm"), "office", "xlsx"),
     Extractor(
         "opendocument",
-        6,
+        7,
         _ODF_SUFFIXES,
         _says(b"vnd.oasis.opendocument.", rb"content\.xml", *_ODF_SUFFIXES),
         "office",
@@ -386,16 +397,17 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor(
         "epub", 7, ("epub",), _says(b"epub+zip", rb"META-INF/container\.xml", "epub"), "office", "epub", needs="lxml"
     ),
-    Extractor("rtf", 5, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
-    Extractor("mail", 5, ("eml", "emlx"), _is_mail, "text_formats", "mail"),
+    Extractor("rtf", 6, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
+    Extractor("mail", 6, ("eml", "emlx"), _is_mail, "text_formats", "mail"),
     Extractor(
         "mailbox",
-        5,
+        6,
         ("mbox",),
         lambda data, suffix: suffix in ("mbox", "") and _MAILBOX.match(data[:_SNIFFED_BYTES]) is not None,
         "text_formats",
         "mailbox",
     ),
+    Extractor("calendar", 1, ("ics", "vcf"), _is_calendar, "text_formats", "calendar", isolated=False),
     Extractor(
         "subtitles",
         3,

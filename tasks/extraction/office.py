@@ -10,7 +10,7 @@ import posixpath
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -556,18 +556,21 @@ def _value_of(attributes: Attributes) -> str:
 class _OpenDocument(_Handler):
     """Adds a line for each paragraph and for each table row.
 
-    Paragraphs and tables inside a paragraph, such as notes, comments and text boxes, come after it.
+    Paragraphs and tables inside a paragraph, such as notes, comments and text boxes, come after it; so do charts. A
+    formula stands in its paragraph. ``embedded`` reads the object at a relative path.
     """
 
-    def __init__(self, draft: Draft, is_sheet: bool) -> None:
+    def __init__(self, draft: Draft, is_sheet: bool, embedded: Callable[[str], _Object | None]) -> None:
         super().__init__()
-        self._draft, self._is_sheet = draft, is_sheet
+        self._draft, self._is_sheet, self._embedded = draft, is_sheet, embedded
         self._texts: list[list[str]] = []
         self._prefixes: list[str] = []
         self._notes: list[str] = []
+        self._charts: list[str] = []
         self._rows: list[_Row] = []
         self._table, self._number, self._slide, self._ignored = "", 0, 0, 0
         self._value = self._date = ""
+        self._is_alone = False
 
     def start(self, tag: str, attributes: Attributes) -> None:
         match tag:
@@ -579,6 +582,10 @@ class _OpenDocument(_Handler):
                 self._texts.append([])
             case "s" | "tab" | "line-break":
                 self.data("\t" if tag == "tab" else " ")
+            case "title" | "desc":  # of a picture, or a field of the text
+                self._describe()
+            case "object":
+                self._embed(self._embedded(attributes.get("href", "")))
             case "table":
                 self._table, self._number = attributes.get("name", ""), 0
             case "table-row":
@@ -605,6 +612,8 @@ class _OpenDocument(_Handler):
                 self._texts.pop()
                 if not self._texts:  # a cell's text
                     self._add_notes()
+            case "title" | "desc":
+                self._end_description()
             case "table-cell":
                 self._end_cell()
             case "table-row":
@@ -625,6 +634,33 @@ class _OpenDocument(_Handler):
         self._add(text, prefix)
         if not self._texts:
             self._add_notes()
+
+    def _describe(self) -> None:
+        self._is_alone = not self._texts
+        if self._is_alone:
+            self._texts.append([])
+        self.data(" ")
+
+    def _end_description(self) -> None:
+        if self._is_alone:
+            self._add(" ".join("".join(self._texts.pop()).split()))
+            self._add_notes()
+        self._is_alone = False
+        self.data(" ")
+
+    def _embed(self, found: _Object | None) -> None:
+        if found is None or self._ignored:
+            return
+        if self._texts:
+            self.data(f" {found.formula} ")
+            self._notes += found.lines
+        elif self._rows:
+            self._charts += [found.formula, *found.lines]
+        else:
+            if self._is_sheet:
+                self._draft.at(f"{self._table}!A1")
+            for line in filter(None, (found.formula, *found.lines)):
+                self._draft.add(line)
 
     def _add_notes(self) -> None:
         notes, self._notes = self._notes, []
@@ -658,14 +694,51 @@ class _OpenDocument(_Handler):
             if self._is_sheet:
                 self._draft.at(f"{self._table}!{_letters(filled[0][0])}{self._number}")
             self._draft.add(line)
+        if not self._rows:
+            for chart in filter(None, self._charts):
+                self._draft.add(chart)
+            self._charts.clear()
         self._number += row.repeated - 1
 
 
-class _SheetObject(_OpenDocument):
-    """An object of a sheet, whose rows repeat the sheet's."""
+class _Object(_OpenDocument):
+    """An object in a document: a formula as it was typed, or a chart. A chart's rows repeat those of a ``sheet``."""
+
+    def __init__(self, of_sheet: bool) -> None:
+        self._own = Draft()
+        super().__init__(self._own, is_sheet=False, embedded=lambda _: None)
+        self._of_sheet = of_sheet
+        self._symbols: list[str] | None = None
+
+    @property
+    def formula(self) -> str:
+        return " ".join(" ".join(self._symbols or ()).split())
+
+    @property
+    def lines(self) -> list[str]:
+        return self._own.lines
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        if tag in ("math", "annotation") and (tag == "math" or self._symbols is not None):
+            self._symbols = []
+        elif self._symbols is None:
+            super().start(tag, attributes)
+
+    def end(self, tag: str) -> None:
+        if self._symbols is None:
+            super().end(tag)
+
+    def data(self, text: str) -> None:
+        if self._symbols is None:
+            super().data(text)
+        else:
+            self._symbols.append(text)
 
     def _end_row(self) -> None:
-        self._rows.pop()
+        if self._of_sheet:
+            self._rows.pop()
+        else:
+            super()._end_row()
 
 
 def _letters(column: int) -> str:
@@ -692,22 +765,24 @@ class _Manifest(_Handler):
 
 
 def opendocument(data: bytes) -> Extracted:
-    """Return the paragraphs, table rows, sheets or slides of odt, ods or odp, and then the texts of charts."""
+    """Return the paragraphs, table rows, sheets or slides of odt, ods or odp, with formulas and the texts of charts."""
     draft = Draft()
     with _open_archive(data) as archive:
         kind = next(archive.chunks("mimetype"), b"") if "mimetype" in archive.names else b""
         if "META-INF/manifest.xml" in archive.names:
             archive.parse("META-INF/manifest.xml", _Manifest())
-        archive.parse("content.xml", _OpenDocument(draft, is_sheet=b"spreadsheet" in kind))
-        for name in sorted(archive.names):
-            if _OF_OBJECT.fullmatch(name):
-                draft.at("objects")
-                archive.parse(name, (_SheetObject if b"spreadsheet" in kind else _OpenDocument)(draft, is_sheet=False))
+        is_sheet = b"spreadsheet" in kind
+
+        def embedded(path: str) -> _Object | None:
+            name = posixpath.normpath(f"{unquote(path)}/content.xml")
+            if name == "content.xml" or name not in archive.names:
+                return None
+            found = _Object(is_sheet)
+            archive.parse(name, found)
+            return found
+
+        archive.parse("content.xml", _OpenDocument(draft, is_sheet, embedded))
     return draft.done()
-
-
-_OF_OBJECT = re.compile(r"Object \d{1,4}/content\.xml")
-"""The content of an embedded chart or formula."""
 
 
 # -- EPUB ----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import email.policy
 import html
 import json
 import mimetypes
+import quopri
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -128,6 +129,10 @@ _BEGINS_MESSAGE = re.compile(rb"(?:\A|(?<=\n\n)|(?<=\r\n\r\n))From [^\s]+ [^\r\n
 _LENGTH = re.compile(rb"(\d{1,9})[ \t]*\r?\n")
 """The first line of Apple Mail's files; properties of the mail follow its last byte."""
 _WITHOUT_TEXT_TYPES = frozenset(("text/css", "text/javascript"))
+_CALENDAR_TYPES = frozenset(("text/calendar", "text/directory", "text/vcard", "text/x-vcard"))
+"""Appointments and contacts."""
+_ENVELOPE = re.compile(rb"From [^\n]*\n")
+"""The line before a message in a mailbox, which some programs keep when they save one."""
 _TYPES = mimetypes.MimeTypes(filenames=())
 """Python's own table: a machine's tables would change the names of attachments."""
 _RAW_BYTES = re.compile("[\udc80-\udcff]")
@@ -164,6 +169,8 @@ def _message(data: bytes) -> EmailMessage:
     data = data.removeprefix(codecs.BOM_UTF8)
     if length := _LENGTH.match(data):
         data = data[length.end() : length.end() + int(length[1])]
+    elif envelope := _ENVELOPE.match(data):
+        data = data[envelope.end() :]
     return BytesParser(policy=email.policy.default).parsebytes(data)
 
 
@@ -194,6 +201,7 @@ def _texts(part: MIMEPart, body: object) -> Iterator[MIMEPart]:
         shown = part.get_body(("plain", "html"))
         if shown is not None:
             yield shown
+        yield from (each for each in part.iter_parts() if each.get_content_type() in _CALENDAR_TYPES)
     elif part.get_filename():
         return  # an attachment
     elif part.is_multipart():
@@ -266,7 +274,9 @@ def _header(message: EmailMessage, name: str) -> str:
 def _add_body(draft: Draft, body: EmailMessage) -> None:
     content = cast(bytes, body.get_payload(decode=True) or b"")
     text = _decoded(content, body.get_content_charset("utf-8"))
-    if body.get_content_subtype() != "html":
+    if body.get_content_type() in _CALENDAR_TYPES:
+        _add_entries(draft, text)
+    elif body.get_content_subtype() != "html":
         draft.add(_QUOTED_FROM.sub(r"\1", text.rstrip()))
     elif find_spec("lxml") is not None:
         from driftline.tasks.extraction.html_pdf import add_html
@@ -286,6 +296,57 @@ def _decoded(content: bytes, charset: str) -> str:
         return content.decode(encoding, "replace")
     except LookupError:
         return content.decode("utf-8", "replace")
+
+
+# -- calendars and contacts ----------------------------------------------------------------------
+
+_ENTRY_NAMES = (
+    "ADR|ATTENDEE|BDAY|CATEGORIES|COMMENT|DESCRIPTION|DTEND|DTSTART|DUE|EMAIL|FN|LOCATION|NICKNAME|NOTE|ORG|ORGANIZER|ROLE"
+    "|SUMMARY|TEL|TITLE|URL"
+)
+_ENTRY_LINE = re.compile(
+    rf"(?:[A-Za-z0-9-]+\.)?({_ENTRY_NAMES})((?:;[^\s:;=]+(?:=(?:\"[^\"\n]*\"|[^\";:\n])*)?)*):(.*)", re.IGNORECASE
+)
+"""A property that people search for: its name, parameters and value."""
+_COMMON_NAME = re.compile(r";CN=(\"[^\"]*\"|[^;:]*)", re.IGNORECASE)
+_FOLD = re.compile(r"\n[ \t]")
+_QUOTED_PRINTABLE = ";ENCODING=QUOTED-PRINTABLE"
+_BEGIN_ENTRY = re.compile(r"BEGIN:V(?:EVENT|TODO|JOURNAL|CARD)$", re.IGNORECASE)
+_ESCAPED = re.compile(r"\\([\\;,nN])")
+
+
+def calendar(data: bytes) -> Extracted:
+    """Return the appointments of a calendar or the contacts of an address book.
+
+    The anchor is the number of the entry.
+    """
+    text, reason = decode(data)
+    if reason is not None:
+        raise Refused(reason)
+    draft = Draft()
+    _add_entries(draft, text, anchored=True)
+    return draft.done()
+
+
+def _add_entries(draft: Draft, text: str, *, anchored: bool = False) -> None:
+    entries = 0
+    text = text.replace("\r\n", "\n")
+    if _QUOTED_PRINTABLE in text.upper():
+        text = text.replace("=\n", "")
+    for line in _FOLD.sub("", text).split("\n"):
+        if anchored and _BEGIN_ENTRY.match(line):
+            entries += 1
+            draft.at(f"entry {entries}")
+        if found := _ENTRY_LINE.match(line):
+            name, parameters, value = found.groups()
+            if _QUOTED_PRINTABLE in parameters.upper():
+                value = _decoded(quopri.decodestring(value), "utf-8")
+            if called := _COMMON_NAME.search(parameters):
+                value = called[1].strip('"') + " " + value
+            value = _ESCAPED.sub(lambda each: each[1] if each[1] in "\\;," else "\n", value)
+            value = value.replace(";", " ") if name.upper() in ("ADR", "ORG") else value
+            if value := "\n".join(" ".join(each.split()) for each in value.split("\n")).strip():
+                draft.add(f"{name.capitalize()}: {value}")
 
 
 # -- subtitles -----------------------------------------------------------------------------------
@@ -326,16 +387,19 @@ _RTF_TOKEN = re.compile(
 _NO_TEXT = frozenset(
     (b"fonttbl", b"colortbl", b"stylesheet", b"info", b"pict", b"object", b"datastore", b"themedata", b"filetbl",
      b"listtable", b"listoverridetable", b"rsidtbl", b"generator", b"header", b"footer", b"headerl", b"headerr",
-     b"footerl", b"footerr", b"fldinst", b"xmlnstbl", b"latentstyles", b"sp")
+     b"footerl", b"footerr", b"fldinst", b"xmlnstbl", b"latentstyles", b"nonesttables", b"sp")
 )  # fmt: skip
 """Groups with formatting, such as a shape's properties (``sp``), or with text that repeats on each page."""
-_OPTIONAL_TEXT = re.compile(rb"\\(?:annotation|shpinst)\b")
-"""Groups that older readers skip, and that have text: comments and shapes."""
+_OPTIONAL_TEXT = re.compile(rb"\\(?:annotation|nesttableprops|shpinst)\b")
+"""Groups that older readers skip, and that have text: comments, rows of tables in cells, and shapes."""
+_NOTES = frozenset((b"annotation", b"footnote", b"shptxt"))
+"""Groups inside a paragraph whose text comes after it."""
+_BINARY = re.compile(rb"\\bin(\d{1,10}) ?")
 _RTF_ENCODINGS = {b"mac": "mac_roman", b"pc": "cp437", b"pca": "cp850"}
 _RTF_SIGNS = {
     b"par": "\n", b"line": "\n", b"sect": "\n", b"page": "\n", b"row": "\n", b"tab": "\t", b"cell": "\t",
     b"emdash": "—", b"endash": "–", b"lquote": "‘", b"rquote": "’", b"ldblquote": "“",
-    b"rdblquote": "”", b"bullet": "•", b"shptxt": "\n",
+    b"rdblquote": "”", b"bullet": "•", b"nestcell": "\t", b"nestrow": "\n",
 }  # fmt: skip
 _RTF_ESCAPED = {b"~": "\xa0", b"_": "-", b"\n": "\n", b"\r": "\n", b"\\": "\\", b"{": "{", b"}": "}"}
 _MAX_GROUPS = 1_000
@@ -356,28 +420,38 @@ def rtf(data: bytes) -> Extracted:
     return draft.done()
 
 
+def _without_binary(data: bytes) -> bytes:
+    """Remove pictures that are stored as bytes, which may look like control words."""
+    kept, end = [], 0
+    while found := _BINARY.search(data, end):
+        kept.append(data[end : found.start()])
+        end = found.end() + int(found[1])
+    return b"".join([*kept, data[end:]])
+
+
 def _rtf_text(data: bytes) -> str:
-    out: list[str] = []
+    text: list[str] = []
+    out, notes = text, list[str]()
     pending = bytearray()
     encoding, fallback, skip_fallback, ignored = "cp1252", 1, 0, False
     font = default_font = b""
     encodings: dict[bytes, str] = {}
-    groups: list[tuple[bool, int, bytes]] = []
+    groups: list[tuple[bool, int, bytes, list[str]]] = []
 
     def flush() -> None:
         if pending:
             out.append(pending.decode(encodings.get(font or default_font, encoding), "replace"))
             pending.clear()
 
-    for match in _RTF_TOKEN.finditer(data):
+    for match in _RTF_TOKEN.finditer(data := _without_binary(data)):
         word, number, code, escaped, brace, plain = match.groups()
         if brace == b"{":
             if len(groups) == _MAX_GROUPS:
                 raise Refused(SkipReason.BOMB)
-            groups.append((ignored, fallback, font))
+            groups.append((ignored, fallback, font, out))
         elif brace == b"}":
             flush()
-            ignored, fallback, font = groups.pop() if groups else (ignored, fallback, font)
+            ignored, fallback, font, out = groups.pop() if groups else (ignored, fallback, font, out)
             skip_fallback = 0
         elif word in _NO_TEXT or (escaped == b"*" and data[match.start() - 1 : match.start()] == b"{"):
             ignored = not (escaped and _OPTIONAL_TEXT.match(data, match.end())) or ignored
@@ -394,6 +468,10 @@ def _rtf_text(data: bytes) -> str:
             fallback = max(0, min(int(number), 10))
         elif ignored:
             continue
+        elif word in _NOTES:
+            flush()
+            notes.append("\n")
+            out = notes
         elif word == b"u" and number:
             flush()
             out.append(chr(int(number) % 65_536))
@@ -406,12 +484,15 @@ def _rtf_text(data: bytes) -> str:
         elif word in _RTF_SIGNS or escaped in _RTF_ESCAPED:
             flush()
             out.append(_RTF_SIGNS.get(word) or _RTF_ESCAPED.get(escaped, ""))
+            if notes and out is text and out[-1] == "\n":
+                out += [*notes, "\n"]
+                notes.clear()
         elif plain:
             kept = plain[skip_fallback:]
             skip_fallback = max(0, skip_fallback - len(plain))
             pending += kept
     flush()
-    return "".join(out).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return "".join([*text, *notes]).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _codepage(number: bytes) -> str:

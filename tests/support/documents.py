@@ -21,8 +21,11 @@ _S = (
 _RELS = 'xmlns="http://schemas.openxmlformats.org/package/2006/relationships"'
 _ODF = " ".join(
     f'xmlns:{each}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
-    for each, name in (("office", "office"), ("text", "text"), ("table", "table"), ("draw", "drawing"))
-)
+    for each, name in {
+        "office": "office", "text": "text", "table": "table", "draw": "drawing", "chart": "chart", "svg": "svg-compatible",
+        "xlink": "xlink",
+    }.items()
+)  # fmt: skip
 
 
 def archive(parts: Mapping[str, str | bytes]) -> bytes:
@@ -277,6 +280,12 @@ or
 Deep.
 .El
 """
+CALENDAR = (
+    b"BEGIN:VCALENDAR\r\nVERSION:2.0\r\nPRODID:-//x\r\nBEGIN:VEVENT\r\nUID:1@x\r\nDTSTART;TZID=Europe/Rome:20260302T100000\r\n"
+    b'SUMMARY:Count the gree\r\n be nests\r\nATTENDEE;CN="Ann Lee";RSVP=TRUE:mailto:ann@example.org\r\n'
+    b"DESCRIPTION:Bring boots\\, please.\\nNo dogs.\r\nEND:VEVENT\r\nBEGIN:VTODO\r\nSUMMARY:Paint\r\nEND:VTODO\r\n"
+    b"END:VCALENDAR\r\n"
+)
 
 DOCUMENTS: dict[str, bytes] = {
     "a.1.gz": gzip.compress(MAN, mtime=0),
@@ -290,6 +299,7 @@ DOCUMENTS: dict[str, bytes] = {
     "a.epub": epub(one='<h1 id="start">A kite</h1>', two="<p>A buzzard</p>"),
     "a.eml": MAIL,
     "a.mbox": MAILBOX,
+    "a.ics": CALENDAR,
     "a.rtf": RTF,
     "a.srt": SRT,
     "a.vtt": VTT,
@@ -322,5 +332,6 @@ HERONS: dict[str, bytes] = {
         "".join(f"<draw:page><text:p>{each}</text:p></draw:page>" for each in ("Storks", "A heron nests in trees")),
     ),
     "talk.pptx": pptx("Storks", "Nests", notes={2: "Show the heron here."}),
+    "visit.ics": b"BEGIN:VCALENDAR\r\nBEGIN:VEVENT\r\nSUMMARY:Visit the heron\r\nEND:VEVENT\r\nEND:VCALENDAR\r\n",
 }
 """The guide's folder: each file has one line about herons."""

@@ -215,6 +215,12 @@ def test_a_pdf_has_the_notes_of_its_readers(subtype: str) -> None:
         (rb"{\*\annotation a heron}", ["one", "a heron"]), (rb"{\*\atnid Ann}", ["one"]),
         (rb"{\shp{\*\shpinst{\sp{\sn x}{\sv 1}}{\shptxt a heron}}}", ["one", "a heron"]),
         (rb"{\fonttbl{\*\annotation a heron}}", ["one"]),
+        (rb"sto{\*\annotation a heron}rk", ["one", "stork", "a heron"]),
+        (rb"stork{\footnote a heron\par wades} stands", ["one", "stork stands", "a heron", "wades"]),
+        (rb"stork{\shp{\*\shpinst{\shptxt a heron\par}}} stands", ["one", "stork stands", "a heron"]),
+        (rb"{\trowd a\nestcell b\nestcell{\*\nesttableprops\trowd\nestrow}{\nonesttables\par no}c\cell\row}",
+         ["one", "a\tb", "c"]),
+        (rb"{\pict\bin3 }}{}a\bin2 {{ heron", ["one", "a heron"]),
     ],
 )  # fmt: skip
 def test_rtf_has_comments_and_text_boxes(group: bytes, found: list[str]) -> None:
@@ -244,13 +250,68 @@ def test_a_cell_of_opendocument_has_its_value(cell: str, shown: str) -> None:
     assert anchored(read_document("a.ods", data)) == [("A!A1", [shown])]
 
 
-@pytest.mark.parametrize("kind", ["spreadsheet", "presentation", "text"])
-def test_a_chart_of_opendocument_has_its_title(kind: str) -> None:
+def with_object(kind: str, body: str, content: str, name: str = "Object 1") -> bytes:
+    embedded = '<draw:frame><draw:object xlink:href="./{}"/></draw:frame>'.format(name.replace(" ", "%20"))
+    return documents.archive(parts(opendocument(kind, body.replace("*", embedded))) | {f"{name}/content.xml": content})
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "found"),
+    [
+        ("text", "<text:p>a *b</text:p><text:p>c</text:p>", [("", ["a b", "Nests", "heron", "c"])]),
+        (
+            "presentation",
+            "<draw:page><text:p>a</text:p>*</draw:page><draw:page><text:p>b</text:p></draw:page>",
+            [("slide 1", ["a", "Nests", "heron"]), ("slide 2", ["b"])],
+        ),
+        (
+            "spreadsheet",
+            '<table:table table:name="S"><table:shapes>*</table:shapes><table:table-row><table:table-cell/>'
+            "<table:table-cell><text:p>b</text:p></table:table-cell></table:table-row></table:table>",
+            [("S!A1", ["Nests"]), ("S!B1", ["b"])],
+        ),
+        (
+            "spreadsheet",
+            '<table:table table:name="S"><table:table-row><table:table-cell><text:p>b</text:p>*</table:table-cell>'
+            "</table:table-row></table:table>",
+            [("S!A1", ["b", "Nests"])],
+        ),
+    ],
+    ids=["text", "slide", "sheet", "cell"],
+)
+@pytest.mark.parametrize("name", ["Object 1", "Chart_é"])
+def test_a_chart_of_opendocument_is_where_it_stands(
+    kind: str, body: str, found: list[tuple[str, list[str]]], name: str
+) -> None:
     row = "<table:table-row><table:table-cell><text:p>heron</text:p></table:table-cell></table:table-row>"
-    chart = parts(opendocument("chart", f"<text:p>Nests</text:p><table:table>{row}</table:table>"))["content.xml"]
-    whole = parts(opendocument(kind, "<text:p>a</text:p>"))
-    found = lines(read_document("a", documents.archive(whole | {"Object 1/content.xml": chart})))
-    assert found == ["a", "Nests", *([] if kind == "spreadsheet" else ["heron"])]
+    chart = f"<chart:title><text:p>Nests</text:p></chart:title><table:table>{row}</table:table>"
+    content = str(parts(opendocument("chart", chart))["content.xml"], "utf-8")
+    reading = read_document("a", with_object(kind, body, content, name))
+    assert anchored(reading) == found if found[0][0] else lines(reading) == found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("inside", "shown"),
+    [
+        ("<mi>E</mi><mo>=</mo><mi>m</mi>", "E = m"),
+        ("<semantics><mi>E</mi><annotation encoding='StarMath 5.0'>E = m c^2</annotation></semantics>", "E = m c^2"),
+    ],
+)
+def test_a_formula_of_opendocument_stands_in_its_paragraph(inside: str, shown: str) -> None:
+    formula = f"<math xmlns='http://www.w3.org/1998/Math/MathML'>{inside}</math>"
+    data = with_object("text", "<text:p>So*holds.</text:p>", formula, "Formula-0")
+    assert lines(read_document("a.odt", data)) == [f"So {shown} holds."]
+    cell = "<table:table-cell><text:p>*</text:p></table:table-cell>"
+    table_of = f"<table:table><table:table-row>{cell}</table:table-row></table:table>"
+    assert lines(read_document("a.odt", with_object("text", table_of, formula))) == [shown]
+
+
+def test_a_picture_of_opendocument_has_its_description() -> None:
+    picture = "<draw:frame><draw:image/><svg:title>Ponds</svg:title><svg:desc>A heron</svg:desc></draw:frame>"
+    inside = opendocument("text", f"<text:p>one{picture}two</text:p>")
+    assert lines(read_document("a.odt", inside)) == ["one Ponds A heron two"]
+    alone = opendocument("presentation", f"<draw:page>{picture}<text:p>one</text:p></draw:page>")
+    assert anchored(read_document("a.odp", alone)) == [("slide 1", ["Ponds", "A heron", "one"])]
 
 
 @pytest.mark.parametrize(("charset", "encoding"), [("iso-8859-1", "latin-1"), ("koi8-r", "koi8-r"), ("utf-8", "utf-8")])
@@ -744,7 +805,7 @@ UNNAMED = "Content-Type: application/pdf\nContent-Disposition: attachment\n\nno"
             message("related", PAGE.format("one"), PICTURE, "Content-Type: text/html\n\nframe"),
             ["one", "attachment: a.png"],
         ),
-        (message("mixed", "\none", "Content-Type: text/calendar\n\nSUMMARY:Count"), ["one", "SUMMARY:Count"]),
+        (message("mixed", "\none", "Content-Type: text/calendar\n\nSUMMARY:Count"), ["one", "Summary: Count"]),
         (message("mixed", "\none", UNNAMED), ["one", "attachment: attachment.pdf"]),
     ],
     ids=["pages", "text and page", "alternatives", "related", "invitation", "unnamed"],
@@ -771,11 +832,54 @@ def test_mail_is_read_in_the_encoding_that_it_is_in(charset: str, body: bytes, t
     ("path", "before"),
     [
         ("cur/1.host:2,S", b""), ("1.emlx", b"1000\n"), ("a.eml", b"\xef\xbb\xbf"),
+        ("a.eml", b"From ann@b.org Mon Mar  2 10:00:00 2026\r\n"), ("a.eml", b"From ann\n"),
         ("a.eml", b"DKIM-Signature: " + 9_000 * b"a" + b"\n"),
     ],
 )  # fmt: skip
 def test_mail_is_recognized_as_programs_store_it(path: str, before: bytes) -> None:
-    assert read_document(path, before + message("mixed", "\none")).mark == "mail/5"
+    reading = read_document(path, before + message("mixed", "\none"))
+    assert (reading.mark, "one" in lines(reading)) == ("mail/6", True)
+
+
+def test_saved_mail_may_lack_all_headers_of_servers() -> None:
+    head = "To: b@example.org\nSubject: s\n\none\n"
+    assert read_document("a.eml", head.encode()).mark == "mail/6"
+    assert read_document("a", head.encode()).mark == ""
+
+
+def test_a_calendar_has_what_people_search_for() -> None:
+    assert anchored(read_document("a.ics", documents.CALENDAR)) == [
+        (
+            "entry 1",
+            ["Dtstart: 20260302T100000", "Summary: Count the greebe nests", "Attendee: Ann Lee mailto:ann@example.org",
+             "Description: Bring boots, please.", "No dogs."],
+        ),
+        ("entry 2", ["Summary: Paint"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("ORG:Heron\\; Co;Ponds", ["Org: Heron Co Ponds"]),
+        ("item1.EMAIL;TYPE=work:a@b.org", ["Email: a@b.org"]),
+        ("NOTE;ENCODING=QUOTED-PRINTABLE:caf=C3=\r\n=A9", ["Note: café"]),
+        ("TEL;TYPE=WORK,VOICE:+39 1", ["Tel: +39 1"]),
+        ("PHOTO;ENCODING=b:AAAA", []),
+        ("note:a heron\r\n  nests", ["Note: a heron nests"]),
+    ],
+)
+def test_a_contact_has_what_people_search_for(line: str, found: list[str]) -> None:
+    data = f"BEGIN:VCARD\r\nFN:Ann\r\n{line}\r\nEND:VCARD\r\n".encode()
+    assert anchored(read_document("a.vcf", data)) == [("entry 1", ["Fn: Ann", *found])]
+
+
+def test_mail_has_the_appointment_that_it_is_about() -> None:
+    entry = f"Content-Type: text/calendar; method=REQUEST\n\n{documents.CALENDAR.decode()}"
+    for parts_of_mail in ((entry,), ("Content-Type: text/plain\n\nCome.", entry)):
+        found = lines(read_document("a.eml", message("alternative", *parts_of_mail)))
+        assert "Summary: Count the greebe nests" in found
+        assert not [line for line in found if line.startswith(("BEGIN", "UID"))]
 
 
 def test_a_sentence_that_begins_with_from_begins_nothing() -> None:
