@@ -228,10 +228,13 @@ class Extractor:
 
     def extract(self, data: bytes) -> Extracted:
         """Return the text of ``data``. Raises Refused."""
-        module = f"{__package__}.{self.module}"
         if self.isolated:
-            return Extracted.from_dict(extract_apart(f"{module}:{self.function}", data))
-        run: Callable[[bytes], Extracted] = getattr(import_module(module), self.function)
+            return Extracted.from_dict(extract_apart(f"{__package__}.{self.module}:{self.function}", data))
+        return self.extract_here(data)
+
+    def extract_here(self, data: bytes) -> Extracted:
+        """Return the text of ``data`` without another process. Raises Refused."""
+        run: Callable[[bytes], Extracted] = getattr(import_module(f"{__package__}.{self.module}"), self.function)
         return run(data)
 
 
@@ -383,9 +386,9 @@ def _is_man(data: bytes, suffix: str) -> bool:
 
 _ODF_SUFFIXES = ("odt", "ods", "odp")
 EXTRACTORS: tuple[Extractor, ...] = (
-    Extractor("docx", 6, ("docx", "docm"), _holds(rb"word/document\d*\.xml", "docx", "docm"), "office", "docx"),
-    Extractor("pptx", 6, ("pptx", "pptm"), _holds(rb"ppt/presentation\d*\.xml", "pptx", "pptm"), "office", "pptx"),
-    Extractor("xlsx", 6, ("xlsx", "xlsm"), _holds(rb"xl/workbook\d*\.xml", "xlsx", "xlsm"), "office", "xlsx"),
+    Extractor("docx", 7, ("docx", "docm"), _holds(rb"word/document\d*\.xml", "docx", "docm"), "office", "docx"),
+    Extractor("pptx", 7, ("pptx", "pptm"), _holds(rb"ppt/presentation\d*\.xml", "pptx", "pptm"), "office", "pptx"),
+    Extractor("xlsx", 7, ("xlsx", "xlsm"), _holds(rb"xl/workbook\d*\.xml", "xlsx", "xlsm"), "office", "xlsx"),
     Extractor(
         "opendocument",
         7,

@@ -1,151 +1,26 @@
-"""Extract text from office documents (XML archives): docx, pptx, xlsx, OpenDocument, and EPUB.
-
-Parts are streamed within a budget; XML that declares entities is rejected.
-"""
+"""Extract text from office documents (XML archives): docx, pptx, xlsx, OpenDocument, and EPUB."""
 
 from __future__ import annotations
 
-import io
 import posixpath
 import re
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from urllib.parse import unquote
-from xml.parsers import expat
 
 from driftline.storage.documents import SkipReason
-from driftline.tasks.extraction.extractor import OLE, SOFT_HYPHEN, Draft, Extracted
+from driftline.tasks.extraction.extractor import Draft, Extracted, choose
 from driftline.tasks.extraction.process import Refused
-
-MAX_PARTS_BYTES = 512 * 2**20
-"""Maximum total size of the unpacked parts."""
-MAX_DEPTH = 200
-_CHUNK_BYTES = 64 * 1024
-_ENCRYPTED_FLAG = 1
-
-Attributes = dict[str, str]
-
-
-@dataclass(slots=True)
-class _Archive:
-    """A document's parts, keyed by name. ``budget`` is the number of bytes that may still be unpacked."""
-
-    zipped: zipfile.ZipFile
-    budget: int = MAX_PARTS_BYTES
-    names: frozenset[str] = frozenset()
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield a part's content. Raises Refused."""
-        try:
-            info = self.zipped.getinfo(name)
-        except KeyError:
-            raise Refused(SkipReason.DAMAGED) from None
-        if info.flag_bits & _ENCRYPTED_FLAG:
-            raise Refused(SkipReason.ENCRYPTED)
-        with self.zipped.open(info) as part:
-            while chunk := part.read(_CHUNK_BYTES):
-                self.budget -= len(chunk)
-                if self.budget < 0:
-                    raise Refused(SkipReason.BOMB)
-                yield chunk
-
-    def parse(self, name: str, handler: _Handler) -> None:
-        """Parse an XML part with ``handler``. Raises Refused."""
-        parser = expat.ParserCreate(namespace_separator=" ")
-        parser.buffer_text = True
-        parser.StartDoctypeDeclHandler = _refuse_declarations
-        parser.StartElementHandler = handler.started
-        parser.EndElementHandler = handler.ended
-        parser.CharacterDataHandler = lambda text: handler.data(text.replace(SOFT_HYPHEN, ""))
-        for chunk in self.chunks(name):
-            parser.Parse(chunk, False)
-        parser.Parse(b"", True)
-
-    def relations(self, name: str, kind: str = "") -> dict[str, str]:
-        """Return an OOXML part's relation targets, keyed by id; "" is the whole document. ``kind`` filters by type."""
-        folder, base = posixpath.split(name)
-        of_part = posixpath.join(folder, f"_rels/{base}.rels")
-        found = _Relations()
-        if of_part in self.names:
-            self.parse(of_part, found)
-        paths = {
-            key: posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
-            for key, (of_kind, target) in found.targets.items()
-            if of_kind.endswith(kind)
-        }
-        if not self.names.issuperset(paths.values()):  # part names ignore case
-            named = {each.lower(): each for each in self.names}
-            paths = {key: named.get(path.lower(), path) for key, path in paths.items()}
-        return paths
-
-    def related(self, name: str, kind: str, default: str = "") -> list[str]:
-        """Return the distinct parts of a part's relations whose type ends in ``kind``, or else the ``default`` part."""
-        targets = dict.fromkeys((*self.relations(name, f"/{kind}").values(), default))
-        found = [target for target in targets if target in self.names]
-        return [part for part in found if part != default] or found
-
-
-def _refuse_declarations(name: str, system_id: str | None, public_id: str | None, has_declarations: bool) -> None:
-    if has_declarations:
-        raise Refused(SkipReason.DAMAGED)
-
-
-@contextmanager
-def _open_archive(data: bytes) -> Iterator[_Archive]:
-    if data.startswith(OLE):
-        raise Refused(SkipReason.ENCRYPTED)
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as zipped:
-            yield _Archive(zipped, names=frozenset(zipped.namelist()))
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError, expat.ExpatError):
-        raise Refused(SkipReason.DAMAGED) from None
-    except RuntimeError:  # zipfile raises it for an encrypted part
-        raise Refused(SkipReason.ENCRYPTED) from None
-
-
-class _Handler:
-    """A handler of elements by their local names."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-
-    def started(self, tag: str, attributes: Attributes) -> None:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise Refused(SkipReason.BOMB)
-        self.start(tag.rpartition(" ")[2], {name.rpartition(" ")[2]: value for name, value in attributes.items()})
-
-    def ended(self, tag: str) -> None:
-        self._depth -= 1
-        self.end(tag.rpartition(" ")[2])
-
-    def start(self, tag: str, attributes: Attributes) -> None: ...
-
-    def end(self, tag: str) -> None: ...
-
-    def data(self, text: str) -> None: ...
-
-
-class _Relations(_Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.targets: dict[str, tuple[str, str]] = {}
-
-    def start(self, tag: str, attributes: Attributes) -> None:
-        if tag == "Relationship" and attributes.get("TargetMode") != "External":
-            self.targets[attributes.get("Id", "")] = attributes.get("Type", ""), unquote(attributes.get("Target", ""))
-
+from driftline.tasks.extraction.xml_parts import Archive, Attributes, Handler, open_archive
+from driftline.tasks.text import decode
 
 _REPEATED = frozenset(("Fallback", "moveFrom", "rt"))
 """Elements that repeat text: as a fallback for older readers, at the position before a move, or as a pronunciation."""
 _MATHEMATICAL = {"den": "/", "sub": "_", "sup": "^"}
 
 
-class _Paragraphs(_Handler):
+class _Paragraphs(Handler):
     """Adds a line for each paragraph of a document or drawing, each table row, and each axis's labels."""
 
     def __init__(self, draft: Draft) -> None:
@@ -181,6 +56,10 @@ class _Paragraphs(_Handler):
             case "p":  # perhaps of a text box inside a paragraph, whose own line comes after it
                 self._outer.append((self._text, self._prefix))
                 self._text, self._prefix = [], ""
+            case "docPr" if said := _description(attributes):
+                self._text.append(f" {said} ")
+            case "cNvPr" if not self._outer and (said := _description(attributes)):  # no repetition of docPr
+                self._draft.add(said)
             case "pStyle":
                 self._prefix = _heading(attributes.get("val", ""))
             case "tc":
@@ -235,6 +114,16 @@ class _Paragraphs(_Handler):
             self._draft.add(text, prefix)
 
 
+_SENTENCE = re.compile(r"(?:\S+\s+){2}\S|[\u2e80-\U0003ffff]{4}")
+_FILE_NAME = re.compile(r"\.\w{3,4}$")
+
+
+def _description(attributes: Attributes) -> str:
+    """Return the description of a picture, or "" if it is only a name, which programs make."""
+    said = " ".join(attributes.get("descr", "").split())
+    return said if _SENTENCE.match(said) and not _FILE_NAME.search(said) else ""
+
+
 class _Comments(_Paragraphs):
     """Also adds slide comments, and comments on cells of ``sheet``, each anchored to its cell."""
 
@@ -260,13 +149,13 @@ _HOLDS_CHARTS = "/drawings/"
 _SAID = re.compile(r"/(?:comments|notesSlides)[^/]*(?:/[^/]*)?\.xml$")
 
 
-def _related(archive: _Archive, part: str, kind: re.Pattern[str]) -> list[str]:
+def _related(archive: Archive, part: str, kind: re.Pattern[str]) -> list[str]:
     """Return the distinct parts of ``kind`` that a part refers to."""
     targets = dict.fromkeys(archive.relations(part).values())
     return [name for name in targets if name in archive.names and kind.search(name)]
 
 
-def _add_drawn(archive: _Archive, draft: Draft, part: str, sheet: str = "") -> None:
+def _add_drawn(archive: Archive, draft: Draft, part: str, sheet: str = "") -> None:
     """Add the text of a part's drawings, charts and diagrams."""
     drawn = _related(archive, part, _DRAWN)
     if sheet and drawn:
@@ -277,7 +166,7 @@ def _add_drawn(archive: _Archive, draft: Draft, part: str, sheet: str = "") -> N
             _add_drawn(archive, draft, name)
 
 
-def _add_related(archive: _Archive, draft: Draft, part: str, sheet: str = "") -> None:
+def _add_related(archive: Archive, draft: Draft, part: str, sheet: str = "") -> None:
     """Add the text of a part's drawings, charts, diagrams, comments, and slide notes."""
     _add_drawn(archive, draft, part, sheet)
     for name in _related(archive, part, _SAID):
@@ -292,7 +181,7 @@ def _heading(style: str) -> str:
     return "#" * int(match[1]) + " " if match else "# " if style == "Title" else ""
 
 
-def _main_part(archive: _Archive, usual: str) -> str:
+def _main_part(archive: Archive, usual: str) -> str:
     """Return the part that the document's relations name; programs number it, such as ``word/document2.xml``."""
     return next(iter(archive.related("", "officeDocument", usual)), usual)
 
@@ -302,10 +191,11 @@ def docx(data: bytes) -> Extracted:
     the lines of headers and footers once.
     """
     draft = Draft()
-    with _open_archive(data) as archive:
+    with open_archive(data) as archive:
         main = _main_part(archive, "word/document.xml")
         archive.parse(main, _Paragraphs(draft))
         _add_drawn(archive, draft, main)
+        _add_chunks(archive, draft, main)
         for name in ("footnotes", "endnotes", "comments"):
             for part in archive.related(main, name, f"word/{name}.xml"):
                 draft.at(name)
@@ -323,7 +213,24 @@ def docx(data: bytes) -> Extracted:
     return draft.done()
 
 
-class _Ids(_Handler):
+def _add_chunks(archive: Archive, draft: Draft, main: str) -> None:
+    """Add the documents in other formats that programs insert into a Word document."""
+    for part in archive.related(main, "aFChunk"):
+        choice = choose(part, b"".join(archive.chunks(part)))
+        if choice.reason is not None:
+            raise Refused(choice.reason)
+        if choice.extractor is None:
+            draft.add(decode(choice.data)[0])
+            continue
+        found = choice.extractor.extract_here(choice.data)
+        starts = {heading.line: heading.level for heading in found.headings or ()}
+        for at, line in enumerate(found.text.splitlines()):
+            if at in starts:
+                draft.head(starts[at])
+            draft.add(line)
+
+
+class _Ids(Handler):
     """A presentation's slide ids, or a workbook's sheet names and ids, in order."""
 
     def __init__(self, tag: str) -> None:
@@ -343,7 +250,7 @@ def pptx(data: bytes) -> Extracted:
     The anchor is the slide.
     """
     draft = Draft()
-    with _open_archive(data) as archive:
+    with open_archive(data) as archive:
         main = _main_part(archive, "ppt/presentation.xml")
         slides, targets = _Ids("sldId"), archive.relations(main)
         archive.parse(main, slides)
@@ -357,7 +264,7 @@ def pptx(data: bytes) -> Extracted:
     return draft.done()
 
 
-class _SharedStrings(_Handler):
+class _SharedStrings(Handler):
     def __init__(self) -> None:
         super().__init__()
         self.strings: list[str] = []
@@ -401,7 +308,7 @@ _MAX_DAYS = 2_950_000
 """A date before the year 9977."""
 
 
-class _Styles(_Handler):
+class _Styles(Handler):
     """The cell styles, keyed by number, that format a number as a date or a time, and day 0 of the dates."""
 
     def __init__(self) -> None:
@@ -456,7 +363,7 @@ class _Styles(_Handler):
         return f"{time:%Y-%m-%d}" if number.is_integer() else f"{time:%Y-%m-%d %H:%M:%S}"
 
 
-class _Sheet(_Handler):
+class _Sheet(Handler):
     """Adds a line for each row of a sheet; its anchor is the first non-empty cell."""
 
     def __init__(self, draft: Draft, name: str, strings: list[str], styles: _Styles) -> None:
@@ -513,7 +420,7 @@ def xlsx(data: bytes) -> Extracted:
     The anchor is the first cell of a row, ``Sheet1!B7``, or the cell of a comment.
     """
     draft = Draft()
-    with _open_archive(data) as archive:
+    with open_archive(data) as archive:
         main = _main_part(archive, "xl/workbook.xml")
         sheets, targets, shared, styles = _Ids("sheet"), archive.relations(main), _SharedStrings(), _Styles()
         archive.parse(main, sheets)
@@ -553,11 +460,11 @@ def _value_of(attributes: Attributes) -> str:
     return attributes.get("string-value") or attributes.get("boolean-value") or attributes.get("value") or ""
 
 
-class _OpenDocument(_Handler):
+class _OpenDocument(Handler):
     """Adds a line for each paragraph and for each table row.
 
     Paragraphs and tables inside a paragraph, such as notes, comments and text boxes, come after it; so do charts. A
-    formula stands in its paragraph. ``embedded`` reads the object at a relative path.
+    formula is part of its paragraph. ``embedded`` reads the object at a relative path.
     """
 
     def __init__(self, draft: Draft, is_sheet: bool, embedded: Callable[[str], _Object | None]) -> None:
@@ -758,7 +665,7 @@ def _column_after(cell: str) -> int:
     return max(0, column)
 
 
-class _Manifest(_Handler):
+class _Manifest(Handler):
     def start(self, tag: str, attributes: Attributes) -> None:
         if tag == "encryption-data":
             raise Refused(SkipReason.ENCRYPTED)
@@ -767,7 +674,7 @@ class _Manifest(_Handler):
 def opendocument(data: bytes) -> Extracted:
     """Return the paragraphs, table rows, sheets or slides of odt, ods or odp, with formulas and the texts of charts."""
     draft = Draft()
-    with _open_archive(data) as archive:
+    with open_archive(data) as archive:
         kind = next(archive.chunks("mimetype"), b"") if "mimetype" in archive.names else b""
         if "META-INF/manifest.xml" in archive.names:
             archive.parse("META-INF/manifest.xml", _Manifest())
@@ -788,7 +695,7 @@ def opendocument(data: bytes) -> Extracted:
 # -- EPUB ----------------------------------------------------------------------------------------
 
 
-class _Package(_Handler):
+class _Package(Handler):
     """Finds the location of a book's package in the container, and then its chapters in reading order."""
 
     def __init__(self) -> None:
@@ -817,7 +724,7 @@ class _Package(_Handler):
 _ENCRYPTION = "META-INF/encryption.xml"
 
 
-class _Encryption(_Handler):
+class _Encryption(Handler):
     """Finds the encrypted files of a book, which may be only its fonts."""
 
     def __init__(self) -> None:
@@ -837,7 +744,7 @@ def epub(data: bytes) -> Extracted:
     from driftline.tasks.extraction.html_pdf import add_html
 
     draft = Draft()
-    with _open_archive(data) as archive:
+    with open_archive(data) as archive:
         book = _Package()
         archive.parse("META-INF/container.xml", book)
         archive.parse(book.package, book)

@@ -429,6 +429,11 @@ def _without_binary(data: bytes) -> bytes:
     return b"".join([*kept, data[end:]])
 
 
+def _taken(notes: list[str]) -> list[str]:
+    taken, notes[:] = [*notes], []
+    return taken
+
+
 def _rtf_text(data: bytes) -> str:
     text: list[str] = []
     out, notes = text, list[str]()
@@ -470,27 +475,23 @@ def _rtf_text(data: bytes) -> str:
             continue
         elif word in _NOTES:
             flush()
-            notes.append("\n")
             out = notes
+            out.append("\n")
         elif word == b"u" and number:
             flush()
             out.append(chr(int(number) % 65_536))
             skip_fallback = fallback
+        elif code and skip_fallback:
+            skip_fallback -= 1
         elif code:
-            if skip_fallback:
-                skip_fallback -= 1
-            else:
-                pending += bytes.fromhex(code.decode())
+            pending += bytes.fromhex(code.decode())
         elif word in _RTF_SIGNS or escaped in _RTF_ESCAPED:
             flush()
-            out.append(_RTF_SIGNS.get(word) or _RTF_ESCAPED.get(escaped, ""))
-            if notes and out is text and out[-1] == "\n":
-                out += [*notes, "\n"]
-                notes.clear()
+            sign = _RTF_SIGNS.get(word) or _RTF_ESCAPED.get(escaped, "")
+            out += [*_taken(notes), sign] if sign == "\n" and out is text else [sign]
         elif plain:
-            kept = plain[skip_fallback:]
+            pending += plain[skip_fallback:]
             skip_fallback = max(0, skip_fallback - len(plain))
-            pending += kept
     flush()
     return "".join([*text, *notes]).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -20,7 +20,7 @@ import driftline as dl
 from driftline.storage.documents import SkipReason
 from driftline.storage.helper_process import HelperProcess
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.extraction import compression, office, process
+from driftline.tasks.extraction import compression, office, process, xml_parts
 from driftline.tasks.extraction.extractor import Extracted, is_extracted, read_document
 from driftline.tasks.extraction.process import Refused, extract_apart
 from tests.support.documents import DOCUMENTS, ENCRYPTED_PDF, archive, docx, opendocument, paragraph, pdf, xlsx
@@ -169,8 +169,8 @@ def test_files_that_resemble_documents_are_text(name: str) -> None:
 
 
 def test_decompression_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(office, "MAX_PARTS_BYTES", 100_000)
-    monkeypatch.setattr(office._Archive.__init__, "__defaults__", (100_000, frozenset()))
+    monkeypatch.setattr(xml_parts, "MAX_PARTS_BYTES", 100_000)
+    monkeypatch.setattr(xml_parts.Archive.__init__, "__defaults__", (100_000, frozenset()))
     with pytest.raises(Refused, match="unpacks"):
         office.docx(docx(paragraph("a" * 200_000)))
 

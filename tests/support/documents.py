@@ -21,11 +21,11 @@ _S = (
 _RELS = 'xmlns="http://schemas.openxmlformats.org/package/2006/relationships"'
 _ODF = " ".join(
     f'xmlns:{each}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
-    for each, name in {
-        "office": "office", "text": "text", "table": "table", "draw": "drawing", "chart": "chart", "svg": "svg-compatible",
-        "xlink": "xlink",
-    }.items()
-)  # fmt: skip
+    for each, name in (
+        *((name, name) for name in ("chart", "office", "table", "text", "xlink")),
+        *(("draw", "drawing"), ("svg", "svg-compatible")),
+    )
+)
 
 
 def archive(parts: Mapping[str, str | bytes]) -> bytes:

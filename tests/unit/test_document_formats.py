@@ -280,7 +280,7 @@ def with_object(kind: str, body: str, content: str, name: str = "Object 1") -> b
     ids=["text", "slide", "sheet", "cell"],
 )
 @pytest.mark.parametrize("name", ["Object 1", "Chart_é"])
-def test_a_chart_of_opendocument_is_where_it_stands(
+def test_a_chart_of_opendocument_keeps_its_position(
     kind: str, body: str, found: list[tuple[str, list[str]]], name: str
 ) -> None:
     row = "<table:table-row><table:table-cell><text:p>heron</text:p></table:table-cell></table:table-row>"
@@ -297,7 +297,7 @@ def test_a_chart_of_opendocument_is_where_it_stands(
         ("<semantics><mi>E</mi><annotation encoding='StarMath 5.0'>E = m c^2</annotation></semantics>", "E = m c^2"),
     ],
 )
-def test_a_formula_of_opendocument_stands_in_its_paragraph(inside: str, shown: str) -> None:
+def test_a_formula_of_opendocument_is_part_of_its_paragraph(inside: str, shown: str) -> None:
     formula = f"<math xmlns='http://www.w3.org/1998/Math/MathML'>{inside}</math>"
     data = with_object("text", "<text:p>So*holds.</text:p>", formula, "Formula-0")
     assert lines(read_document("a.odt", data)) == [f"So {shown} holds."]
@@ -576,6 +576,50 @@ MOVED = moved(SHARED, "xl/workbook.xml", "sharedStrings", "xl/sharedStrings.xml"
 )
 def test_the_parts_of_an_office_file_are_found_by_its_relations(data: bytes) -> None:
     assert lines(read_document("a", data)) == ["heron"]
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [
+        ("a.htm", b"<html><body><h1>Herons</h1><p>wade</p></body></html>"),
+        (
+            "a.mht",
+            b"MIME-Version: 1.0\nContent-Type: multipart/related; boundary=x\n\n--x\nContent-Type: text/html\n\n"
+            b"<html><h1>Herons</h1>wade</html>\n--x--\n",
+        ),
+        ("a.docx", docx(paragraph("Herons", "Heading1") + paragraph("wade"))),
+        ("a.rtf", rb"{\rtf1 # Herons\par wade}"),
+        ("a.txt", b"# Herons\nwade"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_word_document_has_the_documents_inserted_into_it(name: str, chunk: bytes) -> None:
+    inserted = documents.archive(parts(docx(paragraph("one"))) | {f"word/{name}": chunk})
+    found = read_document("a.docx", moved(inserted, "word/document.xml", "aFChunk", f"word/{name}", f"word/{name}"))
+    assert [*filter(None, lines(found))] == ["one", "# Herons", "wade"]
+    if name in ("a.htm", "a.docx"):
+        assert found.extracted.headings == ((1, 1),)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("A heron wades", "one A heron wades two"),
+        ("一只苍鹭", "one 一只苍鹭 two"),
+        ("Picture 3", "onetwo"),
+        ("C:\\My own files\\a.jpeg", "onetwo"),
+        ("", "onetwo"),
+    ],
+)
+def test_a_picture_has_its_description(said: str, found: str) -> None:
+    shape = f'<p:cNvPr descr="{said}"/>'
+    picture = f'<wp:docPr descr="{said}"/>{shape}'
+    body = f'<w:p xmlns:wp="wp" xmlns:p="p"><w:r><w:t>one</w:t>{picture}<w:t>two</w:t></w:r></w:p>'
+    assert " ".join(lines(read_document("a.docx", docx(body)))[0].split()) == " ".join(found.split())
+    slides = documents.parts(pptx("one"))
+    name = "ppt/slides/slide1.xml"
+    slides[name] = slides[name].replace(b"<a:p>", b"<p:pic xmlns:p='p'>%s</p:pic><a:p>" % shape.encode(), 1)
+    assert lines(read_document("a.pptx", documents.archive(slides))) == [*([said] if " " in found else []), "one"]
 
 
 def test_headers_and_footers_of_a_word_document_are_read_once() -> None:
