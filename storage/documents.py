@@ -46,6 +46,8 @@ class SkipReason(enum.StrEnum):
     NO_TEXT = "document without text"
     BOMB = "document that unpacks to too much"
     NEEDS_EXTRA = "needs driftline[documents]"
+    OTHER_OFFICE = "Office format that is not read"
+    IWORK = "Apple iWork document"
     ARCHIVE = "archive"
     NESTED = "archive nested too deep"
     REPLACED = "replaced by a later member of the same name"

@@ -420,7 +420,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
         "subtitles",
         isolated=False,
     ),
-    Extractor("pdf", 6, ("pdf",), _is_pdf, "html_pdf", "pdf", needs="pypdfium2"),
+    Extractor("pdf", 7, ("pdf",), _is_pdf, "html_pdf", "pdf", needs="pypdfium2"),
     Extractor("html", 7, _HTML_SUFFIXES, _is_html, "html_pdf", "html", needs="lxml", is_text=True),
     Extractor("man", 1, (), _is_man, "text_formats", "man", packed=True),
     Extractor("notebook", 3, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
@@ -431,6 +431,23 @@ WITH_OUTPUTS = Extractor(
     "notebook-outputs", 3, ("ipynb",), _is_notebook, "text_formats", "notebook_with_outputs", isolated=False
 )
 """Replaces the notebook extractor if a run includes outputs."""
+
+
+_OTHER_OFFICE = tuple(
+    name.encode("utf-16-le") for name in ("WordDocument", "Workbook", "Book", "PowerPoint Document", "__substg1.0_")
+)
+"""Streams of Word, Excel, PowerPoint and Outlook files."""
+_BINARY_WORKBOOK = _listing(rb"xl/workbook\.bin")
+_IWORK = _listing(rb"Index/Document\.iwa|(?:[^/]+/)?Index\.zip|index\.apxl(?:\.gz)?|buildVersionHistory\.plist")
+
+
+def _unread_format(data: bytes) -> SkipReason | None:
+    """Return why a document that no extractor takes is not read, if its format is known."""
+    if data.startswith(OLE) and any(name in data for name in _OTHER_OFFICE):
+        return SkipReason.OTHER_OFFICE
+    if data.startswith(_ZIP) and _lists(data, _BINARY_WORKBOOK):
+        return SkipReason.OTHER_OFFICE
+    return SkipReason.IWORK if data.startswith(_ZIP) and _lists(data, _IWORK) else None
 
 
 def is_archive(path: str, data: bytes) -> bool:
@@ -465,7 +482,8 @@ def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
     marks: list[str] = []
     compression = compression_of(data)
     if is_archive(path, data):
-        return Choice(path, b"", None, compression.mark if compression is not None else "", SkipReason.ARCHIVE)
+        unread = _unread_format(data) or SkipReason.ARCHIVE
+        return Choice(path, b"", None, compression.mark if compression is not None else "", unread)
     if compression is not None:
         marks.append(compression.mark)
         stem, suffix = posixpath.splitext(path)
@@ -485,6 +503,8 @@ def choose(path: str, data: bytes, *, outputs: bool = False) -> Choice:
         marks.append(f"-{named.mark}")
     lacks = extractor is not None and not extractor.is_available
     reason = SkipReason.NEEDS_EXTRA if lacks and extractor is not None and not extractor.is_text else None
+    if extractor is None:
+        reason = _unread_format(data)
     return Choice(path, data, None if lacks else extractor, "+".join(marks), reason)
 
 

@@ -197,6 +197,8 @@ _BROKEN = re.compile(r"[\x02\ufffe\xad]\n?")
 """A hyphen at the end of a line, as reported by the library, with the line ending."""
 _HYPHENATED = re.compile(r"(?<=\w)[-\u2010]\n[ \t]*([^\W\dA-Z]\S*)[ \t]*")
 """A word broken at the end of a line; its second part is moved to this line."""
+_SWAPPED = re.compile("\u0627([\u0622\u0623\u0625])\u0644")
+"""The Arabic article before an alef with a sign: the library swaps the letters of the ligature lam-alef."""
 _WORDS = re.compile(r"\w+")
 _SECTION = re.compile(r"\d+|[a-z]|[ivxlc]+|appendix|chapter|part|section")
 """A word in a section number."""
@@ -370,6 +372,7 @@ def _pieces(page: object, count: int, turns: int) -> list[Piece]:
 def _joined(page: str) -> list[str]:
     text = page.replace("\r\n", "\n").replace("\r", "\n")
     text = _HYPHENATED.sub(r"\1\n", _BROKEN.sub("-\n", text)).translate(_UNWANTED)
+    text = _SWAPPED.sub("\u0627\u0644\\1", text)
     return [line.strip() for line in text.split("\n") if line.strip()]
 
 

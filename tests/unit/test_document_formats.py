@@ -120,6 +120,14 @@ def test_a_word_is_joined_at_each_hyphen_of_a_pdf(hyphen: str) -> None:
     assert html_pdf._joined(f"a flamin{hyphen}\r\ngo stands") == ["a flamingo", "stands"]
 
 
+@pytest.mark.parametrize("word", ["الأهداف", "والإنسان", "الآن", "ألمانيا", "سأل", "لأن"])
+def test_letters_of_an_arabic_ligature_of_a_pdf_are_in_order(word: str) -> None:
+    drawn = word
+    for alef in "أإآ":
+        drawn = drawn.replace(f"ال{alef}", f"ا{alef}ل")
+    assert html_pdf._joined(f"{drawn}\n{word}") == [word, word]
+
+
 def test_broken_words_of_a_pdf_are_joined() -> None:
     assert lines(read_document("a.pdf", pdf(("a flamin-", "go stands", "Post-", "War")))) == [
         "a flamingo",
@@ -929,6 +937,24 @@ def test_mail_has_the_appointment_that_it_is_about() -> None:
 def test_a_sentence_that_begins_with_from_begins_nothing() -> None:
     data = documents.MAILBOX.replace(b"A rail hides.", b"Hello,\n\nFrom the reeds, a rail.")
     assert [name for name, _ in anchored(read_document("a.mbox", data))] == ["message 1", "message 2"]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (extractor.OLE + "WordDocument".encode("utf-16-le"), SkipReason.OTHER_OFFICE),
+        (extractor.OLE + "__substg1.0_0037001F".encode("utf-16-le"), SkipReason.OTHER_OFFICE),
+        (extractor.OLE + "Catalog".encode("utf-16-le"), SkipReason.BINARY),
+        (documents.archive({"xl/workbook.bin": b"\0"}), SkipReason.OTHER_OFFICE),
+        (documents.archive({"Index/Document.iwa": b"\0"}), SkipReason.IWORK),
+        (documents.archive({"docs/Index/Document.iwa": b"\0"}), SkipReason.ARCHIVE),
+    ],
+)
+@pytest.mark.parametrize("name", ["a", "a.doc", "a.key"])
+def test_a_format_that_is_not_read_is_a_reason(data: bytes, reason: SkipReason, name: str) -> None:
+    assert read_document(name, data).reason == reason
+    if reason != SkipReason.ARCHIVE:
+        assert read_document(f"{name}.gz", gzip.compress(data)).reason == reason
 
 
 def test_without_the_extra_a_page_is_text_and_a_pdf_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
