@@ -245,7 +245,7 @@ def _holds_files_of(entity: Entity, record: SourceRecord, part: SourcePlan, plan
         return True
     paths = plan.workspace.manifest(entity).read(columns=["path"])["path"].combine_chunks()
     inside = pc.binary_join_element_wise(claim.prefix, paths, "")
-    return not Matcher(part.rules).excluded(inside).all()
+    return not Matcher.of(part.rules).excluded(inside).all()
 
 
 def index_sources(

@@ -169,7 +169,7 @@ def unexplained_deletions(missing: pa.Table, rules: Rules, claims: Sequence[Clai
     """
     documents = missing.filter(pc.is_null(missing["reason"]))
     paths = documents["path"].combine_chunks()
-    left_out = Matcher(rules).excluded(paths) | claimed(paths, claims)
+    left_out = Matcher.of(rules).excluded(paths) | claimed(paths, claims)
     if not rules.archives:
         left_out |= pc.match_substring(paths, INSIDE).to_numpy(zero_copy_only=False)
     return documents.filter(pa.array(~left_out))

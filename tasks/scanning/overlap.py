@@ -37,7 +37,7 @@ class Claim:
         below = np.asarray(pc.starts_with(paths, self.prefix).to_numpy(zero_copy_only=False), dtype=bool)
         if not self.is_whole and below.any():
             inside = pc.utf8_slice_codeunits(paths.filter(pa.array(below)), len(self.prefix))
-            below[np.flatnonzero(below)] = ~Matcher(self.rules).excluded(inside)
+            below[np.flatnonzero(below)] = ~Matcher.of(self.rules).excluded(inside)
         return below
 
 

@@ -391,9 +391,9 @@ class Matcher:
 
     @staticmethod
     @lru_cache(maxsize=64)
-    def of(rules: Rules) -> Matcher:
-        """Return the compiled rules, cached because many sources have the same rules."""
-        return Matcher(rules)
+    def of(rules: Rules, base: str = "") -> Matcher:
+        """Return the compiled rules, cached because a run applies them several times, often to many sources."""
+        return Matcher(rules, base)
 
     def secret(self, files: pa.Array) -> NDArray[np.bool_]:
         """Return an ``(n,) bool`` mask of files whose names suggest credentials."""
@@ -495,7 +495,7 @@ class OwnIgnoreFiles:
 
 def accepts(rules: Rules, path: str) -> bool:
     """Return whether a file passes the caller's patterns, regardless of ignore files."""
-    return not Matcher(rules).excluded(pa.array([path], pa.string()))[0]
+    return not Matcher.of(rules).excluded(pa.array([path], pa.string()))[0]
 
 
 def read_ignore_file(data: bytes) -> list[bytes]:

@@ -292,7 +292,7 @@ def is_container(path: str) -> bool:
 
 def _container_only(spec: ScanSpec, paths: pa.ChunkedArray) -> frozenset[str]:
     named = pa.array([path for path in paths.to_pylist() if is_container(path)], pa.string())
-    left_out = Matcher(replace(spec.rules, archives=False)).excluded(named)
+    left_out = Matcher.of(replace(spec.rules, archives=False)).excluded(named)
     return frozenset(named.filter(pa.array(left_out)).to_pylist())
 
 
@@ -343,7 +343,7 @@ def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files
         if member.reason is not None and member.reason in _UNNAMED:
             listing.skip(member.reason, member.path)
     members = [member for member in members if member.reason not in _UNNAMED]
-    paths, matcher = pa.array([member.path for member in members], pa.string()), Matcher(spec.rules)
+    paths, matcher = pa.array([member.path for member in members], pa.string()), Matcher.of(spec.rules)
     secret, excluded = matcher.secret(paths), matcher.excluded(paths)
     excluded |= claimed(paths, spec.claims)
     excluded |= pc.is_in(paths, files.combine_chunks()).to_numpy(

@@ -202,7 +202,7 @@ class Walk:
         # Patterns from the source's parent folders are relative to these, so match paths from the top of the working
         # tree.
         self._above = work_tree.prefix if work_tree else ""
-        self._matcher = Matcher(rules, self._above)
+        self._matcher = Matcher.of(rules, self._above)
         self._only = only
         self._without = without
         self._rules: dict[str, _FolderRules] = {}
