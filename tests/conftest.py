@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
@@ -99,6 +100,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             shares = any(found[name][-1].scope == "module" for name in item.fixturenames if name in found)
             if shares or item.path.parent.name == "unit":
                 item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name} {item.path.stem}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Let one process at a time import a test module: in a new clone, the first compiles it, and the others wait."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as module:
+        fcntl.flock(module, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

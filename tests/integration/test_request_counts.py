@@ -105,7 +105,8 @@ def test_a_run_counts_the_requests_that_the_server_sees(
     source, workspace = prefix(), prefix()
     upload(s3_environment, source, 12)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    command = ("index", source, "--workspace", workspace, "--model", tiny_model, "--executor", executor, "--json")
+    options = ("--model", tiny_model, "--executor", executor, *(["--workers", 1] if executor == "local" else []))
+    command = ("index", source, "--workspace", workspace, *options, "--json")
     for documents_read in (12, 0):
         proxy.requests.clear()
         proxy.agents.clear()
