@@ -12,6 +12,7 @@ import pytest
 
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.objects.store_requests import by_kind, count, in_parallel, phase, request_counter
+from tests.support.waiting import PATIENCE_SECONDS
 
 THREADS = 4
 MOST_STARTED = 2 * THREADS
@@ -22,7 +23,7 @@ def test_results_are_in_order_and_requests_are_counted_in_the_callers_phase() ->
 
     def work(number: int) -> int:
         if number == 0:
-            assert second_ran.wait(60)  # only another thread can set it
+            assert second_ran.wait(PATIENCE_SECONDS)  # only another thread can set it
         second_ran.set()
         count("get")
         return number

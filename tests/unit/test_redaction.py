@@ -221,11 +221,8 @@ def test_redaction_takes_linear_time(part: str) -> None:
 
     def seconds(characters: int) -> float:
         line = "AKIAABCD " + part * (characters // len(part))
-        times = []
-        for _ in range(3):
-            start = time.process_time()
-            redact([line], "strict")
-            times.append(time.process_time() - start)
-        return min(times)
+        start = time.process_time()
+        redact([line], "strict")
+        return time.process_time() - start
 
-    assert seconds(300_000) < 40 * max(seconds(30_000), 0.001)
+    assert any(seconds(300_000) < 40 * max(seconds(30_000), 0.001) for _ in range(3))
