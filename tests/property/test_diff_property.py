@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftline.tasks.scanning.diff import LISTING_SCHEMA, MANIFEST_SCHEMA, diff
+from tests.support.effort import examples
 
 PATHS = st.sampled_from(["a", "b", "a/b", "ä", "a\nb", "z z", "%", "A"])
 META = {
@@ -51,7 +52,7 @@ def fate(now: dict[str, Any] | None, old: dict[str, Any] | None, full: bool) -> 
     return "skipped" if old["reason"] else "unchanged"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.dictionaries(PATHS, LISTED), st.dictionaries(PATHS, KNOWN), st.booleans(), st.randoms(use_true_random=False))
 def test_each_path_is_classified_by_the_rules(
     listed: dict[str, dict[str, Any]], known: dict[str, dict[str, Any]], full: bool, random: Any

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from model2vec import StaticModel
 
 from driftline.tasks.embedding.embedder import WordTableEmbedder
+from tests.support.effort import examples
 
 LINES = st.lists(
     st.one_of(
@@ -32,7 +33,7 @@ def pair(model_directory: Path) -> tuple[StaticModel, WordTableEmbedder]:
     return StaticModel.from_pretrained(model_directory), WordTableEmbedder.open(str(model_directory), table_size=500)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(lines=LINES)
 def test_any_lines_equal_encode(pair: tuple[StaticModel, WordTableEmbedder], lines: list[str]) -> None:
     model, embedder = pair

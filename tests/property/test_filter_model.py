@@ -24,6 +24,7 @@ from driftline.storage.lines.line_table import LineTable
 from driftline.storage.lines.table_searcher import Strategy, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.line_store import LineEmbedding, LineStore
+from tests.support.effort import examples
 
 DIM = 8
 SOURCES = ("source:web", "project:al/source:web", "project:alpha/source:web", "project:al_%'/source:x")
@@ -214,7 +215,7 @@ vectors = st.integers(0, 2**32 - 1).map(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(where=filters)
 @example(LineFilter(globs=("**/a.py",)))
 @example(LineFilter(globs=("src/**",)))

@@ -20,6 +20,7 @@ from driftline.storage.lines.line_table import LineTable
 from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.indexing.line_store import LineEmbedding, LineStore
+from tests.support.effort import examples
 
 DIM = 8
 SOURCES = ("source:web", "source:api", "source:it's %odd_")
@@ -133,7 +134,7 @@ def check(table: LineTable, rows: list[Row], query: NDArray[np.float32], where: 
     return sum(distance_of[row_id] <= limit for row_id in ids) / len(ids)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(query=vectors, where=filters, top_k=st.integers(0, 30) | st.just(10_000))
 def test_without_an_index_the_nearest_allowed_lines_are_found(
     table: LineTable, rows: list[Row], query: NDArray[np.float32], where: LineFilter, top_k: int
@@ -141,7 +142,7 @@ def test_without_an_index_the_nearest_allowed_lines_are_found(
     assert check(table, rows, query, where, top_k) == 1.0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(query=vectors, where=filters, top_k=st.integers(0, 30))
 def test_all_index_kinds_find_the_same_lines(
     indexed: LineTable, rows: list[Row], query: NDArray[np.float32], where: LineFilter, top_k: int
