@@ -193,11 +193,11 @@ class Survey:
         context = self.context
         if not isinstance(context.source.source, RepositorySource):  # a working tree would need several git processes
             return None
-        at = self._commit()
         known = context.workspace.readable_source(context.entity)
-        if not isinstance(at, RepositoryAtCommit) or known is None or known.uri != context.source.record.uri:
+        if known is None or (known.uri, known.link) != (context.source.record.uri, context.source.record.link):
             return None
-        if known.link != context.source.record.link:
+        at = self._commit()
+        if not isinstance(at, RepositoryAtCommit):
             return None
         if context.source.superseded is not None or context.plan.request.build is not None:
             return None

@@ -239,8 +239,10 @@ def _compare(spec: ScanSpec, listing: Listing, manifest: pa.Table, now_ns: int) 
     if kept and len(manifest):
         unread = tuple(Subtree(path) for path in kept)
         manifest = manifest.filter(pa.array(~_covered(manifest["path"], unread)))
-    of_members = is_inside(manifest)
-    inside, files = manifest.filter(of_members), manifest.filter(pc.invert(of_members))
+    inside = files = manifest
+    if len(manifest):  # saves time in first runs over many small sources
+        of_members = is_inside(manifest)
+        inside, files = manifest.filter(of_members), manifest.filter(pc.invert(of_members))
     how, full = spec.how, spec.full
     encodings = listing.encodings if listing.encodings is not None else recorded_encodings(files)
     result = diff(table, files, spec.fingerprint, now_ns=now_ns, full=full, how=how, encodings=encodings)
