@@ -318,7 +318,7 @@ def _first(names: Sequence[str], found: Mapping[str, str]) -> str:
 def _names(ref: str) -> list[str]:
     """Return the refs that a name may mean, in order of precedence; a tag resolves to its commit."""
     if not ref or ref.startswith("refs/"):
-        return [f"{ref}^{{}}", ref] if ref else ["HEAD"]
+        return [f"{ref or 'HEAD'}^{{}}", ref or "HEAD"]
     return [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
 
 

@@ -154,7 +154,8 @@ class KnownRepository:
         is_behind = bool(commit) and (commit, settings) != (self.indexed, self.settings)
         since = (self.behind_since or now) if is_behind else None
         empty_since = (self.empty_since or now) if self.uris and not commit else None
-        reason = "its branch no longer has a commit; the index keeps the last one" if empty_since else ""
+        reason = "" if commit else "its default branch has no commit"
+        reason = "its branch no longer has a commit; the index keeps the last one" if empty_since else reason
         fine = replace(self, failures=0, retry_at=None, reason=reason, empty_since=empty_since)
         return replace(fine, commit=commit, looked_at=now, behind_since=since, stamp=stamp)
 

@@ -218,8 +218,15 @@ def test_an_empty_repository_is_not_a_failure(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
 ) -> None:
     git_server.create("team/empty.git")
+    git(projects["a"].remote, "symbolic-ref", "HEAD", "refs/heads/master")
     report = fleet.sync()
-    assert (states(report)["team/empty"], fleet.has_failed) == ("empty", False)
+    for name in ("team/empty", "team/a"):
+        assert states(report)[name] == "empty"
+        assert rows(report)[name]["reason"] == "its default branch has no commit"
+    assert not fleet.has_failed
+    git(projects["a"].remote, "symbolic-ref", "HEAD", "refs/heads/main")
+    report = fleet.sync()
+    assert (states(report)["team/a"], rows(report)["team/a"]["reason"]) == ("indexed", "")
 
 
 def test_missing_repositories_are_retired_after_the_grace_period_and_returning_ones_indexed_again(

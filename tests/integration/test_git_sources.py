@@ -20,7 +20,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, SourceNotFound, StorageError, UsageError
 from driftline.storage.sources import commit_tree, mirror
 from driftline.storage.sources.git_isolation import spawn
-from driftline.storage.sources.mirror import Mirror, parse_remote, resolve, with_reference
+from driftline.storage.sources.mirror import Mirror, current_branches, parse_remote, resolve, with_reference
 from driftline.storage.sources.source import known_source, open_source
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from tests.servers.git_server import Checkout, GitServer, git
@@ -138,6 +138,18 @@ def test_a_branch_a_tag_and_a_ref_are_named_after_an_at(
         assert "only_there.py" not in {info.path for info in open_source(uri).list()}
         commit = git(project.folder, "rev-parse", "HEAD")
         assert {info.path for info in open_source(f"{uri}@{commit}").list()} == {info.path for info in found.list()}
+
+
+def test_a_default_branch_that_is_a_tag_stands_for_its_commit(git_server: GitServer, project: Checkout) -> None:
+    commit = git(project.folder, "rev-parse", "HEAD")
+    git(project.folder, "tag", "-a", "v1", "-m", "one")
+    git(project.folder, "push", "--quiet", "origin", "v1")
+    (project.remote / "HEAD").write_text("ref: refs/tags/v1\n")
+    for uri in (git_server.url("team/app.git"), f"git+file://{project.remote}"):
+        remote = parse_remote(uri)
+        assert remote is not None
+        assert current_branches(remote) == (commit, {"main": commit})
+        assert resolve(remote) == commit
 
 
 def test_a_missing_branch_or_repository_is_an_error_before_any_write(
