@@ -174,6 +174,7 @@ def sync_fleets(
         parts = _discover(request, known, progress, now(), of_run)
         if request.has_all_fleets:
             _adopt_former(parts, known)
+        _hand_over(parts)
         names = {part.fleet.name for part in parts}
         others = {name: record for name, record in known.items() if name not in names}
         sync = _Sync(request, parts, others, entities, lease, progress, now)
@@ -242,7 +243,7 @@ def _discover(
 
 
 def _adopt_former(parts: Sequence[FleetPart], known: dict[str, FleetRecord]) -> None:
-    """Take over the state of new repositories from fleets that are no longer configured."""
+    """Take over the state of repositories without an index from fleets that are no longer configured."""
     for name in known.keys() - {part.fleet.name for part in parts}:
         former = dict(known[name].repositories)
         of_uri = {
@@ -252,10 +253,30 @@ def _adopt_former(parts: Sequence[FleetPart], known: dict[str, FleetRecord]) -> 
         }
         for part in parts if of_uri else ():
             for identifier, repository in part.repositories.items():
-                uri = part.source_uri(repository) if not repository.entity and part.is_present(identifier) else ""
+                uri = part.source_uri(repository) if not repository.uris and part.is_present(identifier) else ""
                 if uri in of_uri:
                     part.repositories[identifier] = former.pop(of_uri.pop(uri)).adopted_as(repository)
         known[name] = replace(known[name], repositories=former) if former else FleetRecord()
+
+
+def _hand_over(parts: Sequence[FleetPart]) -> None:
+    """Hand over the indexes of repositories that one fleet lost or excludes to another fleet that lists them."""
+    left = {
+        repository.uri: (part, identifier)
+        for part in parts
+        for identifier, repository in part.repositories.items()
+        if repository.uri and (repository.excluded or repository.missed_since is not None)
+    }
+    for part in parts if left else ():
+        for identifier, repository in [*part.repositories.items()]:
+            if repository.uris or repository.excluded or not part.is_present(identifier):
+                continue
+            former, of_former = left.get(part.source_uri(repository), (part, ""))
+            if former is not part:  # at the same host, another id is another repository
+                known = former.repositories.pop(of_former)
+                part.repositories[identifier] = known.adopted_as(repository)
+                if known.excluded:
+                    former.repositories[of_former] = KnownRepository(listed=known.listed, excluded=known.excluded)
 
 
 # -- sync ---------------------------------------------------------------------------------------

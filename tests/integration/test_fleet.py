@@ -377,6 +377,35 @@ def test_two_fleets_with_one_repository_index_it_once(
     assert fleet.documents() == files
 
 
+@pytest.mark.parametrize("leaves", ["it is removed", "it excludes it", "it lists it no longer"])
+def test_a_repository_of_two_fleets_stays_indexed_if_the_first_leaves_it(
+    projects: dict[str, Checkout], fleet: Fleet, leaves: str
+) -> None:
+    a, b = (f"git+file://{projects[name].remote}" for name in "ab")
+
+    def table(name: str, *uris: str, settings: str = "") -> str:
+        return f'[[fleet]]\nprovider = "list"\nname = "{name}"\nrepositories = {json.dumps(uris)}\n{settings}'
+
+    other = table("other", a)
+    fleet.tables = table("first", a, b) + other
+    fleet.sync()
+    files = fleet.documents()
+    assert (files, fleet.has_failed) == ({"a": {"a.md"}, "b": {"b.md"}}, True)
+    fleet.tables = {
+        "it is removed": table("next", b) + other,
+        "it excludes it": table("first", a, b, settings='exclude = ["**/a"]\n') + other,
+        "it lists it no longer": table("first", b) + other,
+    }[leaves]
+    for _ in range(3):
+        fleet.now += timedelta(days=8)
+        fleet.sync()
+        assert (fleet.documents(), fleet.has_failed) == (files, False)
+    projects["a"].write("more.md", "another file\n")
+    projects["a"].push()
+    fleet.sync()
+    assert fleet.documents() == files | {"a": {"a.md", "more.md"}}
+
+
 @pytest.mark.parametrize("kind", ["folder", "list"])
 def test_branches_are_indexed_as_their_hosts_have_them(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, kind: str
