@@ -176,7 +176,7 @@ def option_groups(options: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _group(option: Any) -> str:
-    return OPTION_GROUPS[-1] if option.name == "help" else option.rich_help_panel or OPTION_GROUPS[0]
+    return OPTION_GROUPS[-1] if "--help" in option.opts else option.rich_help_panel or OPTION_GROUPS[0]
 
 
 class _Command(TyperCommand):
@@ -194,7 +194,9 @@ class _Command(TyperCommand):
         options = option_groups([each for each in shown if each not in arguments])
         for title, group in {**({"Arguments": arguments} if arguments else {}), **options}.items():
             with formatter.section(title):
-                formatter.write_dl([each.get_help_record(ctx) for each in group])
+                # typer before 0.26 escapes brackets for rich
+                records = [each.get_help_record(ctx) for each in group]
+                formatter.write_dl([(name, text.replace("\\[", "[")) for name, text in records])
 
     def __init__(self, *args: Any, params: list[Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, params=_with_output_options(params), **kwargs)
