@@ -130,14 +130,12 @@ PASSING = frozenset({SkipReason.UNREADABLE, SkipReason.UNSTABLE})
 class SourceTally:
     """Counts one source's run into its ``report``.
 
-    ``new_hashes`` counts the contents of new documents. ``indexes_lag`` is set once lines have changed. ``archives`` is
-    the source's setting.
+    ``new_hashes`` counts the contents of new documents. ``archives`` is the source's setting.
     """
 
     report: SourceReport
     archives: bool
     new_hashes: Counter[str] = field(default_factory=Counter)
-    indexes_lag: bool = False
 
     @property
     def seen_before(self) -> int:

@@ -38,7 +38,7 @@ from driftline.flows.runs.plan import (
 )
 from driftline.flows.runs.remove import DeletionLimit, remove_documents, remove_source
 from driftline.flows.runs.source_group import run_all
-from driftline.flows.runs.source_run import COMMIT_SECONDS
+from driftline.flows.runs.source_run import COMMIT_SECONDS, SourceRun
 from driftline.storage.deltas.manifest import totals
 from driftline.storage.embedding import DeepModel
 from driftline.storage.entities import Entity
@@ -330,7 +330,7 @@ def _run_sources(
     builds: SegmentBuilds,
 ) -> None:
     failure: DriftlineError | None = None
-    failed, stale = set[Entity](), set[Entity]()
+    failed, stale = set[Entity](), dict[Entity, list[SourceRun]]()
     for run, error in run_all(plan, executor, progress, report, builds):
         if error is not None:
             failed.add(run.entity)
@@ -345,7 +345,7 @@ def _run_sources(
                 progress.message(f"{run.entity} has failed: {error.what}")
             failure = failure or error
         if run.indexes_lag:
-            stale.add(run.owner)
+            stale.setdefault(run.owner, []).append(run)
     if not plan.request.dry_run:
         finished = replace(
             plan,
@@ -363,12 +363,12 @@ def _run_sources(
                 with watch.phase("deep"), phase("deep"):
                     deepen(finished, plan.deep, executor, progress, report)
             workspace = plan.workspace
-            for owner in sorted(stale):
+            for owner, runs in sorted(stale.items()):
                 progress.phase(f"building indexes of {owner}")
                 names = [str(part.entity) for part in plan.sources if workspace.table_owner(part.entity) == owner]
                 report.indexes += run_stage(
                     f"index {', '.join(names)}",
-                    partial(_maintain, plan, owner, report.run_id, executor, progress, builds),
+                    partial(_maintain, plan, owner, report.run_id, runs, executor, progress, builds),
                     lambda changed: f"indexes brought up to date: {', '.join(changed) or 'none'}",
                     repeatable=True,
                     after=[f"{stage} {name}" for name in names for stage in ("embed", "commit")],
@@ -387,8 +387,15 @@ def _claim(plan: IndexPlan) -> IndexPlan:
 
 
 def _maintain(
-    plan: IndexPlan, owner: Entity, run_id: str, executor: Executor, progress: Progress, builds: SegmentBuilds
+    plan: IndexPlan,
+    owner: Entity,
+    run_id: str,
+    runs: Sequence[SourceRun],
+    executor: Executor,
+    progress: Progress,
+    builds: SegmentBuilds,
 ) -> list[str]:
+    """Update the search indexes of ``owner`` after ``runs`` changed its lines; return what changed."""
     workspace = plan.workspace
     table = workspace.lines(owner, plan.model.fingerprint)
     built = builds.finish(owner)
@@ -398,10 +405,12 @@ def _maintain(
             maintained = maintain(table, plan.request.indexes, built=built, build=build)
             if builds.have_failed or executor.has_repeated:
                 lease.expect_garbage()
-            return maintained
     except LeaseHeld as error:
         progress.message(f"Skipped the search indexes of {owner}, which another run is updating: {error.what}")
         return []
+    for run in runs if plan.request.indexes == "all" else ():
+        run.indexes_are_current()
+    return maintained
 
 
 def _record(plan: IndexPlan, report: IndexReport, started: datetime, outcome: str) -> None:

@@ -31,7 +31,7 @@ from driftline.storage.deltas.manifest import SCHEMA, Manifest, revision, should
 from driftline.storage.documents import INSIDE, DocumentState, SkipReason, container_of
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, DeletionRefused, LeaseLost, StaleBuild, StorageError
-from driftline.storage.leases.lease import peek
+from driftline.storage.leases.lease import Lease, peek
 from driftline.storage.objects import store_requests
 from driftline.storage.redaction import RULES_VERSION
 from driftline.storage.sources.commit_tree import CommitTree
@@ -202,7 +202,8 @@ class Survey:
         if context.source.superseded is not None or context.plan.request.build is not None:
             return None
         lease = peek(context.workspace.objects, context.workspace.lease_of(context.entity))
-        if not lease.is_free or lease.holder_died or not at.is_indexed(known.commit, lease.token):
+        is_current = lease.is_free and not lease.holder_died and not lease.indexes_lag
+        if not is_current or not at.is_indexed(known.commit, lease.token):
             return None
         return revision(lease.token + 1, 0)  # the revision of a run that took the lease and found nothing
 
@@ -337,6 +338,7 @@ class SourceRun:
         self._context = RunContext(plan, source, executor, progress, run_id, builds, lock, tally, watch, owner)
         self._survey = Survey(self._context)
         self._fetched: Future[int | None] | None = None
+        self._lease: Lease | None = None
 
     @property
     def workspace(self) -> Workspace:
@@ -357,7 +359,12 @@ class SourceRun:
     @property
     def indexes_lag(self) -> bool:
         """Whether lines have changed since the search indexes were updated."""
-        return self._context.tally.indexes_lag
+        return self._lease is not None and self._lease.indexes_lag
+
+    def indexes_are_current(self) -> None:
+        """Record that the search indexes were updated: until then, the next run updates them, even if unchanged."""
+        if self._lease is not None:
+            self._lease.indexes_are_current()
 
     def execute(self) -> None:
         """Update the index of the source.
@@ -416,9 +423,9 @@ class SourceRun:
             lease = stack.enter_context(
                 acquire_source(workspace, entity, context.run_id, wait_seconds=wait_seconds, marker_token=marker_token)
             )
+        self._lease = lease
         with context.timed("settle"):
-            tally.indexes_lag = lease.taken_over
-            tally.indexes_lag |= settle(workspace, entity, lease) > 0
+            lease.indexes_lag |= settle(workspace, entity, lease) > 0
             before = self._survey.last_record()
             reached = (before.commit or before.reached) if before else None
             self._survey.refuse_older(reached)
@@ -430,7 +437,7 @@ class SourceRun:
             table = workspace.lines(entity, model.fingerprint)
             committer = Committer(workspace, entity, lease, context.run_id, table, model.dim)
             if len(workspace.line_tables(entity)) > 1:
-                tally.indexes_lag |= remove_lines_without_document(committer) > 0
+                lease.indexes_lag |= remove_lines_without_document(committer) > 0
         work = self._surveyed(scan_range)
         if is_moved:
             if deletion_refused(context, work, Counter()):  # the missing documents may only be renamed
@@ -554,7 +561,7 @@ class LeasedRun:
         tally.retouched(self.work.retouched)
         tally.embedded(result)
         tally.committed(changes.rows, [result])
-        tally.indexes_lag |= changes.touches_lines or result.lines > 0  # the group owns their fragments
+        self.committer.lease.indexes_lag |= changes.touches_lines or result.lines > 0  # the group owns their fragments
         tally.deleted(self.work.missing)
 
     # -- embed and commit --------------------------------------------------------------------
@@ -608,7 +615,7 @@ class LeasedRun:
         with interrupt_deferred():
             self._commit_changes(changes)
             self.context.tally.committed(changes.rows, results)
-            self.context.tally.indexes_lag |= changes.touches_lines
+            self.committer.lease.indexes_lag |= changes.touches_lines
         if changes.fragments:
             self.context.builds.committed(self.owner, self.committer.table)
 
@@ -629,7 +636,7 @@ class LeasedRun:
         refused = deletion_refused(self.context, self.work, tally.new_hashes)
         if refused is None:
             self._commit_changes(ChangeSet(SCHEMA.empty_table(), removed=tuple(missing["path"].to_pylist())), "delete")
-            tally.indexes_lag |= pc.any(pc.greater(missing["lines"], 0)).as_py()
+            self.committer.lease.indexes_lag |= pc.any(pc.greater(missing["lines"], 0)).as_py()
             tally.deleted(missing)
         return refused
 

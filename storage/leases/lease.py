@@ -62,7 +62,8 @@ class _Owner(ProcessIdentity):
 class _Record:
     """A lease file's content. ``nonce`` distinguishes acquisitions whose other fields are equal.
 
-    ``failures`` is how many holders failed or did not release the lease; they may have left garbage.
+    ``failures`` is how many holders failed or did not release the lease; they may have left garbage. ``indexes_lag``
+    is set while lines have changed since the search indexes were updated.
     """
 
     format_version: int = FORMAT_VERSION
@@ -74,6 +75,7 @@ class _Record:
     renewed: datetime
     ttl_seconds: float
     failures: int = 0
+    indexes_lag: bool = False
 
     def to_bytes(self) -> bytes:
         return to_json(self)
@@ -84,12 +86,15 @@ class Lease:
 
     ``token`` is higher than the token of every earlier holder. ``taken_over`` is true if the previous holder did not
     release the lease, so its late commits must be fenced off. A forked child neither renews nor releases the lease.
+    ``indexes_lag`` comes from the previous holder; set it to tell the next one that lines have changed, until
+    ``indexes_are_current``.
     """
 
     def __init__(self, objects: ObjectStore, path: str, record: _Record, version: str, *, taken_over: bool) -> None:
         self.token = record.token
         self.run_id = record.owner.run_id
         self.taken_over = taken_over
+        self.indexes_lag = record.indexes_lag
         self._objects = objects
         self._path = path
         self._record = record
@@ -130,7 +135,7 @@ class Lease:
         if not self._stop():
             return
         failures = self._record.failures + (failed or self._leaves_garbage)
-        self._record = replace(self._record, failures=failures)
+        self._record = replace(self._record, failures=failures, indexes_lag=self.indexes_lag)
         try:
             self._write("released")
             liveness.change_references(-1)
@@ -145,6 +150,18 @@ class Lease:
         outcomes.
         """
         self._stop()
+
+    def indexes_are_current(self) -> None:
+        """Record in the released lease that the search indexes were updated, unless another run holds it by now."""
+        if self._record.state != "released":
+            return  # its release failed
+        record = replace(self._record, indexes_lag=False)
+        try:
+            self._version = self._objects.replace(self._path, record.to_bytes(), self._version)
+        except PreconditionFailed:
+            return  # the holder knows that they lagged, and updates them
+        except DriftlineError as error:
+            _log.warning("The next run will check the search indexes again: %s", error)
 
     def __enter__(self) -> Self:
         return self
@@ -312,7 +329,8 @@ def acquire(
             token = current.token if current is not None else known_token()
             taken_over = current.state == "held" if current is not None else token > 0
             failures = (current.failures if current is not None else 0) + taken_over
-            record = _new_record(run_id, max(token, at_least) + 1, ttl_seconds, failures)
+            indexes_lag = taken_over or (current is not None and current.indexes_lag)
+            record = _new_record(run_id, max(token, at_least) + 1, ttl_seconds, failures, indexes_lag)
             try:
                 if current is None:
                     written = objects.create(path, record.to_bytes())
@@ -350,7 +368,8 @@ class LeaseStatus:
     file's version.
 
     ``holder`` is a human-readable description. ``holder_died`` is true if the lease is free because its holder died.
-    ``token`` is the last holder's; ``failures`` is how many holders failed or did not release the lease.
+    ``token`` and ``indexes_lag`` are the last holder's; ``failures`` is how many holders failed or did not release the
+    lease.
     """
 
     is_free: bool
@@ -359,6 +378,7 @@ class LeaseStatus:
     holder_died: bool = False
     token: int = 0
     failures: int = 0
+    indexes_lag: bool = False
 
 
 def peek(objects: ObjectStore, path: str) -> LeaseStatus:
@@ -377,10 +397,11 @@ def peek(objects: ObjectStore, path: str) -> LeaseStatus:
         holder_died,
         current.token,
         current.failures,
+        current.indexes_lag,
     )
 
 
-def _new_record(run_id: str, token: int, ttl_seconds: float, failures: int) -> _Record:
+def _new_record(run_id: str, token: int, ttl_seconds: float, failures: int, indexes_lag: bool) -> _Record:
     now = datetime.now(UTC)
     return _Record(
         owner=_Owner(**asdict(ProcessIdentity.current()), run_id=run_id),
@@ -391,6 +412,7 @@ def _new_record(run_id: str, token: int, ttl_seconds: float, failures: int) -> _
         renewed=now,
         ttl_seconds=ttl_seconds,
         failures=failures,
+        indexes_lag=indexes_lag,
     )
 
 

@@ -22,7 +22,7 @@ import pytest
 from driftline.storage.errors import CorruptFile, LeaseHeld, LeaseLost, StorageError, WorkspaceTooNew
 from driftline.storage.leases import liveness
 from driftline.storage.leases import liveness as processes
-from driftline.storage.leases.lease import Lease, acquire
+from driftline.storage.leases.lease import Lease, acquire, peek
 from driftline.storage.leases.liveness import Liveness
 from driftline.storage.objects.store import ObjectStore
 from tests.support.waiting import PATIENCE_SECONDS, until
@@ -421,6 +421,25 @@ def test_an_abandoned_lease_stays_held_and_warns_its_next_holder(disk: ObjectSto
         first.check()
     with acquire(disk, PATH, "run-2", wait_seconds=PATIENCE_SECONDS) as lease:
         assert (lease.token, lease.taken_over) == (2, True)
+
+
+def test_each_holder_knows_that_the_indexes_lag_until_they_are_current(store: ObjectStore) -> None:
+    with acquire(store, PATH, "run-1") as first:
+        assert not first.indexes_lag
+        first.indexes_lag = True
+    with acquire(store, PATH, "run-2") as second:
+        assert second.indexes_lag
+        first.indexes_are_current()  # run-2 may have changed lines since
+    assert peek(store, PATH).indexes_lag
+    second.indexes_are_current()
+    assert not peek(store, PATH).indexes_lag
+    third = acquire(store, PATH, "run-3")
+    assert not third.indexes_lag
+    third.leave_held()
+    rewrite(store, start_time="1")  # a process that is dead
+    with acquire(store, PATH, "run-4") as fourth:  # nobody knows what run-3 has done
+        assert fourth.indexes_lag
+    assert peek(store, PATH).indexes_lag
 
 
 def test_check_and_release_after_a_takeover_do_not_touch_the_new_lease(store: ObjectStore) -> None:

@@ -182,3 +182,29 @@ def interrupt_everywhere(
             assert_nothing_staged(Workspace.open(uri))
         except Exception as error:
             raise AssertionError(f"after {outcome}") from error
+
+
+@pytest.mark.parametrize("names", [("one",), ("one", "two"), tuple(f"small{number}" for number in range(6))])
+@pytest.mark.parametrize("stopped_in", ["driftline.flows.runs.index._maintain", "driftline.flows.runs.index.maintain"])
+def test_the_next_run_builds_the_indexes_of_a_run_that_stopped_before(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, stopped_in: str, names: Sequence[str]
+) -> None:
+    for name in names:
+        write_file(tmp_path / name / "a.txt", "word1\nword2\n", OLD_NS)
+    workspace = str(tmp_path / "workspace")
+
+    def run() -> set[str]:
+        trees = tuple(str(tmp_path / name) for name in names)
+        return set(index_sources(IndexRequest(trees, workspace, model=str(model), workers=1)).indexes)
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(stopped_in, stop)
+        for _ in range(2):  # the second run changes nothing
+            with pytest.raises(KeyboardInterrupt):
+                run()
+    assert "text_idx" in run()
+    monkeypatch.setattr(stopped_in, lambda *_, **__: pytest.fail("the indexes are current"))
+    assert run() == set()
