@@ -200,7 +200,8 @@ def _preselected(signs: NDArray[np.uint64], vector: NDArray[np.float32], limit: 
             found += weight * counted(np.bitwise_and(some, plane, out=common[:, : some.shape[1]]))
         at = np.flatnonzero(found > least)
         best, products = np.append(best, first + at), np.append(products, found[at])
-        if len(best) > limit:
+        is_last = first + _COMPARED_AT_ONCE >= signs.shape[1]
+        if len(best) > (limit if is_last else 2 * limit):
             kept = np.argpartition(products, -limit)[-limit:]
             best, products = best[kept], products[kept]
             least = products.min()
@@ -281,7 +282,7 @@ def _planes(codes: pa.ChunkedArray) -> tuple[NDArray[np.uint64], NDArray[np.uint
     width = len(codes[0].as_buffer()) if len(codes) else 0
     signs, large = np.empty((2, width // 16, len(codes)), np.uint64)
     at = 0
-    for part in codes.chunks:
+    for part in filter(len, codes.chunks):
         fixed = part.cast(pa.binary(width))
         size = len(fixed) * width // 8
         words = np.frombuffer(fixed.buffers()[1], np.uint64, size, fixed.offset * width).reshape(len(fixed), -1)

@@ -191,7 +191,7 @@ def test_only_new_fragments_are_read_and_replaced_documents_are_gone(
 
 
 def arrow_codes(count: int, dim: int = 256) -> tuple[pa.Table, NDArray[np.uint64]]:
-    """Return rows as a scan yields them, in batches, some of them slices, and their words ``(count, w)``."""
+    """Return rows as a scan yields them, in batches, one a slice and one empty, and their words ``(count, w)``."""
     words = np.random.default_rng(3).integers(0, 2**64, (count, dim // 32), np.uint64)
     rows = pa.table(
         {
@@ -200,7 +200,7 @@ def arrow_codes(count: int, dim: int = 256) -> tuple[pa.Table, NDArray[np.uint64
             "_rowaddr": pa.array(range(count), pa.uint64()),
         }
     )
-    return pa.concat_tables([rows[: count // 3], rows[count // 3 :]]), words
+    return pa.concat_tables([rows[: count // 3], rows[:0], rows[count // 3 :]]), words
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending"])
