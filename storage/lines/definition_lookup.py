@@ -62,7 +62,8 @@ class _Definitions:
         """Select the definitions of ``blocks``, which have ``outline``, ``line_number`` and ``_rowid``."""
         parts = [_defined_in(batch) for batch in blocks.to_batches()]
         tails, rows = (np.concatenate([np.zeros(0, np.uint64), *(part[at] for part in parts)]) for at in (1, 2))
-        return cls(pa.chunked_array([entries for entries, *_ in parts], pa.string()), tails, rows)
+        entries = pa.table({"entry": pa.chunked_array([each for each, *_ in parts], pa.string())})
+        return cls(entries.combine_chunks()["entry"], tails, rows)  # taking a few from many chunks would copy them all
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +72,7 @@ class _Definitions:
 
     def ending_in(self, part: str) -> Iterator[tuple[int, Definition]]:
         """Yield the definitions whose names may end in ``part``, case-insensitively, with the rows of their blocks."""
-        tail = part.lower().encode()[-_TAIL_BYTES:]
+        tail = pc.utf8_lower(part).as_py().encode()[-_TAIL_BYTES:]  # unlike Python, Arrow lowers letters one by one
         ends_alike = self.tails & np.uint64(256 ** len(tail) - 1) == int.from_bytes(tail, "big")
         if len(tail) < _TAIL_BYTES:
             ends_alike &= ~_OF_WORDS[self.tails >> np.uint64(8 * len(tail)) & np.uint64(255)]

@@ -20,6 +20,8 @@ DEFINED = (
     Definition("function", "straße", 49, 49, 50),
     Definition("function", "read_the_whole_table", 50, 50, 51),
     Definition("function", "write_the_whole_table", 51, 51, 52),
+    Definition("function", "İstanbul", 52, 52, 53),
+    Definition("function", "ΣΊΣΥΦΟΣ", 53, 53, 54),
     Definition("section", "Why get", 65, 65, 70),
     Definition("key", "get", 81, 81, 81),
 )
@@ -55,6 +57,8 @@ def blocks(definitions: Sequence[Definition], count: int, *, batch: int = 1_000)
         ("STRASSE", []),
         ("STRAßE", [(103, "straße")]),
         ("read_the_whole_table", [(103, "read_the_whole_table"), (103, "write_the_whole_table")]),
+        ("İSTANBUL", [(103, "İstanbul")]),
+        ("ΣΊΣΥΦΟΣ", [(103, "ΣΊΣΥΦΟΣ")]),
         ("missing", []),
     ],
 )
@@ -74,3 +78,7 @@ def test_no_definitions_are_found_in_no_blocks() -> None:
 def test_definitions_take_memory_once_not_in_each_of_their_blocks() -> None:
     one, many = (_Definitions.of(blocks((TABLE,), count)) for count in (1, 60))
     assert many.nbytes == one.nbytes < 100
+
+
+def test_definitions_of_many_batches_are_taken_from_one_chunk() -> None:
+    assert _Definitions.of(blocks(DEFINED, 10, batch=1)).entries.num_chunks == 1
