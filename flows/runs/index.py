@@ -54,7 +54,7 @@ from driftline.storage.errors import (
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.indexes import maintain
-from driftline.storage.objects.store_requests import phase, request_counter
+from driftline.storage.objects.store_requests import REQUESTS_AT_ONCE, in_parallel, phase, request_counter
 from driftline.storage.workspace.records import INDEX, RunHistory, RunRecord, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.embedding.transformer import deep_model
@@ -408,8 +408,9 @@ def _maintain(
     except LeaseHeld as error:
         progress.message(f"Skipped the search indexes of {owner}, which another run is updating: {error.what}")
         return []
-    for run in runs if plan.request.indexes == "all" else ():
-        run.indexes_are_current()
+    if plan.request.indexes == "all":
+        for _ in in_parallel(SourceRun.indexes_are_current, runs, min(len(runs), REQUESTS_AT_ONCE)):
+            pass
     return maintained
 
 

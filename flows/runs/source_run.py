@@ -95,6 +95,11 @@ class RunContext:
     def manifest(self) -> Manifest:
         return self.workspace.manifest(self.entity)
 
+    @property
+    def completes_indexes(self) -> bool:
+        """Whether the run also updates the search indexes that an earlier run left behind."""
+        return self.plan.request.indexes == "all"
+
     def is_partial(self, scan_range: ScanRange) -> bool:
         """Return whether the files of a repository outside ``scan_range`` are known to be unchanged."""
         return scan_range.paths is not None and isinstance(self.source.source, RepositorySource)
@@ -202,8 +207,9 @@ class Survey:
         if context.source.superseded is not None or context.plan.request.build is not None:
             return None
         lease = peek(context.workspace.objects, context.workspace.lease_of(context.entity))
-        is_current = lease.is_free and not lease.holder_died and not lease.indexes_lag
-        if not is_current or not at.is_indexed(known.commit, lease.token):
+        is_free = lease.is_free and not lease.holder_died
+        lags = lease.indexes_lag and context.completes_indexes
+        if not is_free or lags or not at.is_indexed(known.commit, lease.token):
             return None
         return revision(lease.token + 1, 0)  # the revision of a run that took the lease and found nothing
 
@@ -358,7 +364,7 @@ class SourceRun:
 
     @property
     def indexes_lag(self) -> bool:
-        """Whether lines have changed since the search indexes were updated."""
+        """Whether this run has to update the search indexes."""
         return self._lease is not None and self._lease.indexes_lag
 
     def indexes_are_current(self) -> None:
@@ -425,7 +431,8 @@ class SourceRun:
             )
         self._lease = lease
         with context.timed("settle"):
-            lease.indexes_lag |= settle(workspace, entity, lease) > 0
+            lags = lease.indexes_lagged and context.completes_indexes
+            lease.indexes_lag |= settle(workspace, entity, lease) > 0 or lags
             before = self._survey.last_record()
             reached = (before.commit or before.reached) if before else None
             self._survey.refuse_older(reached)

@@ -86,15 +86,16 @@ class Lease:
 
     ``token`` is higher than the token of every earlier holder. ``taken_over`` is true if the previous holder did not
     release the lease, so its late commits must be fenced off. A forked child neither renews nor releases the lease.
-    ``indexes_lag`` comes from the previous holder; set it to tell the next one that lines have changed, until
-    ``indexes_are_current``.
+    ``indexes_lagged`` is true if an earlier holder changed lines without updating the search indexes. Set
+    ``indexes_lag`` to tell the next holder that lines have changed, until ``indexes_are_current``.
     """
 
     def __init__(self, objects: ObjectStore, path: str, record: _Record, version: str, *, taken_over: bool) -> None:
         self.token = record.token
         self.run_id = record.owner.run_id
         self.taken_over = taken_over
-        self.indexes_lag = record.indexes_lag
+        self.indexes_lagged = record.indexes_lag
+        self.indexes_lag = taken_over
         self._objects = objects
         self._path = path
         self._record = record
@@ -135,7 +136,8 @@ class Lease:
         if not self._stop():
             return
         failures = self._record.failures + (failed or self._leaves_garbage)
-        self._record = replace(self._record, failures=failures, indexes_lag=self.indexes_lag)
+        indexes_lag = self.indexes_lagged or self.indexes_lag
+        self._record = replace(self._record, failures=failures, indexes_lag=indexes_lag)
         try:
             self._write("released")
             liveness.change_references(-1)

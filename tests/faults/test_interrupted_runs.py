@@ -6,9 +6,10 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -208,3 +209,15 @@ def test_the_next_run_builds_the_indexes_of_a_run_that_stopped_before(
     assert "text_idx" in run()
     monkeypatch.setattr(stopped_in, lambda *_, **__: pytest.fail("the indexes are current"))
     assert run() == set()
+
+
+@pytest.mark.parametrize("scope", ["none", "text"])
+def test_only_a_run_of_all_indexes_completes_those_that_were_left_out(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, scope: Literal["none", "text"]
+) -> None:
+    write_file(tmp_path / "tree/a.txt", "word1\nword2\n", OLD_NS)
+    some = IndexRequest((str(tmp_path / "tree"),), str(tmp_path / "workspace"), model=str(model), indexes=scope)
+    index_sources(some)
+    monkeypatch.setattr("driftline.flows.runs.index.maintain", lambda *_, **__: ["maintained"])
+    for request, changed in ((some, []), (replace(some, indexes="all"), ["maintained"]), (some, [])):
+        assert index_sources(request).indexes == changed
