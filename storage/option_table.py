@@ -317,14 +317,20 @@ def spread(name: str, parameters: Sequence[inspect.Parameter]) -> Callable[[Call
     return decorate
 
 
+_FILES = {"paths", "path", "file", "filename", "document", "documents"}
+_FOLDERS = {"dirs", "dir", "directory", "directories", "folder", "folders"}
+_GLOBS = {"globs", "glob", "include", "includes"}
 SYNONYMS = (
     {"top_k", "k", "n", "limit", "count", "size", "max_results", "num_results", "n_results"},
     {"n_lines", "context", "context_lines", "lines"},
     {"q", "query", "text", "search"},
-    {"paths", "path", "file", "filename", "document", "dirs", "dir", "directory", "directories", "folder", "folders"}
-    | {"globs", "glob", "include", "includes"},
-    {"files", "file", "paths", "path", "filename", "document", "documents"},
+    _FILES,
+    _FOLDERS,
+    _GLOBS,
+    _FILES | _FOLDERS | _GLOBS,
+    _FILES | {"files"},
     {"pattern", "patterns", "globs"},
+    {"regex", "regexp"},
     {"pattern", "q", "query", "regex", "regexp", "text"},
     {"name", "symbol", "identifier"},
     {"exts", "ext", "extension", "extensions", "ending", "endings", "suffix", "file_types", "filetype"},
@@ -334,14 +340,12 @@ SYNONYMS = (
     {"max_distance", "distance", "threshold"},
     {"min_relevance", "min_score", "score", "relevance"},
 )
-"""Argument names used by other tools. Each set is one argument, or several of a kind; the first set counts."""
+"""Argument names used by other tools. Each set is one argument, or several of a kind; the first that fits counts."""
 
 
 def nearest_name(name: str, known: Sequence[str]) -> str:
     """Return a hint for an unknown argument ``name``: the closest of the ``known`` names."""
     plain = name.strip("-").replace("-", "_").lower()
     same = ([each for each in known if each in synonyms] for synonyms in SYNONYMS if plain in synonyms)
-    near = difflib.get_close_matches(plain, next(filter(None, same), []), 1, 0) or difflib.get_close_matches(
-        plain, known, 1
-    )
+    near = next(filter(None, same), None) or difflib.get_close_matches(plain, known, 1)
     return f"Did you mean {near[0]!r}?" if near else f"Known names: {', '.join(known) or 'none'}."

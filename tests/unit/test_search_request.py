@@ -22,6 +22,7 @@ from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.config.toml_schema import SearchTable
 from driftline.flows.web.api import parameters
 from driftline.storage.errors import UsageError
+from driftline.storage.option_table import nearest_name
 from driftline.tasks.search.request import OPTIONS, SearchFilter, SearchRequest, extensions_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -216,3 +217,15 @@ def test_patterns_of_sources_are_tuples_of_text(kind: Callable[..., SourceReques
     for wrong in (5, {"*.py": 1}, [5]):
         with pytest.raises(UsageError, match="include must be"):
             kind(include=wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("file", "paths"), ("document", "paths"), ("folder", "dirs"), ("include", "globs"), ("limit", "top_k"),
+        ("max_results", "top_k"), ("repo", "sources"), ("regexp", "regex"), ("text", "query"),
+    ],
+)  # fmt: skip
+def test_a_name_of_other_tools_hints_at_the_option_that_is_meant(name: str, meant: str) -> None:
+    known = ["query", *OPTIONS]
+    assert nearest_name(name, known) == f"Did you mean {meant!r}?"
