@@ -344,7 +344,7 @@ SYNONYMS = (
 
 
 def nearest_name(name: str, known: Sequence[str]) -> str:
-    """Return a hint for an unknown argument ``name``: the closest of the ``known`` names."""
+    """Return a hint for an unknown argument ``name``: a synonym among the ``known`` names, or the closest of them."""
     plain = name.strip("-").replace("-", "_").lower()
     same = ([each for each in known if each in synonyms] for synonyms in SYNONYMS if plain in synonyms)
     near = next(filter(None, same), None) or difflib.get_close_matches(plain, known, 1)
