@@ -260,7 +260,10 @@ def _adopt_former(parts: Sequence[FleetPart], known: dict[str, FleetRecord]) -> 
 
 
 def _hand_over(parts: Sequence[FleetPart]) -> None:
-    """Hand over the indexes of repositories that one fleet lost or excludes to another fleet that lists them."""
+    """Hand over the indexes of repositories that one fleet lost or excludes to another fleet that lists them.
+
+    A fleet with another entity template would have them in other places, where other people may read them.
+    """
     left = {
         repository.uri: (part, identifier)
         for part in parts
@@ -271,12 +274,18 @@ def _hand_over(parts: Sequence[FleetPart]) -> None:
         for identifier, repository in [*part.repositories.items()]:
             if repository.uris or repository.excluded or not part.is_present(identifier):
                 continue
-            former, of_former = left.get(part.source_uri(repository), (part, ""))
-            if former is not part:  # at the same host, another id is another repository
-                known = former.repositories.pop(of_former)
-                part.repositories[identifier] = known.adopted_as(repository)
-                if known.excluded:
-                    former.repositories[of_former] = KnownRepository(listed=known.listed, excluded=known.excluded)
+            uri = part.source_uri(repository)
+            former, of_former = left.get(uri, (part, ""))
+            a, b = part.fleet, former.fleet
+            if former is part or a.template != b.template:
+                continue
+            if (a.host.provider, a.host.url) == (b.host.provider, b.host.url) and identifier != of_former:
+                continue  # at the same host, another id is another repository
+            del left[uri]
+            known = former.repositories.pop(of_former)
+            part.repositories[identifier] = known.adopted_as(repository)
+            if known.excluded:
+                former.repositories[of_former] = KnownRepository(listed=known.listed, excluded=known.excluded)
 
 
 # -- sync ---------------------------------------------------------------------------------------

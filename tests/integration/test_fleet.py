@@ -406,6 +406,29 @@ def test_a_repository_of_two_fleets_stays_indexed_if_the_first_leaves_it(
     assert fleet.documents() == files | {"a": {"a.md", "more.md"}}
 
 
+@pytest.mark.parametrize("excludes", [True, False])
+def test_one_of_several_fleets_takes_over_a_repository(
+    projects: dict[str, Checkout], fleet: Fleet, excludes: bool
+) -> None:
+    a, b = (f"git+file://{projects[name].remote}" for name in "ab")
+
+    def table(name: str, *uris: str, settings: str = "") -> str:
+        return f'[[fleet]]\nprovider = "list"\nname = "{name}"\nrepositories = {json.dumps(uris)}\n{settings}'
+
+    others = table("elsewhere", a, settings='entity = "org:other/source:{name}"\n') + table("i", a) + table("j", a)
+    fleet.tables = table("first", a, b) + others
+    fleet.sync()
+    files = fleet.documents()
+    first = table("first", a, b, settings='exclude = ["**/a"]\n') if excludes else table("first", b)
+    fleet.tables = first + others
+    for _ in range(2):
+        fleet.sync()
+        assert fleet.documents() == files
+        fleet.now += timedelta(days=8)
+    known = read_fleets(fleet.workspace.objects)
+    assert [known[name].repositories[a].uri for name in ("elsewhere", "i", "j")] == ["", a, ""]
+
+
 @pytest.mark.parametrize("kind", ["folder", "list"])
 def test_branches_are_indexed_as_their_hosts_have_them(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, kind: str
