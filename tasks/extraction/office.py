@@ -477,7 +477,6 @@ class _OpenDocument(Handler):
         self._rows: list[_Row] = []
         self._table, self._number, self._slide, self._ignored = "", 0, 0, 0
         self._value = self._date = ""
-        self._is_alone = False
 
     def start(self, tag: str, attributes: Attributes) -> None:
         match tag:
@@ -490,7 +489,7 @@ class _OpenDocument(Handler):
             case "s" | "tab" | "line-break":
                 self.data("\t" if tag == "tab" else " ")
             case "title" | "desc":  # of a picture, or a field of the text
-                self._describe()
+                self._texts.append([])
             case "object":
                 self._embed(self._embedded(attributes.get("href", "")))
             case "table":
@@ -542,18 +541,13 @@ class _OpenDocument(Handler):
         if not self._texts:
             self._add_notes()
 
-    def _describe(self) -> None:
-        self._is_alone = not self._texts
-        if self._is_alone:
-            self._texts.append([])
-        self.data(" ")
-
     def _end_description(self) -> None:
-        if self._is_alone:
-            self._add(" ".join("".join(self._texts.pop()).split()))
+        text = " ".join("".join(self._texts.pop()).split())
+        if self._texts:
+            self.data(f" {text} ")
+        else:
+            self._add(text)
             self._add_notes()
-        self._is_alone = False
-        self.data(" ")
 
     def _embed(self, found: _Object | None) -> None:
         if found is None or self._ignored:
@@ -680,10 +674,13 @@ def opendocument(data: bytes) -> Extracted:
             archive.parse("META-INF/manifest.xml", _Manifest())
         is_sheet = b"spreadsheet" in kind
 
+        unread = {*archive.names} - {"content.xml"}
+
         def embedded(path: str) -> _Object | None:
             name = posixpath.normpath(f"{unquote(path)}/content.xml")
-            if name == "content.xml" or name not in archive.names:
+            if name not in unread:
                 return None
+            unread.remove(name)
             found = _Object(is_sheet)
             archive.parse(name, found)
             return found

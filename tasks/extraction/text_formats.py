@@ -311,6 +311,7 @@ _ENTRY_LINE = re.compile(
 _COMMON_NAME = re.compile(r";CN=(\"[^\"]*\"|[^;:]*)", re.IGNORECASE)
 _FOLD = re.compile(r"\n[ \t]")
 _QUOTED_PRINTABLE = ";ENCODING=QUOTED-PRINTABLE"
+_CHARSET = re.compile(r";CHARSET=\"?([\w-]+)", re.IGNORECASE)
 _BEGIN_ENTRY = re.compile(r"BEGIN:V(?:EVENT|TODO|JOURNAL|CARD)$", re.IGNORECASE)
 _ESCAPED = re.compile(r"\\([\\;,nN])")
 
@@ -340,7 +341,9 @@ def _add_entries(draft: Draft, text: str, *, anchored: bool = False) -> None:
         if found := _ENTRY_LINE.match(line):
             name, parameters, value = found.groups()
             if _QUOTED_PRINTABLE in parameters.upper():
-                value = _decoded(quopri.decodestring(value), "utf-8")
+                declared = _CHARSET.search(parameters) if value.isascii() else None
+                encoding = (declarable(declared[1]) if declared else None) or "utf-8"
+                value = _decoded(quopri.decodestring(value.encode("utf-8", "replace")), encoding)
             if called := _COMMON_NAME.search(parameters):
                 value = called[1].strip('"') + " " + value
             value = _ESCAPED.sub(lambda each: each[1] if each[1] in "\\;," else "\n", value)
@@ -394,7 +397,8 @@ _OPTIONAL_TEXT = re.compile(rb"\\(?:annotation|nesttableprops|shpinst)\b")
 """Groups that older readers skip, and that have text: comments, rows of tables in cells, and shapes."""
 _NOTES = frozenset((b"annotation", b"footnote", b"shptxt"))
 """Groups inside a paragraph whose text comes after it."""
-_BINARY = re.compile(rb"\\bin(\d{1,10}) ?")
+_BINARY = re.compile(rb"(?<!\\)((?:\\\\)*)\\bin(\d{1,10}) ?")
+"""A picture's bytes: their number, after any escaped backslashes."""
 _RTF_ENCODINGS = {b"mac": "mac_roman", b"pc": "cp437", b"pca": "cp850"}
 _RTF_SIGNS = {
     b"par": "\n", b"line": "\n", b"sect": "\n", b"page": "\n", b"row": "\n", b"tab": "\t", b"cell": "\t",
@@ -424,8 +428,8 @@ def _without_binary(data: bytes) -> bytes:
     """Remove pictures that are stored as bytes, which may look like control words."""
     kept, end = [], 0
     while found := _BINARY.search(data, end):
-        kept.append(data[end : found.start()])
-        end = found.end() + int(found[1])
+        kept.append(data[end : found.end(1)])
+        end = found.end() + int(found[2])
     return b"".join([*kept, data[end:]])
 
 

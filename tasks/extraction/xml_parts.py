@@ -101,6 +101,8 @@ def open_archive(data: bytes) -> Iterator[Archive]:
             yield Archive(zipped, names=frozenset(zipped.namelist()))
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError, expat.ExpatError):
         raise Refused(SkipReason.DAMAGED) from None
+    except RecursionError:  # a document in a document in a document
+        raise Refused(SkipReason.BOMB) from None
     except RuntimeError:  # zipfile raises it for an encrypted part
         raise Refused(SkipReason.ENCRYPTED) from None
 

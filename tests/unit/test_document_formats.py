@@ -17,7 +17,9 @@ from driftline.tasks.extraction.extractor import (
     is_extracted,
     read_document,
 )
+from driftline.tasks.extraction.process import Refused
 from driftline.tasks.extraction.text_formats import attachments
+from driftline.tasks.extraction.xml_parts import open_archive
 from tests.support import documents
 from tests.support.documents import (
     DOCUMENTS,
@@ -229,6 +231,7 @@ def test_a_pdf_has_the_notes_of_its_readers(subtype: str) -> None:
         (rb"{\trowd a\nestcell b\nestcell{\*\nesttableprops\trowd\nestrow}{\nonesttables\par no}c\cell\row}",
          ["one", "a\tb", "c"]),
         (rb"{\pict\bin3 }}{}a\bin2 {{ heron", ["one", "a heron"]),
+        (rb"C:\\bin32 has a heron\\\bin2 {{", ["one", "C:\\bin32 has a heron\\"]),
     ],
 )  # fmt: skip
 def test_rtf_has_comments_and_text_boxes(group: bytes, found: list[str]) -> None:
@@ -298,6 +301,12 @@ def test_a_chart_of_opendocument_keeps_its_position(
     assert anchored(reading) == found if found[0][0] else lines(reading) == found[0][1]
 
 
+def test_a_chart_is_read_once_however_often_a_document_shows_it() -> None:
+    body = f"<text:p>a{'*' * 9}</text:p>"
+    chart = "<o xmlns:text='t'><text:p>Nests</text:p></o>"
+    assert lines(read_document("a.odt", with_object("text", body, chart))) == ["a", "Nests"]
+
+
 @pytest.mark.parametrize(
     ("inside", "shown"),
     [
@@ -320,6 +329,8 @@ def test_a_picture_of_opendocument_has_its_description() -> None:
     assert lines(read_document("a.odt", inside)) == ["one Ponds A heron two"]
     alone = opendocument("presentation", f"<draw:page>{picture}<text:p>one</text:p></draw:page>")
     assert anchored(read_document("a.odp", alone)) == [("slide 1", ["Ponds", "A heron", "one"])]
+    nested = opendocument("text", f"<chart:title><text:p>{picture}</text:p></chart:title><text:p>one</text:p>")
+    assert lines(read_document("a.odt", nested)) == ["Ponds A heron", "one"]
 
 
 @pytest.mark.parametrize(("charset", "encoding"), [("iso-8859-1", "latin-1"), ("koi8-r", "koi8-r"), ("utf-8", "utf-8")])
@@ -607,6 +618,12 @@ def test_a_word_document_has_the_documents_inserted_into_it(name: str, chunk: by
     assert [*filter(None, lines(found))] == ["one", "# Herons", "wade"]
     if name in ("a.htm", "a.docx"):
         assert found.extracted.headings == ((1, 1),)
+
+
+def test_documents_may_not_be_inserted_into_each_other_without_end() -> None:
+    with pytest.raises(Refused) as error, open_archive(docx(paragraph("one"))):
+        raise RecursionError
+    assert error.value.reason == SkipReason.BOMB
 
 
 @pytest.mark.parametrize(
@@ -916,6 +933,9 @@ def test_a_calendar_has_what_people_search_for() -> None:
         ("ORG:Heron\\; Co;Ponds", ["Org: Heron Co Ponds"]),
         ("item1.EMAIL;TYPE=work:a@b.org", ["Email: a@b.org"]),
         ("NOTE;ENCODING=QUOTED-PRINTABLE:caf=C3=\r\n=A9", ["Note: café"]),
+        ("NOTE;ENCODING=QUOTED-PRINTABLE:café=20noir", ["Note: café noir"]),
+        ("NOTE;CHARSET=ISO-8859-1;ENCODING=QUOTED-PRINTABLE:caf=E9", ["Note: café"]),
+        ("NOTE;CHARSET=idna;ENCODING=QUOTED-PRINTABLE:caf=C3=A9", ["Note: café"]),
         ("TEL;TYPE=WORK,VOICE:+39 1", ["Tel: +39 1"]),
         ("PHOTO;ENCODING=b:AAAA", []),
         ("note:a heron\r\n  nests", ["Note: a heron nests"]),
