@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import IntEnum
 from functools import lru_cache
@@ -22,6 +23,9 @@ ATTRIBUTES = ".gitattributes"
 _GIT, _ATTRIBUTE = ".git", "working-tree-encoding"
 _MAX_ATTRIBUTES_BYTES = 1024 * 1024
 _WIDE = ("utf-16", "utf-32")
+_OF_ENDING = re.compile(rb"[ \t]*\*(\.[\w-]+)[ \t]")
+"""A line about all files whose names end like this."""
+_MAX_ENDINGS = 100
 
 
 class _Named(IntEnum):
@@ -45,8 +49,11 @@ def declared_encodings(
     with SafeFolder(root) as tree:
         above = _named_above(tree.root)
         if attributed is not None and above is _Named.NO:
-            attributed = {each for each in attributed if _names_attribute(tree.read, each) is not _Named.NO}
-            paths = [path for path in paths if path.startswith(tuple(attributed))] if attributed else []
+            declared = {each: _endings(tree.read, each) for each in attributed}
+            attributed = {each for each, found in declared.items() if found}
+            endings = tuple(set[str]().union(*declared.values()))
+            if len(endings) <= _MAX_ENDINGS:
+                paths = [path for path in paths if path.lower().endswith(endings)] if endings else []
 
         def look(folder: str) -> tuple[str, _Named]:
             """Return the top of a folder's repository, and what its attribute files say from there down."""
@@ -139,6 +146,24 @@ def _has_repository(tree: SafeFolder, folder: str) -> bool:
         tree.stat(f"{folder}{_GIT}")
         return True
     return False
+
+
+def _endings(read: Callable[[str, int], bytes | None], folder: str) -> set[str]:
+    """Return how the names of all files end for which a folder's attribute file may declare encodings, in lower case.
+
+    "" is how any name ends.
+    """
+    try:
+        content = read(f"{folder}{ATTRIBUTES}", _MAX_ATTRIBUTES_BYTES)
+    except FileNotFoundError:
+        return set()
+    except OSError:
+        content = None
+    if content is None:
+        return {""}
+    lines = [line for line in content.split(b"\n") if _ATTRIBUTE.encode() in line]
+    found = [_OF_ENDING.match(line) for line in lines if not line.lstrip().startswith(b"#")]
+    return {each[1].decode().lower() if each else "" for each in found}
 
 
 def _names_attribute(read: Callable[[str, int], bytes | None], folder: str) -> _Named:

@@ -146,6 +146,29 @@ def test_git_is_not_asked_where_no_attribute_file_names_an_encoding(
     assert declared_encodings(str(tree), ["sub/a.txt", "a.txt"]) == {}
 
 
+def test_git_is_asked_only_about_names_that_the_patterns_may_match(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = " *.rc\tworking-tree-encoding=cp1254\n# *.py working-tree-encoding=cp1254\n"
+    tree = work_tree(tmp_path / "tree", {}, {".gitattributes": lines})
+    monkeypatch.setattr(git_isolation, "spawn", lambda *_, **__: pytest.fail("git was started"))
+    assert declared_encodings(str(tree), ["a.py", "rc", "sub/a.rcx"], {""}) == {}
+    monkeypatch.undo()
+    assert declared_encodings(str(tree), ["a.py", "sub/a.rc"], {""}) == {"sub/a.rc": "cp1254"}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*", "*.TXT", "*.t?t", "*txt", "a.*", "sub/*.txt", '"*.txt"', "/sub/**", "\ufeff*.txt", "*.b\x0bx *.txt"],
+)
+@pytest.mark.parametrize("ignores_case", [True, False])
+def test_patterns_of_any_kind_declare_what_git_says(tmp_path: Path, pattern: str, ignores_case: bool) -> None:
+    tree = work_tree(tmp_path / "tree", {}, {".gitattributes": f"{pattern} working-tree-encoding=cp1254\n"})
+    subprocess.run(["git", "-C", str(tree), "config", "core.ignorecase", str(ignores_case).lower()], check=True)
+    names = ["a.txt", "a.TXT", "b.txt", "sub/a.txt", "a.b", "a.b\x0bx", "txt", "sub/deep/c"]
+    assert declared_encodings(str(tree), names, {""}) == declared_encodings(str(tree), names)
+
+
 def test_changed_attributes_reread_the_unchanged_files_they_concern(tmp_path: Path, driftline: Driftline) -> None:
     """Whether the attribute file is in the source, above it, in a nested repository or excluded from the index."""
     text = "Işık gümüş"
