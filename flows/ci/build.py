@@ -290,13 +290,13 @@ class Build:
         return self._why_not_pushed(folder, self.checked_out, self.branch) if self.branch is not None else ""
 
     def _is_of_workflow(self, folder: str, commit: str) -> bool:
-        """Return whether ``commit``, which the CI system reports, is of the workflow's branch.
+        """Return whether ``commit``, which the CI system reports, may be of the workflow's branch.
 
-        If a pull request's event does not contain its last commit, git must know the commit from the target.
+        If a pull request's event does not contain its last commit, git must know that the target lacks the commit.
         """
         if not self.is_request or self.head_commit is not None or self.target is None:
             return True
-        return is_on_remote_branch(folder, commit, self.target) is True
+        return is_on_remote_branch(folder, commit, self.target) is not False
 
     def _why_not_pushed(self, folder: str, commit: str, branch: str) -> str:
         """Return why ``commit``, which is checked out, may not have been pushed to ``branch``, or "" if it was.
