@@ -161,12 +161,12 @@ MAX_BLOBS_BYTES = 16 << 20
 
 
 def blob_contents(pushed: PushedCommit, blobs: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of the first of ``blobs`` that the clone has, up to MAX_BLOBS_BYTES together."""
+    """Return the content of those of ``blobs`` that the clone has, up to MAX_BLOBS_BYTES together."""
     wanted, left = list[str](), MAX_BLOBS_BYTES
     for line in _batch(pushed, "--batch-check", dict.fromkeys(blobs)).decode().splitlines():
         name, kind, *sizes = line.split()  # or "<id> missing"
-        left -= int(sizes[0]) if sizes else 0
-        if kind == "blob" and left >= 0:
+        if kind == "blob" and int(sizes[0]) <= left:
+            left -= int(sizes[0])
             wanted.append(name)
     found, data, at = dict[str, bytes](), _batch(pushed, "--batch", wanted), 0
     while (start := data.find(b"\n", at) + 1) > 0:

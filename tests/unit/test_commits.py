@@ -248,3 +248,12 @@ def test_a_commit_is_recorded_only_if_the_disk_is_at_it(repository: Path) -> Non
     commit(repository)
     assert began.commit_to_record(1) is None
     assert look(repository).commit_to_record(1) is not None
+
+
+def test_a_large_blob_hides_no_others(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed = commits.PushedCommit(tree_at(repository).repository, git(repository, "rev-parse", "HEAD"))
+    contents = {name: (repository / name).read_bytes() for name in ("sub/c.py", "a.py", "b b.py")}
+    blobs = commits.blobs_at(pushed, [*contents])
+    monkeypatch.setattr(commits, "MAX_BLOBS_BYTES", len(contents["a.py"]))
+    asked = [blobs["sub/c.py"], "0" * 40, blobs["a.py"], blobs["b b.py"]]
+    assert commits.blob_contents(pushed, asked) == {blobs["a.py"]: contents["a.py"]}
