@@ -214,15 +214,20 @@ def docx(data: bytes) -> Extracted:
 
 
 def _add_chunks(archive: Archive, draft: Draft, main: str) -> None:
-    """Add the documents in other formats that programs insert into a Word document."""
+    """Add the documents in other formats that programs insert into a Word document, except those that are not read."""
     for part in archive.related(main, "aFChunk"):
         choice = choose(part, b"".join(archive.chunks(part)))
         if choice.reason is not None:
-            raise Refused(choice.reason)
+            continue
         if choice.extractor is None:
             draft.add(decode(choice.data)[0])
             continue
-        found = choice.extractor.extract_here(choice.data)
+        try:
+            found = choice.extractor.extract_here(choice.data)
+        except Refused as refused:
+            if refused.reason is SkipReason.BOMB:
+                raise
+            continue
         starts = {heading.line: heading.level for heading in found.headings or ()}
         for at, line in enumerate(found.text.splitlines()):
             if at in starts:

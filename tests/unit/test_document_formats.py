@@ -301,7 +301,7 @@ def test_a_chart_of_opendocument_keeps_its_position(
     assert anchored(reading) == found if found[0][0] else lines(reading) == found[0][1]
 
 
-def test_a_chart_is_read_once_however_often_a_document_shows_it() -> None:
+def test_a_chart_that_a_document_shows_often_is_read_once() -> None:
     body = f"<text:p>a{'*' * 9}</text:p>"
     chart = "<o xmlns:text='t'><text:p>Nests</text:p></o>"
     assert lines(read_document("a.odt", with_object("text", body, chart))) == ["a", "Nests"]
@@ -618,6 +618,20 @@ def test_a_word_document_has_the_documents_inserted_into_it(name: str, chunk: by
     assert [*filter(None, lines(found))] == ["one", "# Herons", "wade"]
     if name in ("a.htm", "a.docx"):
         assert found.extracted.headings == ((1, 1),)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [
+        ("a.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)),
+        ("a.docx", b"PK\x03\x04 damaged"),
+        ("a.png", b"\x89PNG\0\0"),
+    ],
+)
+def test_a_word_document_is_read_without_an_inserted_one_that_is_not(name: str, chunk: bytes) -> None:
+    inserted = documents.archive(parts(docx(paragraph("one"))) | {f"word/{name}": chunk})
+    found = read_document("a.docx", moved(inserted, "word/document.xml", "aFChunk", f"word/{name}", f"word/{name}"))
+    assert [*filter(None, lines(found))] == ["one"]
 
 
 def test_documents_may_not_be_inserted_into_each_other_without_end() -> None:
