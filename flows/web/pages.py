@@ -677,12 +677,13 @@ def prepare() -> None:
         version_of(name)
 
 
-STATIC = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
-"""Files loaded by all pages, and their media types."""
+_SCRIPTS = dict.fromkeys(("page.js", "sql.js"), "text/javascript")
+STATIC = {"style.css": "text/css", **_SCRIPTS, "icon.svg": "image/svg+xml"}
+"""Files loaded by pages, and their media types."""
 
 
-_COMMENT = re.compile(r"^ *(?://.*|/\*\*[^*\n]*\*/)\n", re.MULTILINE)
-"""A whole comment on a line of its own: for the script's readers, not for browsers."""
+_FOR_READERS = re.compile(r"^ *(?://.*|/\*\*[^*\n]*\*/)\n|^ +", re.MULTILINE)
+"""Comments on lines of their own, and indentation, which browsers do not need. No text of a script spans lines."""
 
 
 @cache
@@ -693,7 +694,7 @@ def static(name: str) -> bytes:
         from driftline.flows.web.rendering import colour_styles
 
         text += colour_styles()
-    return _COMMENT.sub("", text).encode()
+    return _FOR_READERS.sub("", text).encode()
 
 
 @cache

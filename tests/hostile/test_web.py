@@ -311,6 +311,12 @@ def test_browsers_keep_what_all_pages_load_until_it_changes(server: HttpServer) 
         assert (response.headers["Cache-Control"], body.encode()) == (kept, static(name))
 
 
+def test_no_text_of_a_script_spans_lines() -> None:
+    """The server removes indentation."""
+    for name in ("page.js", "sql.js"):
+        assert not [line for line in static(name).decode().splitlines() if line.count("`") % 2]
+
+
 @pytest.mark.parametrize("data", [b"[" * 5_000, b"[" * 60_000, b"[-1.5]", b"[true]", b'["1"]', b"{}", b"", b"\xff"])
 def test_an_unissued_cursor_is_rejected(data: bytes) -> None:
     with pytest.raises(NotIndexed, match="no page at this cursor"):
