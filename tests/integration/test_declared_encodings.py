@@ -126,7 +126,9 @@ def test_a_path_deeper_than_the_stack_is_read(tmp_path: Path) -> None:
     assert declared_encodings(str(tree), [deep, "x.txt"]) == {deep: "cp1254", "x.txt": "cp1254"}
 
 
-def test_a_slow_git_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [1, 2_000])
+def test_a_slow_git_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Also if its input is larger than a pipe."""
     tree = work_tree(tmp_path / "tree", {}, {".gitattributes": "* working-tree-encoding=cp1254\n"})
     slow = tmp_path / "bin/git"
     slow.parent.mkdir()
@@ -135,7 +137,8 @@ def test_a_slow_git_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(git_isolation, "_CHECK_SECONDS", 0.01)
     monkeypatch.setattr(git_isolation, "_ASLEEP_SECONDS", 10_000)
-    assert declared_encodings(str(tree), ["x.txt"]) == {"x.txt": "cp1254"}
+    names = [f"{'x' * 100}{number}.txt" for number in range(count)]
+    assert declared_encodings(str(tree), names) == dict.fromkeys(names, "cp1254")
 
 
 def test_git_is_not_asked_where_no_attribute_file_names_an_encoding(
@@ -210,15 +213,3 @@ def test_if_git_does_not_answer_files_keep_their_encoding(
     (tree / "a.txt").write_bytes("Işık gümüş\n".encode("cp1254"))
     assert driftline(*run).json["sources"][0]["changed"] == 1
     assert read_excerpt(Workspace.open(str(tmp_path / "w")), "a.txt", 1, n_lines=0).lines == ("Işık gümüş",)
-
-
-def test_git_reads_an_input_that_is_larger_than_a_pipe_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = work_tree(tmp_path / "tree", {}, {".gitattributes": "* working-tree-encoding=cp1254\n"})
-    slow = tmp_path / "bin/git"
-    slow.parent.mkdir()
-    slow.write_text(f'#!/bin/sh\nsleep 0.2\nexec {shutil.which("git")} "$@"\n')
-    slow.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(git_isolation, "_CHECK_SECONDS", 0.01)
-    names = [f"{'x' * 100}{number}.txt" for number in range(2_000)]
-    assert declared_encodings(str(tree), names) == dict.fromkeys(names, "cp1254")

@@ -14,6 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -82,7 +83,7 @@ class Readers:
             target = chance.choice(list(self._checks))
             try:
                 answer = ask(self._address, target)
-            except Exception:
+            except (OSError, HTTPException):
                 self.problems.append(f"{target}: {traceback.format_exc()}")
                 return
             self.requested[target] += 1
