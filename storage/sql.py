@@ -19,6 +19,8 @@ client. Its own limits do not bound every query: ``sql_process.py`` runs one in 
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import threading
 from collections import defaultdict
@@ -273,6 +275,18 @@ def as_text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return json.dumps(value, default=as_json) if isinstance(value, list | dict) else str(value)
+
+
+def csv_of(rows: Iterable[Sequence[object]]) -> str:
+    """Format rows as CSV.
+
+    Examples:
+        >>> csv_of([("path", "lines"), ("a,b.txt", None)])
+        'path,lines\\n"a,b.txt",\\n'
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([as_text(value) for value in row] for row in rows)
+    return text.getvalue()
 
 
 def as_json(value: Any) -> object:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -77,15 +75,14 @@ def _print_table(result: Result) -> int:
 
 
 def _print_csv(result: Result) -> int:
-    from driftline.storage.sql import as_text, rows_of
+    from driftline.storage.sql import csv_of, rows_of
 
     count, to_terminal = 0, sys.stdout.isatty()
     pieces: Iterator[Sequence[Sequence[object]]] = map(list, map(rows_of, result))
     for piece in chain([[result.schema.names]], pieces):
         count += len(piece)
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([as_text(value) for value in row] for row in piece)
-        emit("\n".join(map(printable, text.getvalue().split("\n"))) if to_terminal else text.getvalue())
+        text = csv_of(piece)
+        emit("\n".join(map(printable, text.split("\n"))) if to_terminal else text)
     return count - 1
 
 

@@ -6,10 +6,8 @@ elsewhere.
 
 from __future__ import annotations
 
-import csv
 import fnmatch
 import html
-import io
 import posixpath
 import re
 import threading
@@ -18,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 from decimal import Decimal
 from functools import cache, lru_cache
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from cachetools import LRUCache, cached
@@ -32,9 +30,6 @@ from pygments.token import Name, Punctuation, Text, Whitespace
 from pygments.util import ClassNotFound
 
 from driftline.storage.lines.tokenizer import keywords, language_of, terms_of
-
-if TYPE_CHECKING:
-    from driftline.flows.web.api import SqlView
 
 MAX_LINE_CHARACTERS = 1_000
 MAX_COLOURED_CHARACTERS = 200_000
@@ -430,13 +425,3 @@ def cells(values: Sequence[object]) -> list[str]:
         as_text(value) if number is None or isinstance(value, bool) or not is_separated else f"{number:,}"
         for value, number in zip(values, whole, strict=True)
     ]
-
-
-def csv_of(view: SqlView) -> str:
-    """Return rows as ``driftline sql --format csv`` prints them."""
-    from driftline.storage.sql import as_text
-
-    text = io.StringIO()
-    rows = ([as_text(value) for value in row] for row in view.rows)
-    csv.writer(text, lineterminator="\n").writerows([view.columns, *rows])
-    return text.getvalue()

@@ -214,9 +214,9 @@ class Pages:
         try:
             view = self.reader.sql(query) if query else None
             if csv and view is not None:
-                from driftline.flows.web.rendering import csv_of
+                from driftline.storage.sql import csv_of
 
-                return Response(csv_of(view), media_type="text/csv")
+                return Response(csv_of([view.columns, *view.rows]), media_type="text/csv")
             return HTMLResponse(pages.sql_page(query, view))
         except DriftlineError as error:
             failed = problem_of(error, to_owner=request.app.state.shows_locations)
