@@ -1,8 +1,8 @@
 """Run all benchmarks one after another, and write their results into RESULTS.md beside this file.
 
-    make bench                                          # all of them; an hour and a half on 2 cores .venv/bin/python
-    tests/benchmarks/bench.py --small  # check that they run; write nothing .venv/bin/python tests/benchmarks/bench.py
-    searching quality   # only these; keep the results of the others
+    make bench                                                    # all of them, for hours on 2 cores
+    .venv/bin/python tests/benchmarks/bench.py --small            # check that they run; write nothing
+    .venv/bin/python tests/benchmarks/bench.py searching quality  # only these; keep the results of the others
 
 The results of each benchmark are kept in results/NAME.json, so that they can be run one by one. A run that fails leaves
 the results of the last one.
