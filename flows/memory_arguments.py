@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 from driftline.storage.entities import Entity, EntityName
@@ -133,7 +133,7 @@ def _entities(value: Any) -> list[EntityName]:
 
 
 def _moment(value: Any) -> datetime:
-    found = value if isinstance(value, datetime) else datetime.fromisoformat(_text(value).strip())
+    found = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else _text(value).strip())
     found = found if found.utcoffset() is not None else found.replace(tzinfo=UTC)
     found.astimezone(UTC)  # overflows if the time is too early or late to be stored
     return found

@@ -11,7 +11,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
 
@@ -167,7 +167,7 @@ class HierarchicalLTMBackend:
         value: Any,
         entity: EntityName | None = None,
         metadata: Mapping[str, Any] | None = None,
-        expires_at: datetime | str | None = None,
+        expires_at: date | str | None = None,
     ) -> Result:
         """Store a JSON value. It is durable when the call returns.
 
@@ -176,7 +176,7 @@ class HierarchicalLTMBackend:
             value: any JSON value.
             entity: the owner; by default the root.
             metadata: fields for filters.
-            expires_at: a timestamp, or its ISO 8601 string; UTC if it has no time zone.
+            expires_at: a time or a date, or its ISO 8601 string; UTC if it has no time zone.
 
         Returns:
             ``{success, key, entity, replaced, moved_from, redacted}``: whether the key had a value, the entity that
@@ -186,7 +186,7 @@ class HierarchicalLTMBackend:
             >>> memory.store("goal", "ship it", "org:acme")["success"]
             True
         """
-        owner = self.core.names.root if entity is None else self.core.names.owner(entity)
+        owner = self.core.names.root if entity is None else self.core.names.find(entity)
         stored = self.core.store(key, value, owner, metadata, _given(expires_at))
         left = next(iter(stored.moved_from.get(key, ())), None)
         moved = {"replaced": stored.replaced > 0, "moved_from": left.directory if left else None}
@@ -425,7 +425,12 @@ class HierarchicalLTMBackend:
 
     @_returning_dict
     def register_entity(
-        self, entity: EntityName, entity_id: str | None = None, parent: EntityName | None = None
+        self,
+        entity: EntityName | None = None,
+        entity_id: str | None = None,
+        parent: EntityName | None = None,
+        *,
+        entity_type: str | None = None,
     ) -> Result:
         """Register an entity and its ancestors.
 
@@ -433,23 +438,28 @@ class HierarchicalLTMBackend:
             entity: a path, or the level of ``entity_id``.
             entity_id: the id of ``entity`` below ``parent``.
             parent: the parent entity.
+            entity_type: the level of ``entity_id``, instead of ``entity``.
 
         Returns:
             ``{success, entity}``: its path.
 
         Raises:
-            UsageError: if ``parent`` is passed without ``entity_id``, with ``errors="raise"``.
+            UsageError: unless either a path, or a level and an id are passed, with ``errors="raise"``.
 
         Examples:
             >>> memory.register_entity("project", "beta", parent="org:acme")["entity"]
             'org:acme/project:beta'
         """
-        if entity_id is None and parent is not None:
-            raise UsageError("A parent requires entity_id", fix='Write ("user", "alice", parent).')
-        name = entity if entity_id is None else (str(entity), entity_id)
-        if parent is not None:
-            above = self.core.names.find(parent)
-            name = Entity((*above.parts, (str(entity), entity_id or "")))
+        name = entity if entity_type is None else entity_type
+        if (entity is None) == (entity_type is None) or name is None:
+            raise UsageError("Pass either entity or entity_type", fix='Write ("org", "acme").')
+        if entity_id is None:
+            if parent is not None or entity_type is not None:
+                raise UsageError("A parent or a level requires entity_id", fix='Write ("user", "alice", parent).')
+        else:
+            level = self.core.hierarchy.check_type(str(name))
+            above = () if parent is None else self.core.names.find(parent).parts
+            name = Entity((*above, (level, entity_id)))
         return {"entity": self.core.register_entity(name).entity.directory}
 
     @_returning_dict
@@ -666,7 +676,7 @@ def create_ltm_backend(
     )
 
 
-def _given(expires_at: datetime | str | None) -> datetime | None:
+def _given(expires_at: date | str | None) -> datetime | None:
     """Return an expiry that ``ARGUMENTS`` already converted to a timestamp or None."""
     return expires_at if isinstance(expires_at, datetime) else None
 

@@ -427,6 +427,12 @@ def analyze_document_states(
 
 @overload
 def analyze_document_states(
+    paths: Iterable[str | os.PathLike[str]], *, store: Searchable
+) -> list[tuple[str, DocumentState]]: ...
+
+
+@overload
+def analyze_document_states(
     paths: Searchable, workspace: str, documents: Sequence[str]
 ) -> list[tuple[str, DocumentState]]: ...
 
@@ -435,6 +441,8 @@ def analyze_document_states(
     paths: Any,
     workspace: Any = None,
     documents: Sequence[str] | None = None,
+    *,
+    store: Any = None,
 ) -> list[tuple[str, DocumentState]]:
     """Compare local files with the index, and return their states in the given order.
 
@@ -446,6 +454,7 @@ def analyze_document_states(
         workspace: the workspace (default: the workspace that commands in the current folder use), or the source. A
             ``LineStore`` also compares the files with the metadata that its documents were stored with.
         documents: paths relative to the source. The result omits paths that are neither documents nor files to index.
+        store: the same as ``workspace``.
 
     Returns:
         ``(path, state)`` pairs.
@@ -461,6 +470,7 @@ def analyze_document_states(
     from driftline.tasks.scanning.scan import analyze_document_states as analyze
     from driftline.tasks.scanning.scan import states_of_files
 
+    workspace = store if workspace is None else workspace
     if documents is not None:
         return analyze(_stored(paths), str(workspace), listed("documents", documents) or ())
     if workspace is None:

@@ -80,7 +80,7 @@ def put(
 ) -> int:
     """Store a value under a key, replacing any existing value."""
     with _opened(workspace, config, within, create=True) as store:
-        owner = store.names.root if entity is None else store.names.owner(entity)
+        owner = store.names.root if entity is None else store.names.find(entity)
         if expires_in is not None and math.isnan(expires_in):
             raise UsageError("--expires-in must be a number of seconds", "nan")
         expires = None if expires_in is None else datetime.now(UTC) + timedelta(seconds=expires_in)

@@ -134,7 +134,7 @@ class IndexSection(_Section):
     """Index encoding, and the number of deltas that triggers folding. ``format`` is always ``parquet``."""
 
     format: Literal["parquet"] = Field(default="parquet", description="Always `parquet`.")
-    row_group_size: Annotated[int, Field(ge=1_000, le=10_000_000)] = Field(
+    row_group_size: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
         default=122_880, description="Rows per row group of the Parquet indexes."
     )
     compression: Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"] = Field(

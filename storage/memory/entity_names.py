@@ -29,9 +29,8 @@ class EntityNames:
 
     A path that starts at the first level, without gaps, is complete. Any other name is completed by its longest
     registered part: ``user:alice/session:new`` is under the registered ``user:alice``. Unregistered levels come from
-    the root, then from the defaults. With a configured root, names are looked up in its tenant, and calls without a
-    scope see the entries at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError,
-    CatalogConnectionError.
+    the root, then from the defaults. With a configured root, names are looked up in its tenant, and calls see only what
+    is at or below it; otherwise both cover all tenants. Methods raise BadEntity, CatalogError, CatalogConnectionError.
     """
 
     def __init__(self, catalog: Catalog, hierarchy: Hierarchy, boundary: Entity | None = None) -> None:
@@ -51,15 +50,18 @@ class EntityNames:
             return [self.find(within)]
         return [self.root] if self.hierarchy.root else self._catalog.read(entity_tree.all_tenants)
 
-    def owner(self, name: EntityName) -> Entity:
-        """Resolve ``name`` for a write. Raises BadEntity, including when the entity is outside the root."""
-        return self.owners([name])[0]
+    def find(self, name: EntityName, limits: Limits = ()) -> Entity:
+        """Resolve ``name``. Raises BadEntity if it is outside the root, or several registered entities have that
+        name.
+        """
+        return self.find_all([name], limits)[0]
 
-    def owners(self, names: Iterable[EntityName]) -> list[Entity]:
-        """Resolve ``names`` for a write, in order."""
-        found = self.find_all(names)
+    def find_all(self, names: Iterable[EntityName], limits: Limits = ()) -> list[Entity]:
+        """Resolve ``names``, in order."""
+        found = self.resolve(names, limits)
         for entity in found:
             if self.hierarchy.root and not is_within(entity, self.root):
+                # The error must not reveal whether it exists.
                 raise BadEntity(
                     f"The entity is outside the root of this store ({self.root.directory})",
                     entity.directory,
@@ -67,25 +69,12 @@ class EntityNames:
                 )
         return found
 
-    def find(self, name: EntityName, limits: Limits = ()) -> Entity:
-        """Resolve ``name``. Raises BadEntity if several registered entities have that name."""
-        return self.find_all([name], limits)[0]
-
-    def find_all(self, names: Iterable[EntityName], limits: Limits = ()) -> list[Entity]:
-        """Resolve ``names``, in order."""
-        found = self.resolve(names, limits)
-        for entity in found:
-            if not self.is_inside(entity):
-                # The error must not reveal whether it exists.
-                raise BadEntity("The entity is outside this store's boundary", entity.directory)
-        return found
-
     def is_inside(self, entity: Entity) -> bool:
         """Return whether ``entity`` is at or below the boundary."""
         return self.boundary is None or is_within(entity, self.boundary)
 
     def resolve(self, names: Iterable[EntityName], limits: Limits = (), *, lists_paths: bool = True) -> list[Entity]:
-        """Resolve ``names`` as limits of a read, where entities outside the boundary are harmless.
+        """Resolve ``names`` as limits of a read, where entities outside the root are harmless.
 
         Registered entities outside ``limits`` affect neither the result nor an error. ``lists_paths`` includes the
         matches in the error for an ambiguous name.
@@ -204,7 +193,7 @@ def denied(what: str) -> AccessDenied:
 def bound_names(catalog: Catalog, hierarchy: Hierarchy, within: EntityName | None) -> EntityNames:
     """Return the entity names visible to a store, restricted to ``within`` unless it is None."""
     names = EntityNames(catalog, hierarchy)
-    return names if within is None else EntityNames(catalog, hierarchy, names.find(within))
+    return names if within is None else EntityNames(catalog, hierarchy, names.resolve([within])[0])
 
 
 def split_filter(fields: Mapping[str, Any], hierarchy: Hierarchy) -> tuple[dict[str, Any], list[EntityName] | None]:
@@ -280,7 +269,7 @@ class EntityRegistry:
             >>> store.register_entity("org:acme/project:beta").entity
             Entity(parts=(('org', 'acme'), ('project', 'beta')))
         """
-        node = self.names.owner(entity)
+        node = self.names.find(entity)
 
         def work(connection: Connection) -> EntityRecord | None:
             tenant = entity_tree.lock_tenant(connection, node, create=True)
@@ -430,7 +419,7 @@ class EntityRegistry:
             >>> store.move_entity("org:moves/project:p/user:u", "org:moves/project:q").directory
             'org:moves/project:q/user:u'
         """
-        source, above = self.names.owners([entity, parent])
+        source, above = self.names.find_all([entity, parent])
         if above.tenant != source.tenant:
             raise BadEntity("An entity cannot move to another tenant", above.directory)
         if len(above.parts) != len(source.parts) - 1:
@@ -469,7 +458,7 @@ class EntityRegistry:
             >>> store.delete_entity("org:gone", cascade=True)
             1
         """
-        node = self.names.owner(entity)
+        node = self.names.find(entity)
 
         def work(connection: Connection) -> entry_writes.Removed:
             tenant = entity_tree.lock_tenant(connection, node)

@@ -273,7 +273,7 @@ class EntryWriter:
 
         @cache
         def resolved(owner: EntityName) -> tuple[Drafts, str]:
-            entity = self._names.owner(owner)
+            entity = self._names.find(owner)
             return drafts[entity.tenant], entity.directory
 
         boundary = self._names.boundary

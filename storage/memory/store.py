@@ -86,12 +86,13 @@ DEFAULT_THREADS = 8
 class MemoryStore(EntityRegistry):
     """The memory of all tenants in a workspace: their entities and entries.
 
-    Every call is confined to one tenant: its entity's or ``scope``'s, by default the configured root's. A store never
-    writes outside its root. Without a root, an unscoped call sees the entries of all tenants. If two tenants have the
-    same key, a call with that key raises BadEntry, and the message lists both tenants. A scope below the tenant shows
-    only entries at or below it. Threads may share a store. Each process opens its own store, and processes share one
-    PostgreSQL catalog or, on one host, one SQLite catalog. Close the store, or use it as a context manager, so that the
-    last writes reach the indexes immediately; a closed store raises StoreClosed.
+    Every call is confined to one tenant: its entity's or ``scope``'s, by default the configured root's. A store neither
+    reads nor writes outside its root: a call that names such an entity raises BadEntity. Without a root, an unscoped
+    call sees the entries of all tenants. If two tenants have the same key, a call with that key raises BadEntry, and
+    the message lists both tenants. A scope below the tenant shows only entries at or below it. Threads may share a
+    store. Each process opens its own store, and processes share one PostgreSQL catalog or, on one host, one SQLite
+    catalog. Close the store, or use it as a context manager, so that the last writes reach the indexes immediately; a
+    closed store raises StoreClosed.
 
     Raises BadEntity, BadEntry and UsageError for bad input, before anything is written. Raises StorageError if the
     workspace fails; the catalog is unchanged in that case. Raises CatalogError if the catalog fails, with the path of a
@@ -239,7 +240,7 @@ class MemoryStore(EntityRegistry):
             (True, False)
         """
         checked = check_key(key)
-        visible = self._tenant_scope(checked, None) if scope is None else Scope(self.names.owner(scope))
+        visible = self._tenant_scope(checked, scope)
 
         def work(connection: Connection) -> entry_writes.Removed:
             tenant, now = entity_tree.lock_tenant(connection, visible.within), self._now()

@@ -329,7 +329,11 @@ def test_a_store_is_opened_by_the_path_of_its_workspace(own: Path, registry: Reg
     meta = indexed.get_document_meta(file)
     assert meta is not None
     assert meta == indexed.get_document_meta("a.md")
-    assert [state for _, state in dl.analyze_document_states([file], indexed)] == ["unchanged"]
+    for found_states in (
+        dl.analyze_document_states([file], indexed),
+        dl.analyze_document_states(paths=[file], store=indexed),
+    ):
+        assert [state for _, state in found_states] == ["unchanged"]
     stats = dl.WorkspaceStats(total_documents=42, total_lines=1234, has_index=True, index_type="IVF_PQ")
     assert dl.WorkspaceStats(42, 1234, True, "IVF_PQ") == stats
 

@@ -180,8 +180,20 @@ def test_the_class_opens_a_store(folder: Path, sqlite_catalog: str) -> None:
     with HierarchicalLTMBackend(*given) as backend:
         assert ok(backend.store("key", 1))["entity"] == ACME
         assert ok(backend.register_entity("org", "acme"))["entity"] == ACME
+        assert ok(backend.register_entity(entity_type="org", entity_id="acme"))["entity"] == ACME
         assert ok(backend.register_entity("project", "alpha", parent=("org", "acme")))["entity"] == ALPHA
+        assert ok(backend.register_entity(entity_type="project", entity_id="alpha", parent=ACME))["entity"] == ALPHA
         assert ok(backend.register_entity(("user", "bob")))["entity"] == f"{ACME}/project:_unassigned/user:bob"
+        wrong: list[dict[str, Any]] = [
+            {},
+            {"entity_type": "org"},
+            {"entity": "org", "entity_type": "org", "entity_id": "acme"},
+            {"entity": "user:bob", "parent": ACME},
+            {"entity": "galaxy", "entity_id": "acme"},
+            {"entity": ("org", "acme"), "entity_id": "acme"},
+        ]
+        for each in wrong:
+            assert backend.register_entity(**each)["error_type"] in ("usage", "bad_entity")
     with HierarchicalLTMBackend(catalog_url=sqlite_catalog, storage_uri=str(folder), hierarchy_levels=LEVELS) as again:
         assert ok(again.retrieve("key"))["value"] == 1
 
@@ -248,9 +260,11 @@ def test_store_associates_a_value_with_an_entity(registered: HierarchicalLTMBack
 
 @criterion("003", "AC 3", "store takes metadata and a time of expiry")
 def test_store_takes_metadata_and_a_time_of_expiry(registered: HierarchicalLTMBackend) -> None:
-    from datetime import UTC, datetime, timedelta
+    from datetime import UTC, date, datetime, timedelta
 
     past, later = datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(hours=1)
+    ok(registered.store("a day", 1, SESSION, expires_at=date(2020, 1, 1)))
+    assert not ok(registered.retrieve("a day"))["found"]
     ok(registered.store("gone", 1, SESSION, {"phase": 1}, past))
     ok(registered.store("kept", 2, SESSION, metadata={"phase": 2}, expires_at=later))
     assert not ok(registered.retrieve("gone"))["found"]
@@ -371,12 +385,58 @@ def test_organizations_are_isolated(
     assert backend.store("plan", 1, GLOBEX)["error_type"] == "bad_entity"
     assert {path.partition("/")[0] for path in blobs(folder)} == {ACME, "org:globex"}
     assert ok(backend.retrieve("plan"))["value"].startswith("ours")
-    assert ok(backend.retrieve("plan", "org:globex"))["value"].startswith("theirs")
     for kind, name in [("org", "acme"), ("project", "alpha"), ("user", "alice"), ("session", "s123")]:
         page = backend.retrieve_by_entity(kind, name)
         assert [entry["value"][:4] for entry in ok(page)["entries"]] == ["ours"]
-    assert ok(backend.retrieve_by_entity("org", "globex"))["total_count"] == 0
     assert [entry["value"][:4] for entry in ok(backend.search("plan"))["entries"]] == ["ours"]
+
+
+@criterion("003", "AC 11", "under a root every call that names another organization is refused, whatever that holds")
+@pytest.mark.parametrize("catalog", ["sqlite", "postgres"])
+def test_no_call_names_another_organization_under_a_root(
+    catalog: str, request: pytest.FixtureRequest, folder: Path, tiny_model: Path
+) -> None:
+    url = request.getfixturevalue(f"{catalog}_catalog")
+    options: dict[str, Any] = {"embedding": {"model": str(tiny_model)}}
+    other: Any = ("org", "globex")
+    with open_backend(folder, url, **options) as everyone:
+        ok(everyone.store("plan", "theirs", GLOBEX))
+        for call in READS.values():
+            assert "theirs" in str(ok(call(everyone, other))) or "org:globex" in str(ok(call(everyone, other)))
+    with open_backend(folder, url, hierarchy={"root_entity": {"type": "org", "id": "acme"}}, **options) as ours:
+        for name, call in {**READS, **WRITES}.items():
+            for entity in (other, "org:globex", "org:initech"):  # initech does not exist
+                answer = call(ours, entity)
+                assert (name, answer["success"], answer["error_type"]) == (name, False, "bad_entity")
+                assert "outside the root" in answer["error"]
+
+
+def _org(entity: Any) -> str:
+    return str(entity[1] if isinstance(entity, tuple) else entity.partition(":")[2])
+
+
+READS: dict[str, Callable[[HierarchicalLTMBackend, Any], Any]] = {
+    "retrieve": lambda backend, entity: backend.retrieve("plan", entity),
+    "retrieve_batch": lambda backend, entity: backend.retrieve_batch(["plan"], entity),
+    "retrieve_by_entity": lambda backend, entity: backend.retrieve_by_entity("org", _org(entity)),
+    "within": lambda backend, entity: backend.retrieve_by_entity("project", "alpha", within=entity),
+    "search": lambda backend, entity: backend.search("plan", None, entity),
+    "search_memory": lambda backend, entity: backend.search_memory("theirs", entity=entity),
+    "query_index": lambda backend, entity: backend.query_index(entity=entity),
+    "list_entities": lambda backend, entity: backend.list_entities(entity),
+}
+WRITES: dict[str, Callable[[HierarchicalLTMBackend, Any], Any]] = {
+    "store": lambda backend, entity: backend.store("mine", 1, entity),
+    "store_many": lambda backend, entity: backend.store_many([{"key": "mine", "value": 1, "entity": entity}]),
+    "delete": lambda backend, entity: backend.delete("plan", entity),
+    "register_entity": lambda backend, entity: backend.register_entity("org", _org(entity)),
+    "parent": lambda backend, entity: backend.register_entity("project", "new", parent=entity),
+    "register_entity_with_defaults": lambda backend, entity: backend.register_entity_with_defaults(
+        "user", "u", {"org": _org(entity)}
+    ),
+    "delete_entity": lambda backend, entity: backend.delete_entity(entity, cascade=True),
+    "compact_indexes": lambda backend, entity: backend.compact_indexes(entity),
+}
 
 
 @criterion("003", "AC 13", "register_entity_with_defaults fills the levels that nobody names")

@@ -53,24 +53,26 @@ def test_a_path_with_gaps_means_the_registered_entity_that_fills_them(opened: Op
         store.names.find("project:alpha")
 
 
-def test_a_root_limits_names_to_its_organization_and_an_organization_wins_over_it(opened: Opened) -> None:
+def test_a_root_limits_names_to_its_organization(opened: Opened) -> None:
     for path in (f"{ALPHA}/user:alice", "org:globex/project:alpha/user:alice", "org:globex/project:gamma"):
         opened().register_entity(path)
     store = opened(("org", "acme"))
     assert found(store, ("user", "alice")) == f"{ALPHA}/user:alice"
     assert found(store, "project:gamma") == "org:acme/project:gamma"
-    assert found(store, "org:globex/user:alice") == "org:globex/project:alpha/user:alice"
+    for name in ("org:globex/user:alice", "org:globex"):
+        with pytest.raises(BadEntity, match="outside the root"):
+            found(store, name)
 
 
-def test_a_deeper_root_comes_first_and_then_its_organization(opened: Opened) -> None:
+def test_a_deeper_root_limits_names_to_what_is_below_it(opened: Opened) -> None:
     for path in (f"{ALPHA}/user:alice", f"{BETA}/user:alice", f"{BETA}/user:bob"):
         opened().register_entity(path)
     store = opened(ALPHA)
     assert found(store, "user:alice") == f"{ALPHA}/user:alice"
-    assert found(store, "user:bob") == f"{BETA}/user:bob"
     assert found(store, "user:new") == f"{ALPHA}/user:new"
-    assert found(store, "project:new") == "org:acme/project:new"
-    assert found(store, "org:globex/user:new") == "org:globex/project:_unassigned/user:new"
+    for name in ("user:bob", "project:new", "org:acme", "org:globex/user:new"):
+        with pytest.raises(BadEntity, match="outside the root"):
+            found(store, name)
 
 
 def test_reads_of_a_name_agree_with_writes(opened: Opened) -> None:
