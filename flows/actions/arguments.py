@@ -28,6 +28,7 @@ from numbers import Number
 from types import MappingProxyType
 from typing import Annotated, Any, Self, TypeAlias, get_args, get_type_hints
 
+from driftline.flows.memory_arguments import shortened
 from driftline.storage.defaults import Mode
 from driftline.storage.errors import UsageError
 from driftline.storage.option_table import Option, nearest_name
@@ -45,7 +46,6 @@ _UNUSABLE = re.compile("[\x00\ud800-\udfff]")
 _FLAGS: Mapping[str, bool] = MappingProxyType(
     dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 )
-_SHOWN_CHARACTERS = 60
 
 
 class InvalidArgument(ValueError):
@@ -93,7 +93,7 @@ class Parameters:
             try:
                 result[name] = kind.read(value)
             except InvalidArgument as error:
-                problems.append(f"{name} {error}, not {shown(value)}")
+                problems.append(f"{name} {error}, not {shortened(value)}")
         if problems:
             raise UsageError("; ".join(problems))
         return result
@@ -113,16 +113,7 @@ class Parameters:
 
     def _unknown(self, name: str) -> str:
         advice = nearest_name(name.strip("_"), [*self.kinds])
-        return f"Unknown argument {shown(name)}: {advice[0].lower()}{advice[1:].rstrip('.')}"
-
-
-def shown(value: object) -> str:
-    """Format ``value`` for an error message: short and printable."""
-    try:
-        text = repr(value)
-    except ValueError:  # a number with more digits than Python prints
-        text = f"a very large {type(value).__name__}"
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+        return f"Unknown argument {shortened(name)}: {advice[0].lower()}{advice[1:].rstrip('.')}"
 
 
 def _kind_in(hint: Any) -> ArgumentType | None:

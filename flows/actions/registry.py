@@ -235,14 +235,17 @@ class NamespacedName(str):
     """An action name for an engine registry that is still empty.
 
     Engines copy the entries to their own registry, either as ``f"{namespace}.{name}"`` or, without a namespace, under
-    the name itself, replacing their own action. Which of the two cannot be known in advance, so formatting yields the
-    plain name (``ltm.store``), while the key itself has OWN_PREFIX (``driftline.ltm.store``).
+    the name itself, replacing their own action. Which of the two cannot be known in advance, so formatting and
+    prepending yield the plain name (``ltm.store``), while the key itself has OWN_PREFIX (``driftline.ltm.store``).
     """
 
     __slots__ = ()
 
     def __format__(self, spec: str) -> str:
         return format(self.removeprefix(OWN_PREFIX), spec)
+
+    def __radd__(self, namespace: str) -> str:
+        return namespace + self.removeprefix(OWN_PREFIX)
 
 
 def bind(

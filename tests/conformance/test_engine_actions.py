@@ -181,6 +181,10 @@ def test_every_action_is_below_every_namespace(namespace: str, group: str) -> No
     for name in plain:
         assert engine.actions_registry[name] is _own
         assert engine.actions_registry[f"{namespace}.{name}"] is not _own
+    found: Registry = {}
+    module.register_actions(found, engine)
+    for joined in ({namespace + "." + name for name in found}, {f"{namespace}.{name}" for name in found}):
+        assert joined >= {f"{namespace}.{name}" for name in plain}
     if group != "memory":
         done = engine.run(
             f"nodes: [{{name: find, uses: {namespace}.semtools.search, with: {{query: parser, files: docs}}}}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -148,10 +149,23 @@ def test_an_error_names_the_argument_and_can_be_printed(name: str, given: object
     assert len(str(refusal.value)) < 300
 
 
+class Unprintable(dict[str, object]):
+    """Data whose ``repr`` fails."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def nested(levels: int) -> list[object]:
+    return functools.reduce(lambda inner, _: [inner], range(levels), [])
+
+
 @pytest.mark.parametrize("name", ["query", "top_k", "far", "deep", "when", "names"])
-def test_a_number_that_python_does_not_print_is_an_error(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} must .*very large int"):
-        read(**{name: 10**5000})
+@pytest.mark.parametrize("value", [10**5000, nested(5_000), Unprintable()], ids=["large", "nested", "unprintable"])
+def test_a_value_that_python_does_not_print_is_an_error(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=rf"{name} must .*whose repr\(\) raises") as refusal:
+        read(**{name: value})
+    assert len(str(refusal.value)) < 300
 
 
 def test_all_invalid_arguments_are_reported_at_once() -> None:
