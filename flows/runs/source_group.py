@@ -172,10 +172,13 @@ class SourceGroup:
         else:
             if not ready:
                 return
+            indexes_lag = bool(result.fragments) or any(changes.touches_lines for _, _, changes in ready)
             for (member, part, changes), failure in zip(ready, publish_together(staged), strict=True):
                 if failure is not None:
                     self._fail(member, failure)
-                else:
+                else:  # a lease that tells the next run of the lagging indexes is written once more: one is enough
+                    member.leased.committer.lease.indexes_lag |= indexes_lag
+                    indexes_lag = False
                     self._end(member, partial(_record, member.leased, part, changes))
             self._builds.committed(members[0].leased.owner, members[0].leased.committer.table)
 

@@ -163,6 +163,8 @@ def with_reference(uri: str, references: Mapping[str, str]) -> str:
 def quoted_path(path: str) -> str:
     """Percent-encode what a ``git+file://`` URI cannot contain: spaces, ``?``, ``#``, and ``%`` before two digits."""
     path = re.sub(r"%(?=[0-9A-Fa-f]{2})", "%25", path)
+    if path.isprintable() and not re.search("[ ?#]", path):
+        return path
     kept = (each.isprintable() and each not in " ?#" for each in path)
     return "".join(
         each if is_kept else quote(each, errors="surrogateescape") for each, is_kept in zip(path, kept, strict=True)
