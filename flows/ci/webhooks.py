@@ -26,7 +26,7 @@ from urllib.parse import parse_qs
 from cachetools import FIFOCache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from driftline.flows.ci.build import Build
+from driftline.flows.ci.build import USUAL_DEFAULTS, Build
 from driftline.flows.config.driftline_toml import Configuration, HookSettings
 from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.runs.branches import delete_branch, delete_closed, note_pull_requests
@@ -175,21 +175,20 @@ def _of_gitlab(kind: str, payload: Payload) -> Iterator[Event]:
 
 
 def _of_bitbucket(kind: str, payload: Payload) -> Iterator[Event]:
-    """Yield the events in a payload from Bitbucket Cloud or Bitbucket Data Center."""
-    default = _text(payload, "repository", "mainbranch", "name")
+    """Yield the events in a payload from Bitbucket Cloud or Data Center, which do not name the default branch."""
     changes = _at(payload, "push", "changes") if kind == "repo:push" else payload.get("changes")
     if kind in ("repo:push", "repo:refs_changed") and isinstance(changes, list):
         for change in changes[:MAX_WAITING]:
             if kind == "repo:push":
                 named = _at(change, "new") or _at(change, "old")
                 if _text(named, "type") == "branch":
-                    yield Event("changed" if _at(change, "new") else "gone", _text(named, "name"), default)
+                    yield Event("changed" if _at(change, "new") else "gone", _text(named, "name"))
             elif branch := _branch(_text(change, "refId") or _text(change, "ref", "id")):
-                yield Event("gone" if _text(change, "type") == "DELETE" else "changed", branch, default)
+                yield Event("gone" if _text(change, "type") == "DELETE" else "changed", branch)
     elif kind.startswith(("pullrequest:", "pr:")):
         paths = _BITBUCKET_CLOUD if "pullrequest" in payload else _BITBUCKET_DATA_CENTER
         is_closing = kind.partition(":")[2] in ("fulfilled", "rejected", "merged", "declined", "deleted")
-        yield _of_request(payload, paths, default, is_closing=is_closing)
+        yield _of_request(payload, paths, "", is_closing=is_closing)
 
 
 def _remotes(payload: Payload) -> Iterator[str]:
@@ -299,12 +298,16 @@ class Work:
 def work_of(event: Event, source: SourceRequest, settings: HookSettings, request_ref: str) -> Work | None:
     """Return the work that an event requires for a source, or None if there is none.
 
-    Raises UsageError if the default branch is unknown or the ref name is not valid in git.
+    Bitbucket does not name the default branch: there, a push to another branch than those of the settings runs the main
+    index, which finds out. Raises UsageError if the ref name is not valid in git.
     """
     remote = parse_remote(source.uri)
     if remote is None or not event.branch or event.kind == "late":
         return None
-    main = remote.ref.removeprefix("refs/heads/") or event.default or None
+    main, is_gone = remote.ref.removeprefix("refs/heads/") or event.default or None, event.kind == "gone"
+    is_listed = any(fnmatchcase(event.branch, pattern) for pattern in settings.branches)
+    if main is None and event.branch not in USUAL_DEFAULTS:
+        main = "" if event.number or is_gone or is_listed else event.branch
     build = Build(
         system="a webhook",
         branch=event.branch,
@@ -314,7 +317,7 @@ def work_of(event: Event, source: SourceRequest, settings: HookSettings, request
         target=event.target or None,
         is_own=event.is_own,
     )
-    name, is_gone = build.index_branch(), event.kind == "gone"
+    name = build.index_branch()
     if name is None:
         return None if is_gone else Work(source)
     ref, is_request, numbers = f"refs/heads/{event.branch}", bool(event.number), frozenset[str]()
@@ -324,7 +327,6 @@ def work_of(event: Event, source: SourceRequest, settings: HookSettings, request
         if not settings.pull_requests or not ref:
             return None
     else:
-        is_listed = any(fnmatchcase(event.branch, pattern) for pattern in settings.branches)
         if is_request and is_gone and is_listed:
             return None  # the branch outlives its pull request
         if not is_gone and not is_listed and not (is_request and settings.pull_requests):

@@ -37,7 +37,7 @@ def pushed(host: str, name: str, kind: str = "branch", *, before: str = "2" * 40
                 "closed": new is None,
                 "forced": True,
             }
-            return "repo:push", {"push": {"changes": [change]}, "repository": {"mainbranch": {"name": "main"}}}
+            return "repo:push", {"push": {"changes": [change]}, "repository": {"full_name": "team/app"}}
         case _:
             verb = "DELETE" if is_gone else "ADD" if before == ZEROS else "UPDATE"
             change = {"ref": {"id": ref, "displayId": name, "type": kind.upper()}, "refId": ref, "type": verb}
@@ -93,8 +93,7 @@ def requested(host: str, happens: str, *, fork: bool, branch: str = "topic") -> 
                 end: {"branch": {"name": name}, "repository": {"full_name": names[each]}}
                 for end, name, each in (("source", branch, source), ("destination", "main", target))
             }
-            whole = {"pullrequest": ends | {"id": 7, "state": state}}
-            return action, whole | {"repository": {"mainbranch": {"name": "main"}}}
+            return action, {"pullrequest": ends | {"id": 7, "state": state}, "repository": {"full_name": "team/app"}}
         case _:
             ends = {
                 end: {"displayId": name, "id": f"refs/heads/{name}", "repository": {"id": each}}
@@ -103,10 +102,10 @@ def requested(host: str, happens: str, *, fork: bool, branch: str = "topic") -> 
             return action, {"pullRequest": ends | {"id": 7, "state": state}}
 
 
-def works(host: str, sent: Sent, *branches: str) -> list[tuple[str | None, str, bool]]:
+def works(host: str, sent: Sent, *branches: str, ref: str | None = None) -> list[tuple[str | None, str, bool]]:
     """Return the index branch, the ref and whether it is deleted, of each work that a delivery requires."""
     known, (event, payload) = HOSTS["bitbucket" if host == "server" else host], sent
-    source = SourceRequest(f"{SOURCE.uri}@main", SOURCE.entity) if host == "server" else SOURCE  # which has no default
+    source = SOURCE if ref is None else SourceRequest(f"{SOURCE.uri}@{ref}", SOURCE.entity)
     settings = HookSettings({}, branches, pull_requests=True)
     found = (work_of(each, source, settings, known.request_ref) for each in known.events(event, payload))
     return [(each.branch, each.ref, each.is_gone) for each in found if each is not None]
@@ -117,9 +116,20 @@ def test_a_push_moves_a_branch_creates_it_or_deletes_it(host: str) -> None:
     assert works(host, pushed(host, "main")) == [(None, "", False)]
     assert works(host, pushed(host, "x/y", before=ZEROS), "x/*") == [("x/y", "refs/heads/x/y", False)]
     assert works(host, pushed(host, "x/y"), "x/*") == [("x/y", "refs/heads/x/y", False)], "forced or not"
-    assert works(host, pushed(host, "x/y"), "z") == []
+    assert works(host, pushed(host, "x/y"), "z", ref="main") == []
     assert works(host, pushed(host, "x/y", after=ZEROS)) == [("x/y", "refs/heads/x/y", True)]
     assert works(host, pushed(host, "main", after=ZEROS)) == [], "the main index is deleted by no delivery"
+
+
+@pytest.mark.parametrize("host", ACTIONS)
+@pytest.mark.parametrize("branch", ["main", "develop"])
+def test_a_push_to_what_may_be_the_default_branch_runs_the_main_index(host: str, branch: str) -> None:
+    """Bitbucket's payloads do not name the default branch, which a run of the main index asks for."""
+    names_it = host not in ("bitbucket", "server")
+    assert works(host, pushed(host, branch)) == ([] if names_it and branch != "main" else [(None, "", False)])
+    listed = [("develop", "refs/heads/develop", False)]
+    assert works(host, pushed(host, branch), "dev*") == ([(None, "", False)] if branch == "main" else listed)
+    assert works(host, pushed(host, branch), ref="develop") == ([(None, "", False)] if branch == "develop" else [])
 
 
 @pytest.mark.parametrize("host", ACTIONS)
