@@ -18,8 +18,7 @@ from driftline.storage.sources.mirror import Remote, parse_remote, quoted_path
 Provider = Literal["github", "gitlab", "gitea", "bitbucket", "folder", "list"]
 OwnerKind = Literal["org", "group", "user", ""]
 Visibility = Literal["public", "internal", "private"]
-_PART = r"~?[A-Za-z0-9_.][A-Za-z0-9_.+~-]*"
-REPOSITORY_PATH = re.compile(rf"(?!(?:.*/)?\.{{1,2}}(?:/|$)){_PART}(?:/-?{_PART})+")
+REPOSITORY_PATH = re.compile(r"(?!-|(?:.*/)?\.{1,2}(?:/|$))[A-Za-z0-9_.+~-]+(?:/[A-Za-z0-9_.+~-]+)+")
 READER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}|/teams/\d+/members\?limit=50&page=1")
 """A login, or the listing of a team."""
 _GITLAB_REPORTER = 20

@@ -24,6 +24,7 @@ from driftline.storage.errors import DriftlineError, UsageError
 from driftline.storage.sources import discovery, host_connection
 from driftline.storage.sources.discovery import READING, FleetSelection, HostListing, KnownPage, discover
 from driftline.storage.sources.hosts import Host, HostedRepository
+from driftline.storage.sources.mirror import parse_remote
 from driftline.storage.workspace.fleet_state import KnownRepository, reconcile, to_retire
 from tests.servers.git_server import GitServer, running_git_server
 from tests.servers.host_api import HostApi, Hosted, altered, moved, throttled
@@ -111,6 +112,16 @@ def test_a_path_that_leads_elsewhere_is_not_a_repository(api: HostApi, path: Any
     assert ([*listing.repositories], listing.is_complete) == (["1"], False)
     with pytest.raises((UsageError, TypeError)):
         Host("github", "https://host", "acme", "org").uri(HostedRepository("2", path))
+
+
+@pytest.mark.parametrize(
+    "path", ["acme/-", "acme/--x", "acme/.github", "acme/_x~y+z", "1/2", "g-1/s.2/-/x", "~ann/notes", "_g/...a"]
+)
+def test_a_path_that_hosts_allow_is_a_repository(path: str) -> None:
+    uri = Host("gitlab", "https://host/sub", "g", "group", "TOKEN").uri(HostedRepository("2", path))
+    remote = parse_remote(uri)
+    assert remote is not None
+    assert (remote.uri, remote.variable) == (f"git+https://host/sub/{path}.git", "TOKEN")
 
 
 @pytest.mark.parametrize(
