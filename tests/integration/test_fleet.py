@@ -229,6 +229,25 @@ def test_an_empty_repository_is_not_a_failure(
     assert (states(report)["team/a"], rows(report)["team/a"]["reason"]) == ("indexed", "")
 
 
+def test_a_repository_of_a_list_is_kept_until_the_list_no_longer_has_it(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
+) -> None:
+    """A host reports a repository that the token may not read like a deleted one."""
+    fleet.tables = listed(git_server, "a", "b")
+    fleet.sync()
+    shutil.rmtree(git_server.root / "team/b.git")
+    for _ in range(3):
+        fleet.now += timedelta(days=8)
+        row = rows(fleet.sync())["team/b"]
+        assert (row["state"], "remove it from the list" in row["reason"]) == ("failing", True)
+    assert set(fleet.documents()) == {"a", "b"}
+    fleet.tables = listed(git_server, "a")
+    assert states(fleet.sync())["team/b"] == "missing"
+    fleet.now += timedelta(days=8)
+    assert states(fleet.sync())["team/b"] == "retired"
+    assert (set(fleet.documents()), fleet.has_failed) == ({"a"}, False)
+
+
 def test_missing_repositories_are_retired_after_the_grace_period_and_returning_ones_indexed_again(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet
 ) -> None:
