@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from driftline.flows.web.routes import McpApp
     from driftline.flows.web.search_processes import SearchProcesses
     from driftline.storage.entities import Boundary
+    from driftline.storage.workspace.fleet_state import FleetRecord
     from driftline.storage.workspace.workspace import Workspace
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -157,7 +158,7 @@ def web(
         _newest(opened, cache, searches) as newest,
         closing(_searching(newest().objects.is_local, processes)) as searching,
     ):
-        reader = Reader(newest, _memory(opened), searching.run)
+        reader = Reader(newest, _memory(opened), searching.run, _fleets(opened))
         server = web_server(reader, host, port, exposure, _mcp_app(reader), hooks := _hooks(opened.objects.uri))
         searching.start(newest())
         searches.append(searching)
@@ -314,6 +315,18 @@ def _memory(workspace: Workspace) -> Callable[[], Memory]:
         return Memory(workspace, memory_of(workspace.objects.uri))
 
     return find
+
+
+def _fleets(workspace: Workspace) -> Callable[[], Mapping[str, FleetRecord]]:
+    """Return a function that reads the state of the fleets if it has changed."""
+    from driftline.storage.layout import FLEET, ObjectInfo
+    from driftline.storage.workspace.fleet_state import read_fleets
+
+    @lru_cache(1)
+    def of_version(_: ObjectInfo | None) -> Mapping[str, FleetRecord]:
+        return read_fleets(workspace.objects)
+
+    return lambda: of_version(workspace.objects.head(FLEET))
 
 
 def _mcp_app(reader: Reader) -> McpApp | None:

@@ -64,6 +64,7 @@ from driftline.tasks.search.search import prepare, warm
 
 if TYPE_CHECKING:
     from driftline.flows.served_memory import Memory
+    from driftline.storage.workspace.fleet_state import FleetRecord
 
 MAX_RUNS = 200
 MAX_RECENT_RUNS = 10
@@ -334,6 +335,8 @@ class Reader:
     """Returns the memory's location; called on the first memory request."""
     run: Callable[..., Any] = call
     """Runs a read of the index, in this or another process (search_processes.py)."""
+    fleets: Callable[[], Mapping[str, FleetRecord]] = dict
+    """Returns the state of the fleets, which a copy does not have."""
     _folders: SharedCache[tuple[Boundary | None, str], str] = field(
         default_factory=lambda: SharedCache(TTLCache(10_000, FOLDERS_SECONDS)), compare=False
     )

@@ -1,6 +1,7 @@
 """Answer /healthz, /readyz and /metrics, and observe each request: count, time, log and trace it to its last byte.
 
-Prometheus reads ``Metrics`` at /metrics: requests, times and errors by route, and the age of index and cache.
+Prometheus reads ``Metrics`` at /metrics: requests, times and errors by route, the age of index and cache, and the state
+of fleets.
 ``tracer`` sends an OpenTelemetry span per request, configured by the standard variables.
 """
 
@@ -10,11 +11,12 @@ import logging
 import os
 import threading
 import time
+from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Protocol
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -36,6 +38,11 @@ from driftline.storage.environment import install_command
 from driftline.storage.errors import DriftlineError, MissingExtra
 from driftline.storage.workspace.records import RunHistory, RunRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from driftline.storage.workspace.fleet_state import FleetRecord
+
+log = logging.getLogger(__name__)
 
 INDEX_SECONDS = 15.0
 """Maximum age of cached index metrics."""
@@ -83,9 +90,13 @@ class Metrics:
 
 @dataclass(slots=True, eq=False)  # registries keep collectors in a dict
 class IndexMetrics:
-    """The version and age of the workspace that ``newest`` opens, read at most every INDEX_SECONDS."""
+    """The version and age of the workspace that ``newest`` opens, and the state of its ``fleets``, read at most every
+    INDEX_SECONDS.
+    """
 
     newest: Callable[[], Workspace]
+    fleets: Callable[[], Mapping[str, FleetRecord]] = dict
+    _known_fleets: Mapping[str, FleetRecord] = field(default_factory=dict)
     _last: RunRecord | None = None
     _readable: bool = False
     _model: str = ""
@@ -99,6 +110,7 @@ class IndexMetrics:
             if time.monotonic() - self._read_at >= INDEX_SECONDS:
                 self._read()
             last, model, readable, compared = self._last, self._model, self._readable, self._compared
+            fleets = self._known_fleets
         yield GaugeMetricFamily("driftline_index_readable", "1 if the workspace can be read.", float(readable))
         if last is not None:
             version = {"run_id": last.run_id, "model": model, "outcome": last.outcome}
@@ -109,9 +121,15 @@ class IndexMetrics:
         if compared is not None:
             about = "When the local copy was last compared with the bucket, in Unix time."
             yield GaugeMetricFamily("driftline_cache_compared_timestamp_seconds", about, compared)
+        if fleets:
+            yield from _of_fleets(fleets)
 
     def _read(self) -> None:
         self._read_at = time.monotonic()
+        try:
+            self._known_fleets = self.fleets()
+        except DriftlineError as error:  # their times show that the state is old
+            log.warning("Cannot read the state of the fleets: %s", error)
         try:
             workspace = self.newest()
             copied = read_copy_record(workspace.objects)
@@ -122,6 +140,26 @@ class IndexMetrics:
         self._readable, self._model = True, workspace.config.model or ""
         self._compared = copied.pulled.timestamp() if copied is not None else None
         self._last = max((run for run in runs if run is not None), key=lambda run: run.run_id, default=None)
+
+
+def _of_fleets(fleets: Mapping[str, FleetRecord]) -> Iterator[Metric]:
+    from driftline.storage.workspace.fleet_state import State
+
+    now = datetime.now(UTC)
+    about = "Repositories of a fleet, by state."
+    states = GaugeMetricFamily("driftline_fleet_repositories", about, labels=["fleet", "state"])
+    about = "When a fleet's host last listed its repositories, in Unix time."
+    listed = GaugeMetricFamily("driftline_fleet_listed_timestamp_seconds", about, labels=["fleet"])
+    about = "How long the index of a fleet's repository has been known to be behind, at most."
+    lag = GaugeMetricFamily("driftline_fleet_lag_seconds", about, labels=["fleet"])
+    for name, fleet in fleets.items():
+        counts = Counts(each.state for each in fleet.repositories.values())
+        for state in get_args(State):
+            states.add_metric([name, state], counts[state])
+        if fleet.listed_at is not None:
+            listed.add_metric([name], fleet.listed_at.timestamp())
+        lag.add_metric([name], max((each.lag_seconds(now) for each in fleet.repositories.values()), default=0.0))
+    yield from (states, listed, lag)
 
 
 access_log = logging.getLogger("driftline.access")

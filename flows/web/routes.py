@@ -333,7 +333,7 @@ def make_app(
     api.get("/healthz", **hidden)(alive)
     api.get("/readyz", **hidden)(in_thread(readiness(reader.newest)))
     metrics = Metrics.create()
-    api.get("/metrics", **hidden)(in_thread(metrics_page(metrics, IndexMetrics(reader.newest))))
+    api.get("/metrics", **hidden)(in_thread(metrics_page(metrics, IndexMetrics(reader.newest, reader.fleets))))
     for target, page in people.routes().items():
         api.get(target, **hidden)(in_thread(page, searches=True))
     _allow_newlines(api)

@@ -8,6 +8,8 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,11 @@ from driftline.flows.http_server import HttpServer
 from driftline.flows.runs.pull import PullRequest, pull_workspace
 from driftline.flows.web.access import Authentication, KnownTokens
 from driftline.flows.web.api import Reader
-from driftline.flows.web.observability import tracer
+from driftline.flows.web.observability import IndexMetrics, tracer
 from driftline.flows.web.server import Exposure, web_server
+from driftline.storage.errors import StorageError
+from driftline.storage.sources.hosts import HostedRepository
+from driftline.storage.workspace.fleet_state import FleetRecord, KnownRepository
 from driftline.storage.workspace.tokens import create_token, read_tokens
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import until
@@ -41,8 +46,24 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Wor
     return Workspace.open(str(folder / "ws"))
 
 
+LISTED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def fleets() -> dict[str, FleetRecord]:
+    """Return a fleet with a repository in each of four states, and one whose host has never answered."""
+    failing = KnownRepository(listed=HostedRepository("1", "acme/a")).failed(StorageError("gone"), LISTED)
+    behind = KnownRepository(listed=HostedRepository("2", "acme/b"), indexed="1" * 40, commit="2" * 40)
+    members = {
+        "1": failing,
+        "2": replace(behind, behind_since=datetime.now(UTC) - timedelta(hours=2)),
+        "3": replace(behind, behind_since=datetime.now(UTC) - timedelta(hours=1)),
+        "4": replace(behind, missed_since=LISTED),
+    }
+    return {"acme": FleetRecord(repositories=members, listed_at=LISTED), "new": FleetRecord()}
+
+
 def server(workspace: Workspace, exposure: Exposure | None = None) -> HttpServer:
-    return web_server(Reader(workspace.reread), "127.0.0.1", 0, exposure)
+    return web_server(Reader(workspace.reread, fleets=fleets), "127.0.0.1", 0, exposure)
 
 
 def test_metrics_count_and_time_requests_by_route(workspace: Workspace) -> None:
@@ -95,15 +116,35 @@ def _last_run(workspace: Workspace) -> str:
     return str(last["run_id"])
 
 
+def test_metrics_show_what_a_fleet_fails_to_index(workspace: Workspace) -> None:
+    def unreadable() -> dict[str, FleetRecord]:
+        raise StorageError("Could not read a file")
+
+    metrics, found = IndexMetrics(workspace.reread), dict[str, float]()
+    for given in (fleets, unreadable):  # which keeps what is known
+        metrics.fleets, metrics._read_at = given, -60.0
+        for metric in metrics.collect():
+            found |= {"/".join((metric.name, *each.labels.values())): each.value for each in metric.samples}
+        states = {name: value for name, value in found.items() if name.startswith("driftline_fleet_rep") and value}
+        counts = {"failing": 1, "behind": 2, "missing": 1}
+        assert states == {f"driftline_fleet_repositories/acme/{state}": count for state, count in counts.items()}
+        assert found["driftline_fleet_listed_timestamp_seconds/acme"] == LISTED.timestamp()
+        assert "driftline_fleet_listed_timestamp_seconds/new" not in found
+        assert 7200 <= found["driftline_fleet_lag_seconds/acme"] < 10_000
+        assert found["driftline_fleet_lag_seconds/new"] == 0
+        assert found["driftline_index_readable"] == 1
+
+
 def test_a_bound_token_sees_no_figures_of_the_index(workspace: Workspace) -> None:
     (boundary,) = boundary_in(workspace, "org:default/project:default").tops
     bound, _ = create_token(workspace, within=boundary, scopes=["metrics"], expires=None)
     whole, _ = create_token(workspace, within=None, scopes=["metrics"], expires=None)
     tokens = KnownTokens(lambda: read_tokens(workspace.objects))
     with serving(server(workspace, Exposure(authentication=Authentication(tokens)))) as address:
-        assert "driftline_index" in ask(address, "/metrics", token=whole).body
-        answer = ask(address, "/metrics", token=bound)
-        assert (answer.status, "driftline_index" in answer.body, "process_" in answer.body) == (200, False, False)
+        answers = {token: ask(address, "/metrics", token=token) for token in (whole, bound)}
+        for name in ("driftline_index", "driftline_fleet", "process_"):
+            assert [name in answers[token].body for token in (whole, bound)] == [True, False]
+        assert answers[bound].status == 200
         assert ask(address, "/api/v1/status", token=whole).status == 403
 
 
@@ -208,7 +249,7 @@ def test_the_alerts_name_metrics_that_exist(names_of_metrics: set[str]) -> None:
         )
         assert re.fullmatch(r"\d+[smhd]", rule["for"])
         assert rule["expr"].count("(") == rule["expr"].count(")")
-    named = set(re.findall(r"driftline_[a-z_]+", "".join(rule["expr"] for rule in group["rules"])))
+    named = set(re.findall(r"driftline_[a-z_]+", " ".join(rule["expr"] for rule in group["rules"])))
     assert len(named) >= 5
     assert named <= names_of_metrics
     assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
