@@ -5,6 +5,7 @@
     │   ├── BadEntity             an entity id that cannot be used
     │   ├── BadEntry              a memory key, value or metadata that cannot be stored
     │   ├── CatalogMismatch       a catalog of another workspace, or of a newer version
+    │   ├── CatalogMissing        no catalog, or another one, for memory that exists
     │   ├── StoreClosed           a call to a memory store that is closed
     │   ├── NotIndexed            a document, line or branch that the workspace does not have
     │   ├── SourceNotFound        a source that is missing or cannot be read

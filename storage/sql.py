@@ -571,7 +571,7 @@ class _Contents:
         return found
 
     def skipped(self, names: Columns, where: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the files that are not indexed: those that were read, in the manifest, and those of recorded scans."""
+        """Yield the files that are not indexed, from the manifests and from the skipped files of recorded scans."""
         for tenant in self._tenants():
             entities = self._entities(tenant)
             branches = ((entity, self.workspace.branch_of(entity)) for entity in entities)

@@ -1,4 +1,4 @@
-"""Find blocks of lines semantically, by two bits for each dimension of their vectors (DESIGN, "Search"; decision 20).
+"""Find blocks of lines semantically, by two bits per dimension of their vectors (DESIGN, "Search"; decision 0020).
 
 A block's vector is the sum of its lines' vectors. For each dimension, the code contains the sign and whether the value
 is large. The signs alone preselect blocks, both bits rank them, as in RaBitQ (Gao and Long, 2024) but without a

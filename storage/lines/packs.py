@@ -1,4 +1,4 @@
-"""Store decoded document text in packs next to the lines, and search it exactly (decision 19).
+"""Store decoded document text in packs next to the lines, and search it exactly (decision 0019).
 
 A pack contains consecutive lines of one document, including lines with no words, which have no row. Its grams are a
 filter over its trigrams and parts of words that rules out most non-matching packs without reading them.
@@ -71,7 +71,7 @@ def packs(
     column: NDArray[np.int32],
     first_line: int = 0,
 ) -> dict[str, pa.Array]:
-    """Return the columns PACK, PACK_LINE and GRAMS, ``(n,)`` each, null except in rows that contain a pack.
+    """Return PACK_COLUMN, PACK_LINE_COLUMN and GRAMS_COLUMN, ``(n,)`` each, null except in rows with a pack.
 
     ``document`` contains indices into ``texts``, the documents' texts starting at ``first_line``. The rows are in
     order, and every document that has lines has a row. A document's packs are contiguous from its first line to its

@@ -1,4 +1,4 @@
-"""Match exact-search patterns: RE2 expressions, which Arrow evaluates in linear time (decision 19).
+"""Match exact-search patterns: RE2 expressions, which Arrow evaluates in linear time (decision 0019).
 
 A pattern matches within one line, unless it is ``multiline``. Whole packs are tested first, ten times as fast as line
 by line. A pack is not even read if its grams prove that it lacks a literal that every match contains (packs.py).

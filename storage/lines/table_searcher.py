@@ -491,9 +491,8 @@ class TableSearcher:
             found = self.read(columns, where=is_among(rows), with_row_id=True).sort_by("_rowid")
             _BLOCKS_READ.put(self._filtered, (_BLOCKS_READ.get(self._filtered) or 0) + len(rows))
         at = np.searchsorted(found["_rowid"].to_numpy(), np.array(rows, np.uint64))
-        return found.take(
-            pa.array(at.tolist(), pa.int64())
-        )  # a list: for an array, Arrow would import numpy.ma, which is slow
+        # From a list: for an array, Arrow would import numpy.ma, which is slow.
+        return found.take(pa.array(at.tolist(), pa.int64()))
 
     @locked_property
     def _kept_blocks(self) -> pa.Table | None:

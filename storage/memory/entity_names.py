@@ -57,7 +57,7 @@ class EntityNames:
         return self.find_all([name], limits)[0]
 
     def find_all(self, names: Iterable[EntityName], limits: Limits = ()) -> list[Entity]:
-        """Resolve ``names``, in order."""
+        """Resolve ``names``, in order. Raises BadEntity."""
         found = self.resolve(names, limits)
         for entity in found:
             if self.hierarchy.root and not is_within(entity, self.root):

@@ -262,9 +262,10 @@ def compact_indexes(
 
 
 def compact_on_excess(workspace: Workspace, max_deltas: int, encoding: Encoding, tenant: Entity, deltas: int) -> None:
-    """Fold the memory indexes of ``tenant``, whose own has ``deltas``; do nothing while another process compacts them.
+    """Fold the memory indexes of ``tenant``, unless another process is compacting them.
 
-    For ``DeltaWatch``. A failure is only logged: the writes before it are complete, and a later flush tries again.
+    ``DeltaWatch`` calls it; ``deltas`` is the number in the tenant's own index, for the log. A failure is only logged:
+    earlier writes are complete, and a later flush tries again.
     """
     try:
         folded = compact_indexes(workspace, tenant, max_deltas, encoding)

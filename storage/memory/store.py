@@ -524,6 +524,7 @@ class MemoryStore(EntityRegistry):
             The entries.
 
         Raises:
+            UsageError: if the query contains NUL.
             AccessDenied: if ``allowed_ancestors`` excludes the whole scope.
 
         Examples:

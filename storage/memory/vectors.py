@@ -144,7 +144,7 @@ _TEXT = "words_idx"
 MAX_WORD_CHARACTERS = 8_192
 """Beyond this position in the text, each word is indexed only once."""
 MAX_FURTHER_CHARACTERS = 65_536
-"""Total length of the words that are indexed once; further ones are not found, and bound the cost of a search."""
+"""Limit on the total length of the words that are indexed once; later words are not found."""
 SAMPLE_ROWS = 1_000
 """Maximum number of entries read to explain why a filter matches nothing."""
 MAX_UNINDEXED_WORDS = 20_000

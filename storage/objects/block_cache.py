@@ -1,4 +1,4 @@
-"""Cache blocks of a bucket's immutable files on disk, for all reads of Lance tables (decision 21).
+"""Cache blocks of a bucket's immutable files on disk, for all reads of Lance tables (decision 0021).
 
 Lance's object stores cannot be replaced from Python. Its searches therefore read a bucket through a server in their own
 process, on loopback, which implements the part of S3 that a reader needs. It merges adjacent ranges requested together,

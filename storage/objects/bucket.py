@@ -413,7 +413,7 @@ class Bucket:
 
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
         options = cached_reads(self)
-        # # The cache's server speaks S3 for every kind of bucket.
+        # The cache's server speaks S3 for every kind of bucket.
         return (f"s3://{self._uri.partition('://')[2]}/{quote(self._key(path))}", options) if options else None
 
     def read_ahead(self, ranges: Mapping[str, ByteRange]) -> None:

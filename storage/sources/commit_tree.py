@@ -347,7 +347,7 @@ def _tree_entry(name: bytes, entry: _Entry, found: _Object | None) -> TreeEntry:
 
 
 _times: OrderedDict[str, datetime] = OrderedDict()
-"""Commit times opened by readers in this process: an id determines its content."""
+"""The times of commits that this process read, by id: they never change."""
 _TIMES_REMEMBERED = 10_000
 
 

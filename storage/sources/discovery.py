@@ -316,7 +316,7 @@ class _HostReader:
         self._connection = Connection(self._host.name, MAX_PAGE_BYTES, PAGE_SECONDS)
 
     def read(self) -> None:
-        """Fill the listing. Raises AccessDenied, SourceNotFound, StorageError."""
+        """Fill the listing. Raises UsageError, AccessDenied, SourceNotFound, StorageError."""
         target = self._api.targets.get(self._host.owner_kind)
         if target is None:
             raise UsageError("This host lists repositories only by owner", self._host.name, "Set its org.")
@@ -415,7 +415,7 @@ class _HostReader:
     def pulls(
         self, repository: HostedRepository, known: Collection[int], etag: str
     ) -> tuple[dict[int, str], str] | None:
-        """Implements ``open_pulls``."""
+        """Same as ``open_pulls``, with the same errors."""
         self._missing = "The host has no pull requests there", "Check the permissions of the token."
         named = self._api.pulls.format(path=repository.path, id=quote(repository.id, safe=""))
         first = url = self._root + named
@@ -441,7 +441,7 @@ class _HostReader:
         return found, tag
 
     def readers(self, repository: HostedRepository) -> tuple[KnownPage, ...]:
-        """Return the result of ``readers_of``."""
+        """Same as ``readers_of``, with the same errors."""
         self._missing = "The host does not list the readers of a repository", "Check the permissions of the token."
         named = {"path": repository.path, "id": quote(repository.id, safe="")}
         found, people = list[KnownPage](), 0

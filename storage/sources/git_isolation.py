@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 COMMIT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _TIMEOUT_SECONDS = 120
 _CHECK_SECONDS = 1.0
-"""The interval between two looks at a git that has not ended."""
+"""How often to check whether a git process has exited."""
 _ASLEEP_SECONDS = 3.0
 """A pipe in place of a file that git reads would block it forever.
 

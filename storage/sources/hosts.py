@@ -174,10 +174,10 @@ class HostPage:
 class HostApi:
     """How a host lists repositories.
 
-    ``root`` is the URL of the API of a site, and ``targets`` the path of a listing by the kind of its owner.
-    ``pulls`` is the path of the open pull requests of a repository, and ``pull_ref`` the ref of one. ``readers`` are
-    the paths of the people who may read a repository; ``reader`` returns the login of an entry, "" if it may not read
-    code, or the path of a further listing. ``unlisted`` contains the settings of a fleet that no entry answers.
+    ``root`` returns the API's URL for a site, and ``targets`` maps an owner kind to the path of its listing. ``pulls``
+    is the path of a repository's open pull requests, and ``pull_ref`` the ref of one. ``readers`` are the paths that
+    list the people who may read a repository; ``reader`` returns an entry's login, "" if it may not read code, or the
+    path of a further listing. ``unlisted`` contains the fleet settings that the host's entries have no data for.
     """
 
     site: str

@@ -441,7 +441,7 @@ class Source:
             self._fs.invalidate_cache()
             return list(self._fs.ls(self._key(prefix).rstrip("/"), detail=True))
         except FileNotFoundError as error:
-            # # An empty prefix is valid; a missing bucket is an error.
+            # An empty prefix is valid; a missing bucket is an error.
             if self.uri.partition("://")[0] in _FLAT and not self._bucket_exists():
                 raise_translated(error, self.uri, "Listing failed")
             return []

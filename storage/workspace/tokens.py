@@ -1,4 +1,4 @@
-"""Store web server tokens and their permissions, as hashes (DESIGN, "Interfaces").
+"""Store web server tokens and their permissions, as hashes (DESIGN, "Tokens").
 
 A token has 256 random bits, so its hash needs neither a salt nor a slow function.
 """

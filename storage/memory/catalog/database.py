@@ -155,7 +155,10 @@ class Catalog:
                 raise failure
 
     def write(self, work: Callable[[Connection], _Result]) -> _Result:
-        """Run ``work`` in a transaction, commit durably, and return its result."""
+        """Run ``work`` in a transaction, commit durably, and return its result.
+
+        Raises StoreClosed, AccessDenied, CatalogError.
+        """
         if self.is_read_only:
             raise AccessDenied("Cannot write to the catalog", self.where, "Make its folder writable.")
         # In SQLite, a transaction that starts as a reader and writes later cannot wait for another writer.
@@ -428,7 +431,7 @@ def _json(value: Any) -> str:
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # keeps Python's sqlite3 module from starting transactions on its own
     _enter_wal_mode(connection)
-    # # FULL: in WAL mode, each commit is on disk before it returns.
+    # FULL: in WAL mode, each commit is on disk before it returns.
     for pragma in ("synchronous = FULL", "foreign_keys = ON", "cache_size = -65536"):
         connection.execute(f"PRAGMA {pragma}")
 

@@ -248,7 +248,7 @@ def _page_query(is_single: bool, is_limited: bool, with_descendants: bool, is_fo
         .select_from(closure)
         .join(entries, entries.c.entity_id == closure.c.descendant_id)
         .join(entities, entities.c.id == entries.c.entity_id)
-        # # The database knows that the owners are in order only if there is a single top.
+        # The database knows that the owners are in order only if there is a single top.
         .where(top == sa.bindparam("tops") if is_single else top.in_(sa.bindparam("tops", expanding=True)))
         .where(_is_alive(), *_allowed(closure.c.descendant_id, is_limited))
         .order_by(closure.c.descendant_id, entries.c.key)
