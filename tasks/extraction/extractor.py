@@ -605,7 +605,7 @@ def definitions_by_part(
 
 def ends_mark(most: int) -> str:
     """Return the mark of a file that was read only up to ``most`` bytes of its first and last lines."""
-    return f"ends/{most}/gap"  # before, empty lines replaced all lines between them
+    return f"ends/{most}/gap"  # without /gap, an earlier version left empty lines in place of the gap
 
 
 @dataclass(frozen=True, slots=True)

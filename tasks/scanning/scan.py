@@ -348,9 +348,8 @@ def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files
     paths, matcher = pa.array([member.path for member in members], pa.string()), Matcher.of(spec.rules)
     secret, excluded = matcher.secret(paths), matcher.excluded(paths)
     excluded |= claimed(paths, spec.claims)
-    excluded |= pc.is_in(paths, files.combine_chunks()).to_numpy(
-        zero_copy_only=False
-    )  # a folder with the same name as a member
+    # A folder may be named like an archive followed by "!", and contain a file with a member's path.
+    excluded |= pc.is_in(paths, files.combine_chunks()).to_numpy(zero_copy_only=False)
 
     def judged(member: Member, *, is_secret: bool) -> Member:
         is_large = member.size_bytes > _limit(spec, member.path)

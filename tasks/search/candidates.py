@@ -423,9 +423,8 @@ def _placed(candidates: Candidates) -> NDArray[np.float32]:
 
 def _begins_known(candidates: Candidates, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return whether each of the ``chosen`` rows starts its definition, if known, as ``(n,)``."""
-    first = np.fromiter(
-        (*(each.line for each in candidates.definitions), -1), np.int64
-    )  # the last entry stands for no definition
+    # The last entry is for rows without a definition.
+    first = np.fromiter((*(each.line for each in candidates.definitions), -1), np.int64)
     return np.asarray(first[candidates.definition[chosen].clip(-1)] == candidates.lines.number[chosen], np.bool_)
 
 

@@ -456,9 +456,8 @@ def hits(
         at = match_in(window.text, query)
         judged = judge(window, document, records.redaction(window.entity), unchanged=text is not None)
         likely = likelihood(window.score + window.penalty, window.lead, window.max_score) if window.max_score else None
-        score = min(
-            score, window.score if likely is None else likely
-        )  # windows below the reranked ones use a different score scale
+        # Windows below the reranked ones use a different score scale.
+        score = min(score, window.score if likely is None else likely)
         if likely is not None:  # a label is never stronger than an earlier one
             certain = min(certain, likely if window.penalty else score)
         yield Hit(

@@ -2,10 +2,10 @@
 
 A line is scored together with its neighbours, because a single line says little:
 
-    score = BM25 of the words around it and of its path, and half of the weights of the words in its path once more
+    score = BM25 of the words around it and in its path, and a quarter of the weights of the words in its path
           + 0.06 x BM25 of the four best blocks of its document
-          + 8 x cosine of the vectors around it; in prose 2 x, and 4 x the cosine of the vectors further away
-          + half of the weights of the words in the names of the definitions around it
+          + 8 x cosine of the vectors around it; in prose 2 x, and 4 x the cosine of more distant vectors
+          + half of the weights of the words in the names of its enclosing definitions
           + 5 if it begins a definition, in code
 
 The values are in ``Weights``; ``tests/benchmarks/weights.py`` tuned them on the tuning halves. Neighbouring lines are
@@ -230,9 +230,8 @@ def semantic_scores(
     for near in meaning:
         at = _spread(lines, near.lines)
         shares = (near.decay ** np.abs(np.arange(-near.lines, near.lines + 1))).astype(np.float32)
-        padded = np.zeros(
-            (2 * near.lines + 1, int(at[-1]) + len(shares)), np.float32
-        )  # pairwise products, by distance between lines
+        # Pairwise products, by distance between lines.
+        padded = np.zeros((2 * near.lines + 1, int(at[-1]) + len(shares)), np.float32)
         padded[0, at + near.lines] = of_query
         products = np.correlate(padded[0], shares)[at]
         padded[0, at + near.lines] = np.einsum("ij,ij->i", vectors, vectors)
@@ -548,7 +547,7 @@ def arranged(
     form: QueryForm = "phrase",
     name: str = "",
 ) -> list[Window]:
-    """Sort ``windows`` by score and file: other hits in the file, and its name.
+    """Sort ``windows`` by their scores, raised for files with many hits or a matching name, and lowered for repeats.
 
     ``words`` are the query's distinct terms, ``form`` its form. If the query is a ``name``, its definition is first.
     Each window is assigned the score that it is ranked by.
