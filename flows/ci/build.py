@@ -254,10 +254,7 @@ class Build:
         return self.commit
 
     def _with_remote(self, folder: str) -> Build:
-        """Return the build with its remote, from which Jenkins named the branch, if it is the only one.
-
-        One of several may be a fork.
-        """
+        """Split Jenkins's ``remote/branch`` if the repository has no other remote: one of several may be a fork."""
         remote, _, branch = (self.branch or "").partition("/")
         return replace(self, remote=remote, branch=branch) if remotes(folder) == [remote] else self
 

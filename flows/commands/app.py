@@ -164,7 +164,7 @@ OPTION_GROUPS = (
 )
 """The headings of options, in order. Options without one come first."""
 _MAX_UNGROUPED = 14
-"""Commands with fewer options list them below one heading."""
+"""Commands with up to this many options list them under one heading."""
 
 
 def option_groups(options: Sequence[Any]) -> dict[str, list[Any]]:

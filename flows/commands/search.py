@@ -1,4 +1,4 @@
-"""Define ``driftline search``: query a workspace, or a web server with ``--server``."""
+"""Define ``driftline search``, ``grep`` and ``pull``: query a workspace, a web server or files, or copy a workspace."""
 
 from __future__ import annotations
 

@@ -329,7 +329,7 @@ def _embedder(model: str | None) -> Any:
         from driftline.tasks.task_context import ModelRef, load_embedder
 
         found = model_of(model)
-        # Stores and searches share it, and few values are embedded without planning how to cut words.
+        # Shared with searches. It plans where to cut words only for many lines.
         return load_embedder(ModelRef(found.name, found.fingerprint, found.dim))
 
     return load

@@ -190,8 +190,8 @@ class FleetTable(Table):
     readers: Text | None = Field(
         default=None,
         description=(
-            "Let [users of a trusted proxy](../guides/web-access.md#users-and-groups) see the repositories that the "
-            "host lets them read: how the proxy spells a `{login}` of the host, such as `{login}@example.org`. For "
+            "How the proxy spells the host's logins, such as `{login}@example.org`. [Users of a trusted proxy]"
+            "(../guides/web-access.md#users-and-groups) then see the repositories that the host lets them read. For "
             "`github`, `gitlab`, and an `org` of `gitea`, with a token."
         ),
     )

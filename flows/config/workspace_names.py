@@ -16,7 +16,7 @@ HOME_VARIABLE = "DRIFTLINE_HOME"
 DATABASE_VARIABLE = "DATABASE_URL"
 """The URL of the memory catalog."""
 SERVER_VARIABLE = "DRIFTLINE_SERVER"
-"""The URL of the web server that searches query and flow reports link to."""
+"""The URL of the web server that searches query, and that flow reports link to."""
 WORKSPACE_FOLDER = ".driftline"
 CONFIG_FILE, CONFIG_VARIABLE = "driftline.toml", "DRIFTLINE_CONFIG"
 

@@ -54,7 +54,7 @@ PARTIAL = re.compile(r".+-(files|glob)-[0-9a-f]{8}")
 """Names of sources that contain only some files of a folder: the paths passed to an action."""
 
 _EVERYTHING = frozenset(("*", "**"))
-"""Patterns that include every file, as no pattern does."""
+"""Patterns that include every file, like having no pattern."""
 
 
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:

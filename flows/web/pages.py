@@ -718,9 +718,8 @@ def _facets(request: SearchRequest, facets: Facets) -> list[dict[str, Any]]:
                 (value, names.get(value, value), counts.get(value, 0), value in checked.get(name, ()))
                 for value in values[:MAX_FACETS]
             ]
-        is_only = (
-            name == "sources" and len(boxes) == 1 and not checked.get(name)
-        )  # a single checkbox would narrow nothing
+        # A single checkbox would narrow nothing.
+        is_only = name == "sources" and len(boxes) == 1 and not checked.get(name)
         if boxes and not is_only:
             more = 0 if name == "tests" else max(0, len({*counts, *checked.get(name, ())}) - MAX_FACETS)
             parameter = OPTIONS[name].parameter
