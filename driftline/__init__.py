@@ -1,6 +1,6 @@
 """Driftline: a semantic index of every line in your repositories and buckets, kept up to date.
 
-``__init__.pyi`` lists the public names. A name imports its module on first use, so ``driftline --help`` pays for none.
+``__init__.pyi`` lists the public names. A name's module is imported on first use, so ``import driftline`` is fast.
 """
 
 from __future__ import annotations

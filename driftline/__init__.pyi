@@ -61,10 +61,10 @@ from driftline.storage.errors import (
 )
 from driftline.storage.lines.line_filter import LineFilter as LineFilter
 from driftline.storage.memory.catalog.entity_tree import EntityRecord as EntityRecord
-from driftline.storage.memory.entries import MemoryEntry as MemoryEntry
+from driftline.storage.memory.entries import MemoryEntry as MemoryEntry, MemoryItem as MemoryItem
 from driftline.storage.memory.listings import Page as Page
 from driftline.storage.memory.search import MemoryHit as MemoryHit, MemoryHits as MemoryHits
-from driftline.storage.memory.store import MemoryItem as MemoryItem, MemoryStore as MemoryStore
+from driftline.storage.memory.store import MemoryStore as MemoryStore
 from driftline.storage.memory.vectors import MemoryExplanation as MemoryExplanation
 from driftline.storage.workspace.records import SourceRecord as SourceRecord, WorkspaceConfig as WorkspaceConfig
 from driftline.storage.workspace.records import WorkspaceStats as WorkspaceStats
@@ -75,8 +75,7 @@ from driftline.tasks.indexing.line_store import (
     Store as Store,
 )
 from driftline.tasks.search.documents import Document as Document, Excerpt as Excerpt
-from driftline.tasks.search.hits import Hit as Hit
-from driftline.tasks.search.hits import SearchReport as SearchReport
+from driftline.tasks.search.hits import Hit as Hit, SearchReport as SearchReport
 from driftline.tasks.search.request import (
     Explanation as Explanation,
     SearchFilter as SearchFilter,

@@ -397,9 +397,7 @@ def test_a_large_table_gets_a_vector_index_that_finds_the_same(
     objects = store.workspace.objects
     for name in ("MIN_INDEXED_ROWS", "MIN_VECTOR_INDEX_ROWS", "EXACT_SEARCH_ROWS"):
         monkeypatch.setattr(memory_vectors, name, 100)
-    monkeypatch.setattr(
-        lance_table, "REFINED_ROWS", 10_000
-    )  # refine all of them, because the index stores quantized vectors
+    monkeypatch.setattr(lance_table, "REFINED_ROWS", 10_000)  # all, because the index stores quantized vectors
     compact_vectors(store.workspace, store.hierarchy.entity(ACME), timedelta(0))
     table = VectorTable(objects, store.hierarchy.entity(ACME), embedder.fingerprint)
     assert is_indexed(table.open())
