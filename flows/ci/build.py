@@ -483,12 +483,13 @@ def _github(build: Build, environ: Variables) -> Build:
     build = replace(build, url=_github_url(environ), default_branch=default, repository=repository)
     of_ref = _REQUEST_REF.fullmatch(ref)
     other = environ.get("GITHUB_SHA") if ref.startswith("refs/heads/") else None
-    request, issue = _get(event, "pull_request"), _get(event, "issue", "pull_request")
+    request, issue = value_at(event, "pull_request"), value_at(event, "issue", "pull_request")
     named = environ.get("GITHUB_HEAD_REF") or environ.get("GITHUB_BASE_REF") or name.startswith("pull_request")
     if request is not None or issue is not None or of_ref or named:
-        number = _get(event, "pull_request", "number") or _get(event, "number") or _get(event, "issue", "number")
+        paths = (("pull_request", "number"), ("number",), ("issue", "number"))
+        number = next(filter(None, (value_at(event, *path) for path in paths)), None)
         branches = {_text(event, "pull_request", "head", "ref"), environ.get("GITHUB_HEAD_REF") or None} - {None}
-        is_closed = _get(event, "action") == "closed" and name in ("", "pull_request", "pull_request_target")
+        is_closed = value_at(event, "action") == "closed" and name in ("", "pull_request", "pull_request_target")
         return replace(
             build,
             is_request=True,
@@ -517,7 +518,7 @@ def _github_after_another(build: Build, event: Mapping[str, Any], environ: Varia
     if _text(event, "workflow_run", "event") in ("push", "schedule", "workflow_dispatch") and is_own and commit:
         other = None if environ.get("GITHUB_REF") == f"refs/heads/{branch}" else build.other_commit
         return replace(build, commit=commit, other_commit=other, is_inferred=True)  # it may be a tag of this name
-    numbers = [_get(request, "number") for request in _get(event, "workflow_run", "pull_requests") or ()]
+    numbers = [value_at(request, "number") for request in value_at(event, "workflow_run", "pull_requests") or ()]
     number = str(numbers[0]) if len(numbers) == 1 and isinstance(numbers[0], int) else None
     return replace(build, is_request=True, is_own=False, pull_request=number)
 
@@ -553,14 +554,15 @@ def _github_url(environ: Variables) -> str | None:
     return f"{parts[0]}/{parts[1]}/actions/runs/{parts[2]}" if all(parts) else None
 
 
-def _get(value: Any, *keys: str) -> Any:
+def value_at(value: Any, *keys: str) -> Any:
+    """Return the value at a path of keys in ``value``, which was JSON, or None if it has another shape."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def _text(value: Any, *keys: str) -> str | None:
-    found = _get(value, *keys)
+    found = value_at(value, *keys)
     return found if isinstance(found, str) and found else None
 
 

@@ -26,7 +26,7 @@ from urllib.parse import parse_qs
 from cachetools import FIFOCache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from driftline.flows.ci.build import USUAL_DEFAULTS, Build
+from driftline.flows.ci.build import USUAL_DEFAULTS, Build, value_at
 from driftline.flows.config.driftline_toml import Configuration, HookSettings
 from driftline.flows.config.index_request import IndexRequest, SourceRequest
 from driftline.flows.runs.branches import delete_branch, delete_closed, note_pull_requests
@@ -97,15 +97,8 @@ class Event:
 Payload = Mapping[str, Any]
 
 
-def _at(payload: Any, *keys: str) -> Any:
-    """Return the value at a path of keys, or None if the payload has another shape."""
-    for key in keys:
-        payload = payload.get(key) if isinstance(payload, dict) else None
-    return payload
-
-
 def _text(payload: Any, *keys: str) -> str:
-    value = _at(payload, *keys)
+    value = value_at(payload, *keys)
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
@@ -141,7 +134,7 @@ def _of_request(payload: Payload, paths: _Paths, default: str, *, is_closing: bo
     number, state, source, target, own, upstream, _ = (_text(payload, *path.split(".")) for path in paths)
     is_over = state.lower() in ("closed", "merged", "declined", "superseded")
     kind: EventKind = "gone" if is_closing else "late" if is_over else "changed"
-    updated_at = _seconds(_at(payload, *paths[-1].split(".")))
+    updated_at = _seconds(value_at(payload, *paths[-1].split(".")))
     return Event(kind, source, default, number or _NO_NUMBER, target, own == upstream != "", updated_at)
 
 
@@ -175,31 +168,32 @@ def _of_gitlab(kind: str, payload: Payload) -> Iterator[Event]:
 
 
 def _of_bitbucket(kind: str, payload: Payload) -> Iterator[Event]:
-    """Yield the events in a payload from Bitbucket Cloud or Data Center, which do not name the default branch."""
-    changes = _at(payload, "push", "changes") if kind == "repo:push" else payload.get("changes")
+    """Yield the events in a payload from Bitbucket Cloud or Data Center, which rarely names the default branch."""
+    default = _text(payload, "repository", "mainbranch", "name")
+    changes = value_at(payload, "push", "changes") if kind == "repo:push" else payload.get("changes")
     if kind in ("repo:push", "repo:refs_changed") and isinstance(changes, list):
         for change in changes[:MAX_WAITING]:
             if kind == "repo:push":
-                named = _at(change, "new") or _at(change, "old")
+                named = value_at(change, "new") or value_at(change, "old")
                 if _text(named, "type") == "branch":
-                    yield Event("changed" if _at(change, "new") else "gone", _text(named, "name"))
+                    yield Event("changed" if value_at(change, "new") else "gone", _text(named, "name"), default)
             elif branch := _branch(_text(change, "refId") or _text(change, "ref", "id")):
-                yield Event("gone" if _text(change, "type") == "DELETE" else "changed", branch)
+                yield Event("gone" if _text(change, "type") == "DELETE" else "changed", branch, default)
     elif kind.startswith(("pullrequest:", "pr:")):
         paths = _BITBUCKET_CLOUD if "pullrequest" in payload else _BITBUCKET_DATA_CENTER
         is_closing = kind.partition(":")[2] in ("fulfilled", "rejected", "merged", "declined", "deleted")
-        yield _of_request(payload, paths, "", is_closing=is_closing)
+        yield _of_request(payload, paths, default, is_closing=is_closing)
 
 
 def _remotes(payload: Payload) -> Iterator[str]:
     """Yield every URL that a payload gives for its repository."""
     # Bitbucket Data Center identifies the repository only in the pull request.
     for path in (("repository",), ("project",), ("pullRequest", "toRef", "repository")):
-        named = _at(payload, *path)
+        named = value_at(payload, *path)
         for name in ("clone_url", "ssh_url", "html_url", "git_http_url", "git_ssh_url", "http_url", "web_url"):
             yield _text(named, name)
         yield _text(named, "links", "html", "href")
-        clones = _at(named, "links", "clone")
+        clones = value_at(named, "links", "clone")
         for each in clones[:10] if isinstance(clones, list) else ():
             yield _text(each, "href")
 
@@ -298,7 +292,7 @@ class Work:
 def work_of(event: Event, source: SourceRequest, settings: HookSettings, request_ref: str) -> Work | None:
     """Return the work that an event requires for a source, or None if there is none.
 
-    Bitbucket does not name the default branch: there, a push to another branch than those of the settings runs the main
+    If the default branch is unknown, as on Bitbucket, a push to another branch than those of the settings runs the main
     index, which finds out. Raises UsageError if the ref name is not valid in git.
     """
     remote = parse_remote(source.uri)
