@@ -334,16 +334,8 @@ def _run_sources(
     for run, error in run_all(plan, executor, progress, report, builds):
         if error is not None:
             failed.add(run.entity)
-        if error is not None and run.joined and isinstance(error, LeaseHeld):
-            progress.message(f"{run.entity} is not updated, because another run is working on it.")
-        elif error is not None:
-            if plan.request.keep_going:
-                report.failed.append((run.report.uri, error))
-            elif isinstance(error, (UsageError, AccessDenied, CorruptFile)):
-                raise error
-            if len(plan.sources) > 1:  # a single failure is raised or reported, so a message would repeat it
-                progress.message(f"{run.entity} has failed: {error.what}")
-            failure = failure or error
+            counted = _counted_failure(error, run, plan, progress, report)
+            failure = failure or counted
         if run.indexes_lag:
             stale.setdefault(run.owner, []).append(run)
     if not plan.request.dry_run:
@@ -375,6 +367,25 @@ def _run_sources(
                 )
     if failure is not None and not plan.request.keep_going:
         raise failure
+
+
+def _counted_failure(
+    error: DriftlineError, run: SourceRun, plan: IndexPlan, progress: Progress, report: IndexReport
+) -> DriftlineError | None:
+    """Report a source's failure. Return it, or None if another run indexes the source instead.
+
+    Raises the error if it must end the run.
+    """
+    if run.joined and isinstance(error, LeaseHeld):
+        progress.message(f"{run.entity} is not updated, because another run is working on it.")
+        return None
+    if plan.request.keep_going:
+        report.failed.append((run.report.uri, error))
+    elif isinstance(error, (UsageError, AccessDenied, CorruptFile)):
+        raise error
+    if len(plan.sources) > 1:  # a single failure is raised or reported, so a message would repeat it
+        progress.message(f"{run.entity} has failed: {error.what}")
+    return error
 
 
 def _claim(plan: IndexPlan) -> IndexPlan:

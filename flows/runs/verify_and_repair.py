@@ -295,7 +295,8 @@ class _Repair:
     def _index(self, entity: Entity, removed: set[str]) -> None:
         """Index a source again. Add each ``removed`` document that it could not read to ``not_reindexed``."""
         record = self.workspace.source(entity)
-        assert record is not None
+        if record is None:  # removed since the repair released its lease
+            return
         request = IndexRequest(
             sources=(record.uri,),
             workspace=self.request.workspace,
