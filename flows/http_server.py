@@ -65,7 +65,7 @@ class TimeoutProtocol(H11Protocol):
     _waits_since: float | None = None
     """When the server started to wait for the client."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         # Call pause_writing as soon as any byte is buffered, and resume_writing once the buffer is empty.
         transport.set_write_buffer_limits(high=1, low=0)

@@ -207,11 +207,12 @@ def rows_of(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[object, ...]]:
     yield from zip(*map(_values, batch.columns), strict=True)
 
 
-def _values(column: Iterable[pa.Scalar]) -> list[object]:
+def _values(column: pa.Array | pa.ChunkedArray) -> list[object]:
     try:
-        return column.to_pylist()  # type: ignore[attr-defined, no-any-return]
+        values: list[object] = column.to_pylist()
     except (OverflowError, ValueError):  # one of its moments
-        return [_value(each) for each in column]
+        values = [_value(each) for each in column]
+    return values
 
 
 def _value(scalar: pa.Scalar) -> object:

@@ -155,7 +155,7 @@ def _read(piece: bytes) -> tuple[pa.Schema, list[pa.RecordBatch]]:
 # -- in the other process ------------------------------------------------------------------------
 
 
-_pieces: list[Iterator[bytes]] = []
+_pieces: list[Generator[bytes]] = []
 """The query that is running, if any."""
 
 
@@ -203,7 +203,7 @@ def _next() -> bytes:
 def _end() -> int:
     """End the query, if any; return how much memory this process has kept since it was started."""
     while _pieces:
-        _pieces.pop().close()  # type: ignore[attr-defined]
+        _pieces.pop().close()
     limit_memory(None)
     return used_memory() - load()
 
@@ -215,7 +215,7 @@ def _answers(
     within: Boundary | None,
     searches: pa.Table | None,
     limits: Limits,
-) -> Iterator[bytes]:
+) -> Generator[bytes]:
     with sql.query_here(workspace, text, parameters, within, searches, limits) as result:
         yield _written(result.schema, [])
         for batch in result:

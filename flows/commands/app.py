@@ -83,7 +83,7 @@ _METAVARS = {"int": "N", "flo": "X"}
 _Formatter: Any = typer.Context.formatter_class
 
 
-class _Help(_Formatter):  # type: ignore[misc]
+class _Help(_Formatter):  # type: ignore[misc]  # the class depends on typer's version
     """Fits help into narrow terminals, breaking lines only between words."""
 
     def __init__(self, **settings: Any) -> None:

@@ -435,11 +435,11 @@ def protocol_errors(tool: Callable[_P, str | BaseModel]) -> Callable[_P, CallToo
 
 def _as_result(answer: str | BaseModel) -> CallToolResult:
     """Return text as it is, and records both as text and as a structured object for programs."""
-    text = answer if isinstance(answer, str) else answer.text() if isinstance(answer, MemoryAnswer) else None
-    structured = answer.model_dump(mode="json") if isinstance(answer, BaseModel) else None
-    if text is None:
-        assert isinstance(answer, BaseModel)
-        text = answer.model_dump_json()
+    if isinstance(answer, str):
+        text, structured = answer, None
+    else:
+        text = answer.text() if isinstance(answer, MemoryAnswer) else answer.model_dump_json()
+        structured = answer.model_dump(mode="json")
     block = TextContent(type="text", text=text.encode("utf-8", "replace").decode())
     return CallToolResult(content=[block], structured_content=structured)
 

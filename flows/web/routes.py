@@ -10,10 +10,11 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
@@ -223,10 +224,8 @@ class Pages:
             request.state.error = failed.kind
             return HTMLResponse(pages.sql_page(query, error=failed.detail), failed.status_code)
 
-    def _similar(self, excerpt: dict[str, object], line: int, branch: str | None) -> list[Hit]:
+    def _similar(self, excerpt: dict[str, Any], line: int, branch: str | None) -> list[Hit]:
         lines, first = excerpt["lines"], excerpt["start_line"]
-        assert isinstance(lines, list)
-        assert isinstance(first, int)
         text = lines[line - first][:MAX_QUERY_CHARACTERS].strip() if line - first < len(lines) else ""
         if not text:
             return []
@@ -312,7 +311,7 @@ def make_app(
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
         default_response_class=JsonAnswer,
-        lifespan=_lifespan_of(mcp) if mcp is not None else None,
+        lifespan=(lambda _: mcp.lifespan()) if mcp is not None else None,
     )
     for kind in (DriftlineError, RequestValidationError, HTTPException):
         api.add_exception_handler(kind, _failed)
@@ -372,11 +371,6 @@ def _take(api: FastAPI, hooks: WebhookReceiver | None, metrics: Metrics) -> None
 
     hooks.observe(metrics.registry)
     api.post(f"{HOOKS}{{host}}", response_model=None, include_in_schema=False)(answer)
-
-
-def _lifespan_of(mcp: McpApp) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Stop ``mcp`` when the application stops."""
-    return lambda _: mcp.lifespan()
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -465,19 +459,18 @@ def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
     """Return the application that handles requests, and the one that provides its lifespan."""
     from driftline.flows.mcp_server.server import UNCHECKED, WholePosts, WorkspaceTools, server_of
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
-    from driftline.flows.served_memory import search_memory
+    from driftline.flows.served_memory import Memory, search_memory
 
     lines = LineTools(reader.newest, lambda: granted("search").within, reader.run)
-    memory = reader.memory
 
-    def search(query: str, **options: Any) -> MemoryHits[MemoryEntry]:
-        assert memory is not None
-        settings, within = memory(), granted("memory").within
+    def search(located: Callable[[], Memory], query: str, **options: Any) -> MemoryHits[MemoryEntry]:
+        memory, within = located(), granted("memory").within
         found: MemoryHits[MemoryEntry] = reader.run(
-            search_memory, settings.workspace, settings.configuration, within, query, **options
+            search_memory, memory.workspace, memory.configuration, within, query, **options
         )
         return found
 
-    server = server_of({"": WorkspaceTools(lines, MemoryTools(search) if memory is not None else None)})
+    memory = MemoryTools(partial(search, reader.memory)) if reader.memory is not None else None
+    server = server_of({"": WorkspaceTools(lines, memory)})
     app = server.streamable_http_app(transport_security=UNCHECKED, stateless_http=True, json_response=True)
     return WholePosts(app), app

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvicorn
 
@@ -84,9 +85,9 @@ def web_server(
     return HttpServer(f"{scheme}://{shown}/", server, listener)
 
 
-def _config(app: object, exposed: Exposure) -> uvicorn.Config:
+def _config(app: Callable[..., Any], exposed: Exposure) -> uvicorn.Config:
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
+        app,
         http=timeout_protocol(proxy.addresses if (proxy := exposed.authentication.proxy) is not None else ()),
         ws="none",
         log_level="warning",

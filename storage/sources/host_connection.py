@@ -109,7 +109,7 @@ class _Handler(urllib.request.AbstractHTTPHandler):
 def _noted(kind: type[HTTPConnection], of: Connection, host: str, **options: Any) -> HTTPConnection:
     """Return a connection whose socket is noted in the limit of ``of``."""
 
-    class Noted(kind):  # type: ignore[misc, valid-type]
+    class Noted(kind):  # type: ignore[misc, valid-type]  # HTTPConnection or HTTPSConnection
         def connect(self) -> None:
             super().connect()
             of.limit.note(self.sock)
