@@ -214,3 +214,18 @@ def test_every_fix_is_a_step_and_not_a_reason() -> None:
         if _is_reason(fix)
     ]
     assert reasons == []
+
+
+def test_a_docstring_that_lists_errors_lists_those_that_its_function_raises() -> None:
+    unlisted = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {call.func.id}"
+        for path in CODE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        for listed in re.findall(r"\bRaises\b.*", ast.get_docstring(node) or "", re.DOTALL)
+        for call in (each.exc for each in ast.walk(node) if isinstance(each, ast.Raise))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in KINDS
+        if not {kind.__name__ for kind in getattr(errors, call.func.id).__mro__} & set(re.findall(r"\w+", listed))
+        and " errors " not in listed
+    ]
+    assert unlisted == []

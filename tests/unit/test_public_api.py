@@ -8,6 +8,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import textwrap
@@ -60,8 +61,10 @@ def test_each_public_name_is_what_type_checkers_see(name: str) -> None:
         assert value is getattr(sys.modules[typed_names()[name]], name)
 
 
-def test_every_error_of_the_tree_is_public() -> None:
-    assert {found.__name__ for found in error_classes()} <= set(driftline.__all__)
+def test_every_error_of_the_tree_is_public_and_drawn() -> None:
+    names = {found.__name__ for found in error_classes()}
+    assert names <= set(driftline.__all__)
+    assert {"DriftlineError", *re.findall(r"── (\w+)", errors.__doc__ or "")} == names
 
 
 def test_the_version_equals_the_installed_packages() -> None:
