@@ -582,9 +582,7 @@ def test_a_store_refuses_metadata_that_it_cannot_hold(store: dl.LineStore, bad: 
     ],
     ids=repr,
 )
-def test_a_store_refuses_a_search_that_cannot_be_meant(
-    store: dl.LineStore, query: Any, options: dict[str, Any]
-) -> None:
+def test_a_store_refuses_nonsensical_searches(store: dl.LineStore, query: Any, options: dict[str, Any]) -> None:
     store.upsert_line_embeddings([dl.LineEmbedding("good.md", 0, [1.0] * 24)])
     with pytest.raises(dl.UsageError):
         store.search_line_embeddings(query, **options)

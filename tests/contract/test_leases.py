@@ -250,7 +250,7 @@ def hidden(pid: int, number: int) -> None:
 
 
 @pytest.mark.parametrize("change", [{"host": "far-away"}, {"host": platform.node()}])
-def test_a_holder_on_a_host_that_shares_the_boot_id_is_not_judged(disk: ObjectStore, change: dict[str, Any]) -> None:
+def test_the_state_of_a_holder_with_a_shared_boot_id_is_unknown(disk: ObjectStore, change: dict[str, Any]) -> None:
     with Child(HOLDER, disk.uri, "60") as holder:
         assert holder.answer() == "1"
     rewrite(disk, liveness_file=f"{os.getuid()}-{'0' * 16}", **change)  # that file exists only on the other host

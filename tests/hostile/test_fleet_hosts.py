@@ -314,7 +314,7 @@ def test_an_unchanged_page_keeps_what_is_known_despite_its_headers(api: HostApi)
     assert (listing.repositories, listing.is_complete) == (first.repositories, True)
 
 
-def test_a_repository_that_is_archived_now_and_then_stays() -> None:
+def test_a_repository_that_is_archived_intermittently_stays() -> None:
     why_not, known = FleetSelection(archived=False).reasons(), dict[str, KnownRepository]()
     now = datetime(2024, 1, 1, tzinfo=UTC)
     for day in range(60):

@@ -150,7 +150,7 @@ def test_huge_folders_are_refused_before_all_of_them_are_read(
 
 
 @pytest.mark.parametrize("mode", ["7" * 30, "644", "0o1006", "-10064", "1_0064"])
-def test_an_entry_without_a_mode_of_git_is_an_error(hostile: tuple[Path, str], mode: str) -> None:
+def test_an_entry_with_an_invalid_mode_is_an_error(hostile: tuple[Path, str], mode: str) -> None:
     folder, uri = hostile
     commit = publish(folder, tree(folder, (mode, b"a.md", blob(folder, b"word\n"))))
     with pytest.raises(StorageError, match="Git cannot"):

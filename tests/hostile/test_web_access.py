@@ -409,7 +409,7 @@ def test_the_access_that_a_host_gives_expires(site: Site, monkeypatch: pytest.Mo
         ("{login}", "", ""),
     ],
 )
-def test_a_login_is_what_the_spelling_leaves_of_the_user(spelling: str, user: str, login: str) -> None:
+def test_a_login_is_the_user_name_without_its_affixes(spelling: str, user: str, login: str) -> None:
     assert FleetReaders(spelling, DAY).login_of(user) == login
 
 

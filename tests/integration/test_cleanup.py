@@ -106,7 +106,7 @@ def test_a_staged_delta_whose_batch_was_committed_is_published(corner: Corner) -
     assert corner.table.count("path = 'extra.txt'") == 3
 
 
-def test_age_is_judged_by_the_clock_of_the_store(local: Corner) -> None:
+def test_age_is_measured_by_the_clock_of_the_store(local: Corner) -> None:
     planted = local.plant()
     assert clean(local.uri, 3_600).orphans == ()
     old = next(path for path, reason in planted.items() if reason is Reason.UNCOMMITTED)

@@ -264,7 +264,7 @@ def test_the_case_of_a_field_does_not_matter(workspace: Workspace, name: str) ->
 
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://", "FILE://localhost"])
-def test_an_absolute_path_or_file_uri_names_what_it_is_in_a_source(
+def test_an_absolute_path_or_file_uri_becomes_a_path_in_its_source(
     workspace: Workspace, tree: Path, scheme: str
 ) -> None:
     test = [("tests/test_app.py", 1)]

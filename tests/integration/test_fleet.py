@@ -396,15 +396,15 @@ def test_two_fleets_with_one_repository_index_it_once(
     assert fleet.documents() == files
 
 
+def table(name: str, *uris: str, settings: str = "") -> str:
+    return f'[[fleet]]\nprovider = "list"\nname = "{name}"\nrepositories = {json.dumps(uris)}\n{settings}'
+
+
 @pytest.mark.parametrize("leaves", ["it is removed", "it excludes it", "it lists it no longer"])
 def test_a_repository_of_two_fleets_stays_indexed_if_the_first_leaves_it(
     projects: dict[str, Checkout], fleet: Fleet, leaves: str
 ) -> None:
     a, b = (f"git+file://{projects[name].remote}" for name in "ab")
-
-    def table(name: str, *uris: str, settings: str = "") -> str:
-        return f'[[fleet]]\nprovider = "list"\nname = "{name}"\nrepositories = {json.dumps(uris)}\n{settings}'
-
     other = table("other", a)
     fleet.tables = table("first", a, b) + other
     fleet.sync()
@@ -430,10 +430,6 @@ def test_one_of_several_fleets_takes_over_a_repository(
     projects: dict[str, Checkout], fleet: Fleet, excludes: bool
 ) -> None:
     a, b = (f"git+file://{projects[name].remote}" for name in "ab")
-
-    def table(name: str, *uris: str, settings: str = "") -> str:
-        return f'[[fleet]]\nprovider = "list"\nname = "{name}"\nrepositories = {json.dumps(uris)}\n{settings}'
-
     others = table("elsewhere", a, settings='entity = "org:other/source:{name}"\n') + table("i", a) + table("j", a)
     fleet.tables = table("first", a, b) + others
     fleet.sync()
@@ -626,7 +622,7 @@ def test_names_that_differ_in_case_or_form_only_are_sources_of_their_own_on_any_
     assert {path: row["entity"] for path, row in rows(second).items()} == entities
 
 
-def test_a_sync_asks_what_a_run_would_whether_a_repository_is_up_to_date(
+def test_a_sync_and_a_run_agree_whether_a_repository_is_up_to_date(
     projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new redaction mode, an upgrade's text preparation and ``--full`` index repositories to which nobody pushed."""

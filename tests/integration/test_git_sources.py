@@ -140,7 +140,7 @@ def test_a_branch_a_tag_and_a_ref_are_named_after_an_at(
         assert {info.path for info in open_source(f"{uri}@{commit}").list()} == {info.path for info in found.list()}
 
 
-def test_a_default_branch_that_is_a_tag_stands_for_its_commit(git_server: GitServer, project: Checkout) -> None:
+def test_a_tag_as_the_default_branch_resolves_to_its_commit(git_server: GitServer, project: Checkout) -> None:
     commit = git(project.folder, "rev-parse", "HEAD")
     git(project.folder, "tag", "-a", "v1", "-m", "one")
     git(project.folder, "push", "--quiet", "origin", "v1")

@@ -164,7 +164,7 @@ def test_a_query_finds_the_line_the_file_and_the_constant_that_it_names(
     assert (best.path, best.line) == (path, line)
 
 
-def test_a_trace_finds_each_of_its_lines_though_they_are_near(tmp_path: Path) -> None:
+def test_adjacent_lines_of_a_trace_are_separate_results(tmp_path: Path) -> None:
     write(tmp_path / "tree", PLACES)
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
     trace = " ".join(f'File "/srv/app/core/engine.py", line {line}, in run' for line in (43, 30))
@@ -184,7 +184,7 @@ def test_a_line_with_all_words_is_not_labelled_weak_in_a_tiny_workspace(tmp_path
 @pytest.mark.parametrize(
     "query", ["settings.py:" + "9" * 5_000, "settings.py:99999999999", "a/" * 20_000 + "settings.py:2", "a.b" * 20_000]
 )
-def test_places_of_any_size_are_searched(corpus: Path, query: str) -> None:
+def test_huge_paths_and_line_numbers_do_not_fail(corpus: Path, query: str) -> None:
     ask(corpus, query)
 
 

@@ -519,7 +519,7 @@ def test_parquet_goes_to_standard_output(workspace: Workspace, capfdbinary: pyte
     assert len(found) == 8
 
 
-def test_no_rows_and_wrong_sql_say_so(workspace: Workspace, driftline: Driftline) -> None:
+def test_empty_results_and_invalid_sql_are_reported(workspace: Workspace, driftline: Driftline) -> None:
     empty = driftline("sql", "SELECT 1 WHERE false", "--workspace", workspace.objects.uri)
     assert (empty.code, empty.err) == (0, "driftline: The query returned no rows.\n")
     wrong = driftline("sql", "SELECT nothing FROM lines", "--workspace", workspace.objects.uri)

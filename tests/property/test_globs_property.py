@@ -43,7 +43,7 @@ built = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(built)
-def test_braces_stand_for_what_they_are_built_from(case: Built) -> None:
+def test_braces_expand_to_their_alternatives(case: Built) -> None:
     pattern, meant = case
     assert alternatives(pattern) == tuple(dict.fromkeys(meant))
     assert alternatives(pattern, escapes=True) == alternatives(pattern)

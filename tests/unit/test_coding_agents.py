@@ -119,37 +119,30 @@ def test_instructions_keep_what_people_wrote(tmp_path: Path) -> None:
     assert (tmp_path / "AGENTS.md").read_text() == "# Ours\n\nText.\n"
 
 
+FILES = {"cursor": ".cursor/mcp.json", "codex": ".codex/config.toml"}
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("agent", "text"),
     [
-        "{",
-        "[]",
-        '{"mcpServers": 1}',
-        '{"mcpServers": {"driftline": 1}}',
-        '{"a": 1 2}',
-        '{"a": NaN}',
-        "/* {}",
-        "[" * 9_999,
+        ("cursor", "{"),
+        ("cursor", "[]"),
+        ("cursor", '{"mcpServers": 1}'),
+        ("cursor", '{"mcpServers": {"driftline": 1}}'),
+        ("cursor", '{"a": 1 2}'),
+        ("cursor", '{"a": NaN}'),
+        ("cursor", "/* {}"),
+        ("cursor", "[" * 9_999),
+        ("codex", "mcp_servers = 1\n"),
+        ("codex", "[mcp_servers\n"),
+        ("codex", "[[mcp_servers.driftline]]\n"),
+        ("codex", "mcp_servers = {}\n"),
     ],
 )
-def test_other_files_than_configurations_are_left_alone(text: str, tmp_path: Path) -> None:
-    path = tmp_path / ".cursor/mcp.json"
-    path.parent.mkdir()
-    path.write_text(text)
-    with pytest.raises(UsageError, match=r"mcp\.json"):
-        changes(["cursor"], "project", tmp_path, COMMAND, remove=False)
-    assert path.read_text() == text
-
-
-@pytest.mark.parametrize(
-    "text", ["mcp_servers = 1\n", "[mcp_servers\n", "[[mcp_servers.driftline]]\n", "mcp_servers = {}\n"]
-)
-def test_files_other_than_configurations_of_codex_are_left_alone(text: str, tmp_path: Path) -> None:
-    path = tmp_path / ".codex/config.toml"
-    path.parent.mkdir()
-    path.write_text(text)
-    with pytest.raises(UsageError, match=r"config\.toml"):
-        changes(["codex"], "project", tmp_path, COMMAND, remove=False)
+def test_other_files_than_configurations_are_left_alone(agent: str, text: str, tmp_path: Path) -> None:
+    path = put(tmp_path / FILES[agent], text)
+    with pytest.raises(UsageError, match=path.name):
+        changes([agent], "project", tmp_path, COMMAND, remove=False)
     assert path.read_text() == text
 
 
@@ -172,9 +165,8 @@ def test_a_file_without_entries_is_restored(text: str, tmp_path: Path) -> None:
 OWN = '"driftline": {"command": "driftline", "args": ["mcp"]}'
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
+REMOVALS = {
+    "cursor": [
         (f'{{"mcpServers": {{"x": {{}}, // of x\n    {OWN}\n  }}}}', '{"mcpServers": {"x": {} // of x\n  }}'),
         (f'{{"mcpServers": {{"x": {{}}, // of x\n    {OWN} }}}}', '{"mcpServers": {"x": {} // of x\n }}'),
         (f'{{"mcpServers": {{{OWN} // ours\n , "x": {{}}}}}}', '{"mcpServers": { // ours\n  "x": {}}}'),
@@ -183,21 +175,7 @@ OWN = '"driftline": {"command": "driftline", "args": ["mcp"]}'
         (f'// mine\n{{"mcpServers": {{{OWN}}}}}', "// mine\n{}"),
         (f'{{"mcpServers": {{"x": 1}}, "mcpServers": {{{OWN}}}}}', None),
     ],
-)
-def test_a_removal_cuts_the_entry_its_comma_and_no_comment(before: str, after: str | None, tmp_path: Path) -> None:
-    path = put(tmp_path / ".cursor/mcp.json", before)
-    if after is None:
-        with pytest.raises(UsageError, match=r"mcpServers\.driftline by hand"):
-            apply(["cursor"], tmp_path, "project", remove=True)
-        after = before
-    else:
-        apply(["cursor"], tmp_path, "project", remove=True)
-    assert path.read_text() == after
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
+    "codex": [
         (
             'a = 1\n\n[mcp_servers.driftline] # ours\ncommand = "x"\n# within\nargs = [\n  "[a]", # }\n]\n\n'
             "# of b\n[b]\n",
@@ -213,15 +191,20 @@ def test_a_removal_cuts_the_entry_its_comma_and_no_comment(before: str, after: s
         ('a = """\n[mcp_servers.driftline]\n"""\n', 'a = """\n[mcp_servers.driftline]\n"""\n'),
         ('mcp_servers = {driftline = {command = "x"}}\n', None),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("agent", "before", "after"), [(agent, *each) for agent, cases in REMOVALS.items() for each in cases]
 )
-def test_a_removal_cuts_the_tables_of_the_entry(before: str, after: str | None, tmp_path: Path) -> None:
-    path = put(tmp_path / ".codex/config.toml", before)
+def test_a_removal_cuts_the_entry_and_no_comment(agent: str, before: str, after: str | None, tmp_path: Path) -> None:
+    path = put(tmp_path / FILES[agent], before)
     if after is None:
-        with pytest.raises(UsageError, match=r"mcp_servers\.driftline by hand"):
-            apply(["codex"], tmp_path, "project", remove=True)
+        with pytest.raises(UsageError, match=r"mcp_?[sS]ervers\.driftline by hand"):
+            apply([agent], tmp_path, "project", remove=True)
         after = before
     else:
-        apply(["codex"], tmp_path, "project", remove=True)
+        apply([agent], tmp_path, "project", remove=True)
     assert path.read_text() == after
 
 

@@ -930,7 +930,7 @@ def test_saved_mail_may_lack_all_headers_of_servers() -> None:
     assert read_document("a", head.encode()).mark == ""
 
 
-def test_a_calendar_has_what_people_search_for() -> None:
+def test_a_calendar_has_its_searchable_fields() -> None:
     assert anchored(read_document("a.ics", documents.CALENDAR)) == [
         (
             "entry 1",
@@ -955,7 +955,7 @@ def test_a_calendar_has_what_people_search_for() -> None:
         ("note:a heron\r\n  nests", ["Note: a heron nests"]),
     ],
 )
-def test_a_contact_has_what_people_search_for(line: str, found: list[str]) -> None:
+def test_a_contact_has_its_searchable_fields(line: str, found: list[str]) -> None:
     data = f"BEGIN:VCARD\r\nFN:Ann\r\n{line}\r\nEND:VCARD\r\n".encode()
     assert anchored(read_document("a.vcf", data)) == [("entry 1", ["Fn: Ann", *found])]
 

@@ -24,7 +24,7 @@ def test_retrying_after_the_reported_time_succeeds() -> None:
     assert limit.seconds_to_wait("a") == 0
 
 
-def test_the_clients_that_are_remembered_are_bounded() -> None:
+def test_the_number_of_remembered_clients_is_bounded() -> None:
     limit = RateLimit(1.0, burst=1)
     for number in range(MAX_CLIENTS + 10):
         limit.seconds_to_wait(str(number))

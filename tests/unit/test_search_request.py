@@ -226,6 +226,6 @@ def test_patterns_of_sources_are_tuples_of_text(kind: Callable[..., SourceReques
         ("max_results", "top_k"), ("repo", "sources"), ("regexp", "regex"), ("text", "query"),
     ],
 )  # fmt: skip
-def test_a_name_of_other_tools_hints_at_the_option_that_is_meant(name: str, meant: str) -> None:
+def test_an_argument_of_another_tool_suggests_ours(name: str, meant: str) -> None:
     known = ["query", *OPTIONS]
     assert nearest_name(name, known) == f"Did you mean {meant!r}?"
