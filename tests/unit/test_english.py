@@ -216,7 +216,7 @@ def test_every_fix_is_a_step_and_not_a_reason() -> None:
     assert reasons == []
 
 
-def test_a_docstring_that_lists_errors_lists_those_that_its_function_raises() -> None:
+def test_a_list_of_errors_in_a_docstring_has_each_that_is_raised() -> None:
     unlisted = [
         f"{path.relative_to(ROOT)}:{node.lineno} {call.func.id}"
         for path in CODE
