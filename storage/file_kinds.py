@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 
 _PACKED = r"(?:\.(?:gz|bz2|xz|zst|lz4))?"
-_TEXT = r"(?:md|mdx|markdown|rst|txt|adoc|asciidoc|org|textile|wiki)"
+_TEXT = r"(?:md|mdx|mkd|markdown|rst|txt|adoc|asc|asciidoc|org|textile|wiki)"
 _LIST_OF_CHANGES = (
     r"(?i:change[-_]?log|changes|history|news|releases?|release[-_]?notes)(?:[-.]\d+(?:\.\d+)*(?:[a-z]+\d+)?)?"
 )

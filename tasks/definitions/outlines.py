@@ -1,8 +1,8 @@
 """Find a document's definitions: functions, classes, types, sections and keys (decision 0012).
 
 If there is a tree-sitter grammar for the file extension, the queries in ``queries/*.scm`` find them. Headings delimit
-sections in Markdown, reStructuredText and HTML. In languages with no grammar, patterns find lines that look like the
-start of a definition: their own (``line_patterns.py``) or those of any language.
+sections in Markdown, reStructuredText, AsciiDoc, Org and HTML. In languages with no grammar, patterns find lines that
+look like the start of a definition: their own (``line_patterns.py``) or those of any language.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ _ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*")
 _SETEXT = re.compile(r" {0,3}(=+|-+)[ \t]*")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _NO_PARAGRAPH = re.compile(r" {4}|\t| {0,3}(?:[-+*>|]|\d+[.)])(?:[ \t]|$)")
+_ASCIIDOC = re.compile(r"([=#]{1,6})[ \t]+(\S.*)")
+_ASCIIDOC_BLOCK = re.compile(r"([-=.*_+/])\1{3,}|```.*")
+_ASCIIDOC_UNDERLINES = [*map(set, "=-~^+")]
+_ORG = re.compile(r"(\*+)[ \t]+(\S.*)")
 _HTML_HEADING = re.compile(r"<h([1-6])\b[^<>]*>", re.IGNORECASE)
 _HEADING_END = {str(level): re.compile(rf"</h{level}\s*>", re.IGNORECASE) for level in range(1, 7)}
 _MARKUP = re.compile(r"<[^>]*>|[`*]|\]\([^)]*\)|\[(?=[^\]]*\]\()")
@@ -209,6 +213,29 @@ def rst_sections(text: str) -> list[Definition]:
     return nested_sections(headings, text)
 
 
+def asciidoc_sections(text: str) -> list[Definition]:
+    """Return the sections of titles after ``=`` or above an underline of nearly their length, ignoring blocks."""
+    headings: list[tuple[int, int, str]] = []
+    block = before = ""
+    for at, line in enumerate(map(str.rstrip, text.split("\n"))):
+        if block:
+            block = "" if line == block else block
+        elif before and abs(len(line) - len(before)) <= 1 < len(line) and {*line} in _ASCIIDOC_UNDERLINES:
+            headings.append((1 + _ASCIIDOC_UNDERLINES.index({*line}), at - 1, before))
+        elif _ASCIIDOC_BLOCK.fullmatch(line):
+            block = line[:3] if line[0] == "`" else line
+        elif title := _ASCIIDOC.fullmatch(line):
+            headings.append((len(title[1]), at, title[2].removesuffix(f" {title[1]}")))
+        before = line
+    return nested_sections(headings, text)
+
+
+def org_sections(text: str) -> list[Definition]:
+    """Return the sections of headlines after ``*``; such lines in a block have a comma before it."""
+    found = ((at, _ORG.match(line)) for at, line in enumerate(text.split("\n")))
+    return nested_sections([(len(title[1]), at, title[2]) for at, title in found if title], text)
+
+
 def html_sections(text: str) -> list[Definition]:
     """Return the sections of the headings ``h1`` to ``h6``."""
 
@@ -244,11 +271,11 @@ def nested_sections(headings: Sequence[tuple[int, int, str]], text: str) -> list
 
 
 HEADINGS: dict[str, Callable[[str], list[Definition]]] = {
-    "md": markdown_sections,
-    "markdown": markdown_sections,
+    **dict.fromkeys(("md", "mdx", "mkd", "markdown"), markdown_sections),
     "rst": rst_sections,
-    "html": html_sections,
-    "htm": html_sections,
+    **dict.fromkeys(("adoc", "asc", "asciidoc"), asciidoc_sections),
+    "org": org_sections,
+    **dict.fromkeys(("html", "htm", "xhtml"), html_sections),
 }
 
 

@@ -61,7 +61,7 @@ _OF_WIKI = ".wiki"
 _AS_SOURCE = {"github": "plain=1", "gitlab": "plain=1", "gitea": "display=source"}
 """The query string that makes a host show a file's source instead of rendering it."""
 _OF_COMMIT = re.compile(r"(?P<root>.*?)/(?:-/blob|blob|src/commit)/(?P<commit>[0-9a-f]{40,64})/(?P<path>[^?#]*)")
-_RENDERED = frozenset({"adoc", "asciidoc", "ipynb", "markdown", "md", "mdx", "mkd", "org", "rst", "textile"})
+_RENDERED = frozenset({"adoc", "asc", "asciidoc", "ipynb", "markdown", "md", "mdx", "mkd", "org", "rst", "textile"})
 _HOSTS = {"codeberg": "gitea", "forgejo": "gitea", "gitea": "gitea", "github": "github", "gitlab": "gitlab"}
 """Maps parts of host names to host types."""
 _SSH_HOSTS = {

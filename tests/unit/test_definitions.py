@@ -473,6 +473,48 @@ CODE = {
             ("section", "Guide > Use", 12, 14),
         ],
     ),
+    "guide.adoc": (
+        """
+        = Guide
+        :toc:
+
+        == Install
+
+        [source,sh]
+        ----
+        == not a heading
+        ----
+        ```
+        = nor this
+        ```
+
+        Options
+        ~~~~~~~
+
+        Text of some length
+        ----
+        == code
+        ----
+        == Use ==
+        """,
+        [
+            ("section", "Guide", 0, 20),
+            ("section", "Guide > Install", 3, 19),
+            ("section", "Guide > Install > Options", 13, 19),
+            ("section", "Guide > Use", 20, 20),
+        ],
+    ),
+    "notes.org": (
+        """
+        #+TITLE: Notes
+        * Tasks
+        ** TODO Write *more*
+        - * not a heading
+        *bold* text
+        * Done
+        """,
+        [("section", "Tasks", 1, 4), ("section", "Tasks > TODO Write more", 2, 4), ("section", "Done", 5, 5)],
+    ),
     "page.html": (
         """
         <h1 class="a">The <b>guide</b></h1>
@@ -863,7 +905,7 @@ def test_every_grammar_is_tried() -> None:
     tried = {BY_EXTENSION[name.rsplit(".")[-1]] for name in CODE if name.rsplit(".")[-1] in BY_EXTENSION}
     assert tried == set(BY_EXTENSION.values())
     assert {name.rsplit(".")[-1].lower() for name in CODE} >= _SYNTAXES.keys() - {"mli", "cljs", "cljc", "hrl"}
-    assert {name.rsplit(".")[-1] for name in CODE} >= {"html", "md", "rst"} <= HEADINGS.keys()
+    assert {name.rsplit(".")[-1] for name in CODE} >= {"adoc", "html", "md", "org", "rst"} <= HEADINGS.keys()
     for grammar in tried:
         loaded(grammar)
 
@@ -893,7 +935,7 @@ def test_unparsable_code_does_no_harm(extension: str) -> None:
 
 
 @given(
-    st.sampled_from(sorted([*BY_EXTENSION, *_SYNTAXES, "md", "rst", "html", "lua"])),
+    st.sampled_from(sorted([*BY_EXTENSION, *_SYNTAXES, *HEADINGS, "lua"])),
     st.text(st.sampled_from("a ={}()[]:\n\t#-*<>h1'\"/")),
 )
 def test_definitions_are_nested_within_their_document(extension: str, text: str) -> None:

@@ -19,7 +19,8 @@ PROSE = """
 README README.md README.rst README.ja README.VMS lib/README-first INSTALL INSTALL.W32 LICENSE LICENSE-MIT LICENCE
 COPYING GNU_COPYING AUTHORS CONTRIBUTING HACKING TODO THANKS docs/guide.mdx docs/guide.asciidoc manual.texi lib/Foo.pod
 man/ls.1 man/ls.1.gz man3/Net::SSL.3pm.gz man/x509.1ssl man7/ascii.7 man3/printf.3p _sources/library/os.rst.txt
-guide.adoc report.PDF docs/a.html docs/test.md docs/tests.rst docs/testing.txt talk.pptx book.epub
+guide.adoc book/install.asc a.mkd report.PDF docs/a.html docs/test.md docs/tests.rst docs/testing.txt talk.pptx
+book.epub
 """
 TESTS = """
 tests/a.py test/a.rb Tests/AppTests/Login.swift MyApp.Tests/LoginFacts.cs src/MyApp.UnitTests/A.cs src/test/java/A.java
