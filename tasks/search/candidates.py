@@ -24,7 +24,7 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, 
 from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, language_of, terms
 from driftline.tasks.definitions.outlines import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
-from driftline.tasks.search.query_language import is_constant, names_in, places_in
+from driftline.tasks.search.query_language import is_constant, names_in, other_spellings, places_in
 from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,
@@ -393,8 +393,11 @@ def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
             is_set = is_constant(name) and sets.search(text)
             found[at] = max(found[at], 1.0 if is_set else mention if mentions.search(text) else 0.0)
     begins = np.flatnonzero(_begins_known(candidates, np.arange(len(candidates))))
-    for at, position in zip(begins.tolist(), candidates.definition[begins].tolist(), strict=True):
-        found[at] = max(found[at], share_of_name(candidates.definitions[position], candidates.names))
+    begun = [candidates.definitions[position] for position in candidates.definition[begins].tolist()]
+    undefined = [name for name in candidates.names if not any(each.matches_name(name) for each in begun)]
+    names = [*candidates.names, *chain.from_iterable(map(other_spellings, undefined))]
+    for at, definition in zip(begins.tolist(), begun, strict=True):
+        found[at] = max(found[at], share_of_name(definition, names))
     return found
 
 

@@ -97,6 +97,8 @@ _NAME = re.compile(r"[^\W\d][\w$]*(?:(?:::|->|[.\\#/])[\w$]+)*")
 _SPELT_AS_NAME = re.compile(
     r"(?=\w*(?:[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}|[^\W_]_[^\W_])|_+[^\W_]|[^\W\d]\w*(?:::|->|[.#])\w)" + _NAME.pattern
 )
+_INNER_UNDERSCORE = re.compile(r"(?<=[^\W_])_(?=[^\W_])")
+_NEW_WORD = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _FILE = r"[\w.@~+/\\-]*[\w-]\.[A-Za-z]\w{0,9}"
 _PLACE = re.compile(rf"(?<![\w.@~+/\\-])({_FILE})(?:\"?, line |:(?:line )?|\()(\d{{1,9}})(?!\d)")
 MAX_PLACES = 20
@@ -443,6 +445,16 @@ def names_in(query: str) -> list[str]:
     if len(words) == 1:
         return words if _NAME.fullmatch(words[0]) else []
     return [word for word in dict.fromkeys(words) if _SPELT_AS_NAME.fullmatch(word)]
+
+
+def other_spellings(name: str) -> list[str]:
+    """Return a name as it is spelled where words are joined otherwise; the case of letters does not matter.
+
+    >>> other_spellings("getUserId"), other_spellings("Cache.max_size"), other_spellings("MAX_SIZE")
+    (['get_User_Id'], ['Cache.maxsize'], [])
+    """
+    spelled = [] if is_constant(name) else [_INNER_UNDERSCORE.sub("", name), _NEW_WORD.sub("_", name)]
+    return [each for each in spelled if each != name]
 
 
 def name_in(query: str) -> str:

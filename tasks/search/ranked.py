@@ -47,7 +47,7 @@ from driftline.tasks.search.hits import (
     why_nothing,
 )
 from driftline.tasks.search.links import SourceRecords
-from driftline.tasks.search.query_language import QueryForm, name_in, names_in, places_in, query_form
+from driftline.tasks.search.query_language import QueryForm, name_in, names_in, other_spellings, places_in, query_form
 from driftline.tasks.search.ranking import (
     GROWTH,
     GROWTH_ACROSS,
@@ -422,6 +422,7 @@ class _Finder:
         """Return the best lexical and semantic blocks, searched in parallel; how many are semantic; and their lines."""
         with self.explanation.timed("names"):
             names, places = names_in(self.query), places_in(self.query)
+            names = [*names, *chain.from_iterable(map(other_spellings, names))]
             named = [
                 np.append(blocks_at_places(table, places), blocks_defining(table, names, CANDIDATE_DEFINITIONS))
                 for table in self.tables

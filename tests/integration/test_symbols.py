@@ -47,6 +47,9 @@ FILES = {
 }
 
 
+OTHER_SPELLINGS = ("retryWithBackoff", "RetryWithBackoff", "where is retryWithBackoff() defined")
+
+
 def write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -149,9 +152,8 @@ def test_the_index_knows_the_definitions_of_files_that_are_gone(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "text"])
-@pytest.mark.parametrize("name", ["retry_with_backoff", "RETRY_WITH_BACKOFF", "where is retry_with_backoff defined"])
 def test_the_definition_that_a_query_names_comes_first_even_if_its_words_are_frequent(
-    tmp_path: Path, driftline: Driftline, mode: Mode, name: str
+    tmp_path: Path, driftline: Driftline, mode: Mode
 ) -> None:
     calls = "".join(
         f"def test_after_failure_{k}():\n    assert retry_with_backoff(lambda: {k})\n\n" for k in range(150)
@@ -161,7 +163,19 @@ def test_the_definition_that_a_query_names_comes_first_even_if_its_words_are_fre
     write(tmp_path / "tree", {"net/again.py": source, "tests/test_client.py": calls, "CHANGELOG.md": logs})
     assert driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws").code == 0
     workspace = Workspace.open(str(tmp_path / "ws"))
-    first = search(workspace, name, mode=mode).results[0]
-    assert (first.path, first.line, first.symbol) == ("net/again.py", 4, "retry_with_backoff")
-    elsewhere = search(workspace, name, mode=mode, where=LineFilter(dirs=("tests",))).results
-    assert {hit.path for hit in elsewhere} == {"tests/test_client.py"}
+    for name in ("retry_with_backoff", "RETRY_WITH_BACKOFF", "where is retry_with_backoff defined", *OTHER_SPELLINGS):
+        first = search(workspace, name, mode=mode).results[0]
+        assert (first.path, first.line, first.symbol) == ("net/again.py", 4, "retry_with_backoff"), name
+        elsewhere = search(workspace, name, mode=mode, where=LineFilter(dirs=("tests",))).results
+        assert {hit.path for hit in elsewhere} == {"tests/test_client.py"}
+
+
+def test_another_spelling_of_a_name_counts_only_if_nothing_is_spelled_like_it(
+    tmp_path: Path, driftline: Driftline
+) -> None:
+    sources = {f"{name}.go": f"package a\n\nfunc {name}() int {{\n\treturn 1\n}}\n" for name in ("max_size", "maxSize")}
+    write(tmp_path / "tree", sources | {"b.go": "package a\n\nfunc MinSize() int {\n\treturn 1\n}\n"})
+    assert driftline("index", tmp_path / "tree", "--workspace", tmp_path / "ws").code == 0
+    workspace = Workspace.open(str(tmp_path / "ws"))
+    found = {name: search(workspace, name).results[0].symbol for name in ("max_size", "maxSize", "MAXSIZE", "min_size")}
+    assert found == {"max_size": "max_size", "maxSize": "maxSize", "MAXSIZE": "maxSize", "min_size": "MinSize"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.tasks.search.query_language import is_constant, names_in, parse, places_in
+from driftline.tasks.search.query_language import is_constant, names_in, other_spellings, parse, places_in
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,24 @@ from driftline.tasks.search.query_language import is_constant, names_in, parse, 
 )
 def test_a_query_names_a_definition_by_one_word_or_by_words_spelled_like_names(query: str, names: list[str]) -> None:
     assert names_in(query) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("getUserId", ["get_User_Id"]),
+        ("HTTPServer", ["HTTP_Server"]),
+        ("sha256Sum", ["sha256_Sum"]),
+        ("get_user_id", ["getuserid"]),
+        ("_private_name", ["_privatename"]),
+        ("Session::getUser", ["Session::get_User"]),
+        ("__init__", []),
+        ("MAX_TRIES", []),
+        ("session", []),
+    ],
+)
+def test_a_name_is_spelled_otherwise_in_another_language(name: str, others: list[str]) -> None:
+    assert other_spellings(name) == others
 
 
 @pytest.mark.parametrize(
