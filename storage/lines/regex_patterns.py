@@ -28,7 +28,9 @@ MAX_SPANS = 1_000
 """Maximum number of matches returned per line."""
 GRAM_BYTES = 3
 _MAX_ALTERNATIVES = 200
-_WORD = r"\pL\pM\pN_"
+_CIRCLED = r"\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189}"
+_WORD = rf"\pL\pM\p{{Nd}}\p{{Nl}}\p{{Pc}}\x{{200C}}\x{{200D}}{_CIRCLED}"
+"""The characters of words according to Unicode (UTS 18), as in other engines: also joiners and circled letters."""
 _MARKS = ("\ufdd0\ufdd1", "\ufdd2\ufdd3", "\ufdd4\ufdd5", "\ufdd6\ufdd7")
 """Pairs of noncharacters; a pair marks matches in a line that contains neither of its characters."""
 _REPEAT = re.compile(r"\{(\d+)(,?)(\d*)\}")
@@ -48,7 +50,7 @@ Clause = frozenset[bytes]
 class Pattern:
     """A valid pattern. ``text`` is the input, and ``expression`` is the equivalent for RE2, without flags.
 
-    With ``words``, a match has no letter, mark, digit or underscore directly before or after it.
+    With ``words``, a match has no letter, mark, digit, connector or joiner directly before or after it.
     """
 
     text: str

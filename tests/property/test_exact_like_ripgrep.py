@@ -32,6 +32,7 @@ ODD_FILES: dict[str, tuple[str, str, str]] = {
     "windows.txt": ("[section]\nkey = value\n\nother=1\n", "utf-8", "\r\n"),
     "wide.txt": ("wide größe\n}\n---\nend", "utf-16", "\n"),
     "marks.txt": ("a\ufdd0b foo foo\n\ufdd2 foo\n\u200bfoo\u200b\n", "utf-8", "\n"),
+    "words.txt": ("½ x² x½ Ⅷx x٣ x‿y a_x\nx\u200dx Ⓐx x\u0301\n²\n‿x x-x x·x x\u200bx\n🄰x\n", "utf-8", "\n"),
     "blanks.txt": ("\n\n   \n\t\n\n", "utf-8", "\n"),
     "rules.txt": ("---\n}\n===\n{};\n\n***\n", "utf-8", "\n"),
     "long.js": ("x=1;" * 4_000 + "needle(csrf_end);" + "y;" * 600 + "\nend\n", "utf-8", "\n"),
@@ -192,6 +193,14 @@ def test_each_pattern_finds_the_lines_that_ripgrep_finds(corpus: Corpus, shard: 
         assert pattern.found(corpus.workspace) == expected, pattern
         matching += bool(expected)
     assert matching > examples(PATTERNS) / 2
+
+
+@pytest.mark.parametrize("text", ["x", "y", "²", "½", r"\d", r"\w*", r"\D", r"[^x]+", "x|"])
+def test_words_end_where_they_end_for_ripgrep(text: str, corpus: Corpus) -> None:
+    pattern = SearchCase(text, words=True)
+    expected = pattern.found_by_ripgrep(corpus.plain)
+    assert expected
+    assert pattern.found(corpus.workspace) == expected
 
 
 def across(chance: Random, texts: list[str]) -> SearchCase:
