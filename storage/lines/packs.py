@@ -213,7 +213,7 @@ def grams(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """The packs of one table version, without their texts.
+    """The packs of one table version, without their texts, sorted by path, entity and line.
 
     ``rows`` has the columns ``entity``, ``path``, ``hash``, ``line`` (the number of the first line) and ``_rowid``.
     ``documents`` ``(n,)`` contains the document number of each pack. ``filters`` contains the grams, grouped by size:
@@ -290,17 +290,26 @@ def _read_packs(searcher: TableSearcher) -> Packs:
         options["late_materialization"] = False
     columns = ["entity", "path", "hash", PACK_LINE_COLUMN, GRAMS_COLUMN]
     rows = _scan(searcher, columns, f"{PACK_LINE_COLUMN} IS NOT NULL", **options).combine_chunks()
+    documents = _places(rows["path"]) * len(rows) + _places(rows["entity"])
+    order = np.lexsort((rows[PACK_LINE_COLUMN].to_numpy(), documents))
+    rows, documents = rows.take(pa.array(order.tolist(), pa.int64())).combine_chunks(), documents[order]
     sizes = pc.binary_length(rows[GRAMS_COLUMN]).to_numpy()
     filters = tuple(_together(rows, sizes, size) for size in sorted({*sizes.tolist()}))
     renamed = rows.drop_columns([GRAMS_COLUMN]).rename_columns({PACK_LINE_COLUMN: "line"})
-    paths, entities = (rows[name].combine_chunks().dictionary_encode() for name in ("path", "entity"))
-    documents = paths.indices.to_numpy().astype(np.int64) * len(entities.dictionary) + entities.indices.to_numpy()
-    return Packs(renamed, np.unique(documents, return_inverse=True)[1], filters)
+    return Packs(renamed, np.cumsum(np.diff(documents, prepend=documents[:1]) > 0), filters)
+
+
+def _places(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return the place of each value of a column among its sorted distinct values."""
+    encoded = column.combine_chunks().dictionary_encode()
+    places = np.empty(len(encoded.dictionary), np.int64)
+    places[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(places))
+    return np.asarray(places[encoded.indices.to_numpy()])
 
 
 def _together(rows: pa.Table, sizes: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     positions = np.flatnonzero(sizes == size)
-    # A list: for an array, Arrow imports numpy.ma (as does np.unique), which takes longer than a search.
+    # A list: for an array, Arrow imports numpy.ma, which takes longer than a search.
     joined = b"".join(rows[GRAMS_COLUMN].take(pa.array(positions.tolist(), pa.int64())).to_pylist())
     return positions, np.ascontiguousarray(np.frombuffer(joined, np.uint8).reshape(len(positions), size).T)
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from heapq import merge
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Literal, NamedTuple
@@ -96,6 +97,8 @@ _FIRST_PACKS, _MOST_PACKS = 16, 256
 """Number of packs to read at a time: few at first, because the first packs often suffice, but as many as possible in a
 bucket, where reading some of them takes as long as reading one.
 """
+_LISTED_PACKS = 1_024
+"""Number of packs to list at a time, before they are read."""
 
 _IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
 """The start of an import line, in the languages that Driftline parses."""
@@ -118,23 +121,23 @@ class IndexedDocument(NamedTuple):
 Matches = tuple[IndexedDocument, NDArray[np.int64], NDArray[np.bool_]]
 """A document, its matching line numbers, ``(n,)``, and which patterns match each line, ``(p, n)``."""
 _PackRow = tuple[IndexedDocument, int, int]
-"""A document, the row id of one of its packs, and the pack's first line number."""
+"""A document, the first line number of one of its packs, and the pack's row id."""
 
 
 @dataclass(slots=True)
 class ExactFinder:
     """Finds the lines in several tables that match patterns, document by document.
 
-    ``order`` sorts the documents, and ``chosen`` drops some of them; if ``documents`` is given, only these are
-    searched. ``late`` returns whether the time is up, and ``max_packs`` limits the number of packs to read; ``cut`` is
-    set if some were not read. ``read`` counts the packs read.
+    ``order`` sorts the documents, then their paths; ``chosen`` is asked in this order whether to search a document. If
+    ``documents`` is given, only these are searched. ``late`` returns whether the time is up, and ``max_packs`` limits
+    the number of packs to read; ``cut`` is set if some were not read. ``read`` counts the packs read.
     """
 
     tables: Sequence[TableSearcher]
     patterns: Sequence[Pattern]
     late: Callable[[], bool]
     order: Callable[[str, str], int]
-    chosen: Callable[[list[IndexedDocument]], Iterator[IndexedDocument]]
+    chosen: Callable[[IndexedDocument], bool]
     documents: frozenset[DocumentKey] | None = None
     max_packs: int | None = None
     cut: bool = False
@@ -159,20 +162,22 @@ class ExactFinder:
     def _batches(self, *, whole: bool = False) -> Iterator[Sequence[_PackRow]]:
         """Yield the packs to read at once, in result order; with ``whole``, a document is in one batch."""
         packs = self._candidate_packs()
-        at, size = 0, _FIRST_PACKS if all(table.table.is_local for table in self.tables) else _MOST_PACKS
-        while at < len(packs):
+        size = _FIRST_PACKS if all(table.table.is_local for table in self.tables) else _MOST_PACKS
+        following = next(packs, None)
+        while following is not None:
             if self.late() or (self.max_packs is not None and self.read >= self.max_packs):
                 self.cut = True
                 return
-            end = min(at + size, len(packs))
-            while whole and end < len(packs) and packs[end][0] == packs[end - 1][0]:
-                end += 1
-            self.read += end - at
-            yield packs[at:end]
-            at, size = end, min(2 * size, _MOST_PACKS)
+            batch: list[_PackRow] = []
+            while following is not None and (len(batch) < size or (whole and following[0] == batch[-1][0])):
+                batch.append(following)
+                following = next(packs, None)
+            self.read += len(batch)
+            yield batch
+            size = min(2 * size, _MOST_PACKS)
 
     def _texts(self, batch: Sequence[_PackRow]) -> pa.StringArray:
-        return texts([(self.tables[document.table], row) for document, row, _ in batch])
+        return texts([(self.tables[document.table], row) for document, _, row in batch])
 
     def _in_whole_documents(self) -> Iterator[Matches]:
         """Like ``lines``, combining all packs of a document."""
@@ -183,29 +188,41 @@ class ExactFinder:
                     self.cut = True
                     return
                 batch_of_document = [*packs]
-                firsts = [first for *_, first in batch_of_document]
+                firsts = [first for _, first, _ in batch_of_document]
                 *parts, last = islice(read, len(firsts))
                 text = "\n".join([*(each.removesuffix("\n") for each in parts), last])
                 lines = text.removesuffix("\n").split("\n")
                 matched = np.stack([_matches(pattern, text, lines) for pattern in self.patterns])
-                for _, row, first in batch_of_document:
+                for _, first, row in batch_of_document:
                     if (gap := gaps_of(self.tables[document.table]).get(row)) is not None:
                         matched[:, first - firsts[0] + gap.first : first - firsts[0] + gap.end] = False
                 numbers = np.flatnonzero(matched.any(axis=0))
                 if matched.any(axis=1).all():
                     yield document, np.asarray(firsts[0] + numbers, np.int64), np.asarray(matched[:, numbers])
 
-    def _candidate_packs(self) -> list[_PackRow]:
-        """Return the packs that may match, in the order of the results."""
-        found: dict[IndexedDocument, list[tuple[int, int]]] = defaultdict(list)
-        for table, searcher in enumerate(self.tables):
-            packs = packs_of(searcher)
-            rows = packs.rows.take(pa.array(np.flatnonzero(self._may_match(searcher, packs)).tolist(), pa.int64()))
+    def _candidate_packs(self) -> Iterator[_PackRow]:
+        """Yield the packs that may match, in the order of the results: for the first ones, few documents are rated."""
+        later: dict[int, list[list[_PackRow]]] = defaultdict(list)
+        sorted_packs = merge(*(self._packs_of_table(*each) for each in enumerate(self.tables)))
+        for document, packs in groupby(sorted_packs, key=itemgetter(0)):
+            if self.documents is not None and document.key not in self.documents:
+                continue
+            if place := self.order(*document.key):
+                later[place].append([*packs])
+            elif self.chosen(document):
+                yield from packs
+        for place in sorted(later):
+            yield from chain.from_iterable(packs for packs in later[place] if self.chosen(packs[0][0]))
+
+    def _packs_of_table(self, table: int, searcher: TableSearcher) -> Iterator[_PackRow]:
+        """Yield the packs of a table that may match, sorted by document and line."""
+        packs = packs_of(searcher)
+        found = np.flatnonzero(self._may_match(searcher, packs)).tolist()
+        for start in range(0, len(found), _LISTED_PACKS):
+            rows = packs.rows.take(pa.array(found[start : start + _LISTED_PACKS], pa.int64()))
             columns = (rows[name].to_pylist() for name in ("path", "entity", "hash", "line", "_rowid"))
             for path, entity, digest, line, row in zip(*columns, strict=True):
-                found[IndexedDocument(path, entity, digest, table)].append((line, row))
-        documents = sorted(found, key=lambda each: (self.order(*each.key), each))
-        return [(each, row, line) for each in self.chosen(documents) for line, row in sorted(found[each])]
+                yield IndexedDocument(path, entity, digest, table), line, row
 
     def _may_match(self, searcher: TableSearcher, packs: Packs) -> NDArray[np.bool_]:
         """Return which packs may match a pattern, among documents that may match all patterns."""
@@ -218,10 +235,8 @@ class ExactFinder:
         if left.any():
             left &= allowed(searcher, packs)
         if self.documents is not None:
-            possible_rows = np.flatnonzero(left)
-            rows = packs.rows.select(["entity", "path"]).take(pa.array(possible_rows))
-            keys = zip(rows["entity"].to_pylist(), rows["path"].to_pylist(), strict=True)
-            left[possible_rows] = [key in self.documents for key in keys]
+            paths = pa.array(sorted({path for _, path in self.documents}), pa.string())
+            left &= pc.is_in(packs.rows["path"], value_set=paths).to_numpy()
         for possible in of_patterns if len(of_patterns) > 1 else ():
             left &= (np.bincount(packs.documents, possible) > 0)[packs.documents]
         return left
@@ -241,7 +256,7 @@ class ExactFinder:
         gaps = [gaps_of(table) for table in self.tables]
         for row, start, stop in limits:
             inside = matched[:, start:stop]
-            document, row_id, first = batch[row]
+            document, first, row_id = batch[row]
             if (gap := gaps[document.table].get(row_id)) is not None:
                 inside[:, gap.first : gap.end] = False
             numbers = np.flatnonzero(inside.any(axis=0))
@@ -340,7 +355,7 @@ def without_matches(workspace: Workspace, patterns: Sequence[Pattern], request: 
     deadline = time.monotonic() + MAX_SECONDS
     found: dict[DocumentKey, None] = {}
     for pattern in patterns:
-        finder = ExactFinder(tables, [pattern], lambda: time.monotonic() > deadline, by_importance, iter)
+        finder = ExactFinder(tables, [pattern], lambda: time.monotonic() > deadline, by_importance, lambda _: True)
         for document, *_ in finder.lines():
             found[document.key] = None
             if len(found) > MAX_PATHS_IN_FILTER:
@@ -465,7 +480,7 @@ class ExactSearch:
         patterns = [Pattern.of(rf"{_IMPORTS}\b{name}\b", ignore_case=self.terms.any_case) for name in names]
         late, packs = self.sort_deadline_passed or self.late, max(1, MAX_IMPORT_PACKS // len(names))
         finders = (
-            ExactFinder(self.tables, [each], late, by_importance, self._chosen, max_packs=packs) for each in patterns
+            ExactFinder(self.tables, [each], late, by_importance, self._chooser(), max_packs=packs) for each in patterns
         )
         return {document.key for finder in finders for document, *_ in finder.lines()}
 
@@ -480,7 +495,9 @@ class ExactSearch:
         Files with a definition in code come before those with a section or key.
         """
         if self.patterns:
-            finder = ExactFinder(self.tables, self.patterns, self.late, order, self._chosen, documents, self.max_packs)
+            finder = ExactFinder(
+                self.tables, self.patterns, self.late, order, self._chooser(), documents, self.max_packs
+            )
             for document, numbers, matched in finder.lines():
                 yield document, [{*numbers[of_pattern].tolist()} for of_pattern in matched]
             self.cut = finder.cut
@@ -488,9 +505,8 @@ class ExactSearch:
         of_document = {document: each[0] for found in defined for document, (each, *_) in found.items()}
         in_code = {key for found in defined for key, each in found.items() if any(one.is_code for _, one in each)}
         indexed = [of_document[document] for document in documents or ()]
-        for document in self._chosen(
-            sorted(indexed, key=lambda each: (each.key not in in_code, order(*each.key), each))
-        ):
+        in_order = sorted(indexed, key=lambda each: (each.key not in in_code, order(*each.key), each))
+        for document in filter(self._chooser(), in_order):
             of_names = ([each for _, each in found[document.key]] for found in defined)
             if self.terms.only_inside:
                 yield (
@@ -514,7 +530,7 @@ class ExactSearch:
                 found.append((place, path, entity, IndexedDocument(path, entity, digest, table)))
             if in_order:
                 found.sort(key=itemgetter(0, 1, 2))
-            return [*self._chosen([document for *_, document in found])]
+            return [*filter(self._chooser(), (document for *_, document in found))]
 
     def _defined(self, name: str) -> dict[DocumentKey, list[tuple[IndexedDocument, Definition]]]:
         """Return the definitions of a name, keyed by document. Case-sensitive, like uses, unless ``any_case``."""
@@ -531,18 +547,28 @@ class ExactSearch:
                     )
         return found
 
-    def _chosen(self, documents: list[IndexedDocument]) -> Iterator[IndexedDocument]:
-        """Yield ``documents``, except excluded ones and files already shown under an earlier source."""
-        several = len({document.entity for document in documents}) > 1
+    def _chooser(self) -> Callable[[IndexedDocument], bool]:
+        """Return a predicate for documents in the order of the results, which drops excluded ones and files already
+        shown under an earlier source.
+        """
         owners: dict[tuple[str, ...], str] = {}
-        for document in documents:
+        of_first: list[IndexedDocument] = []
+
+        def is_own(document: IndexedDocument) -> bool:
+            identity = identity_of(_window(document), self.records)
+            return owners.setdefault(identity, document.entity) == document.entity
+
+        def is_chosen(document: IndexedDocument) -> bool:
             if any(leaves_out(document.path) for leaves_out in self.left_out):
-                continue
-            if (
-                not several
-                or owners.setdefault(identity_of(_window(document), self.records), document.entity) == document.entity
-            ):
-                yield document
+                return False
+            if not owners and (not of_first or document.entity == of_first[0].entity):
+                of_first.append(document)  # the record of an only source need not be read
+                return True
+            while of_first:
+                is_own(of_first.pop())
+            return is_own(document)
+
+        return is_chosen
 
     def first(self, limit: int | None, *, files: bool = False) -> tuple[list[Line], ExactCounts]:
         """Return the first ``limit`` lines and the known counts; with ``files``, only one line per document."""

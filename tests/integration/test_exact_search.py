@@ -230,6 +230,27 @@ def test_source_code_comes_before_tests_and_vendored_files(workspace: Workspace)
     assert locations(find(workspace, '"csrf_token" -file:vendor', prose=False)) == [in_order[0], *in_order[2:4]]
 
 
+@pytest.mark.parametrize("places", [1, 2, 3])
+def test_the_first_matches_come_in_order_before_all_documents_are_rated(
+    workspace: Workspace, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_FIRST_PACKS", "_MOST_PACKS"):
+        monkeypatch.setattr(f"driftline.tasks.search.exact.{name}", 1)
+    monkeypatch.setattr("driftline.tasks.search.exact._LISTED_PACKS", 2)
+    rated: list[str] = []
+
+    def order(_: str, path: str) -> int:
+        rated.append(path)
+        return (len(path) + 1) % places
+
+    finder = ExactFinder(open_exact_tables(workspace, None), [Pattern.of(".*")], lambda: False, order, lambda _: True)
+    matches = finder.lines()
+    found = [next(matches)[0].path]
+    assert places > 1 or len(rated) < 4
+    found += [document.path for document, *_ in matches]
+    assert found == sorted((name for name in FILES if FILES[name]), key=lambda path: (order("", path), path))
+
+
 def test_omitted_results_are_reported(workspace: Workspace) -> None:
     report = find(workspace, fixed=["csrf_token"], top_k=2)
     assert report.exact is not None
@@ -480,6 +501,10 @@ def test_parts_of_paths_ignore_case_unless_they_have_a_capital(tmp_path: Path) -
         "file:docs/READ": set(),
         "-file:readme": {"a.py"},
         "file:*readme*": {"Docs/readme.txt"},
+        r"file:docs\readme": {"Docs/readme.txt"},
+        r"file:Docs\*.txt": {"Docs/readme.txt"},
+        r"-file:docs\ -file:a.py": {"README.md"},
+        "ext:txt,": {"Docs/readme.txt"},
     }
     for query, paths in expected.items():
         assert {hit.path for hit in find(str(tmp_path / "ws"), query)} == paths, query
@@ -491,6 +516,7 @@ def test_names_are_case_sensitive(tmp_path: Path) -> None:
     (tmp_path / "tree/a.py").write_text("class Token:\n    pass\n\n\ndef token():\n    return Token()\n")
     (tmp_path / "tree/b.py").write_text("class Token:\n    pass\n")
     driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    assert locations(find(str(tmp_path / "ws"), "def:token()")) == [("a.py", 5)]
     for query, expected in (("def:token", [("a.py", 5)]), ("def:Token", [("a.py", 1), ("b.py", 1)]), ("def:TOKEN", [])):
         report = find(str(tmp_path / "ws"), query)
         assert locations(report) == expected
@@ -703,6 +729,12 @@ def test_facets_say_when_not_all_files_are_counted(workspace: Workspace, monkeyp
     ("query", "location"),
     [
         ('x "open', "character 3"),
+        ('x -"open', "character 4"),
+        ('x def:"open', "character 7"),
+        ('x file:"', "character 8"),
+        ('x ""', "character 3 of the query"),
+        ("x -/a(b/", "character 2 (missing )), in the term at character 4 of the query"),
+        ("x ext:,", "The field ext:"),
         ("/a(b/", "character 2"),
         (r"/a\x{D800}/", "character 2"),
         (r"/[\u2028]/", r"Write \x{2028}."),
@@ -859,7 +891,7 @@ def test_a_table_with_another_order_of_columns_is_searched_and_kept_up_to_date(
 def test_a_search_stops_reading_packs_at_its_time_limit(workspace: Workspace) -> None:
     def looked_at(late: Callable[[], bool]) -> tuple[bool, bool]:
         pattern = Pattern.of("(x+x+)+y")
-        finder = ExactFinder(open_exact_tables(workspace, None), [pattern], late, lambda *_: 0, iter)
+        finder = ExactFinder(open_exact_tables(workspace, None), [pattern], late, lambda *_: 0, lambda _: True)
         assert [*finder.lines()] == []
         return finder.read > 0, finder.cut
 
