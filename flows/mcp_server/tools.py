@@ -372,8 +372,12 @@ Question = Annotated[
 Name = Annotated[str, Field(min_length=1, max_length=500, description="Such as parse or Parser.parse. Case-sensitive.")]
 MaxTokens = Annotated[int, Field(ge=MIN_TOKENS), AfterValidator(lambda given: min(given, MAX_TOKENS))]
 """A limit: a higher one than the server's is not an error."""
-_CALL = re.compile(r"(?:(?:class|def|enum|fn|func|function|interface|struct|trait|type)\s+)?(?P<name>\S+?)(?:\(\))?")
+_CALL = re.compile(
+    r"(?:(?:class|def|enum|fn|func|function|interface|struct|trait|type)\s+)?(?P<name>\S+?)(?:(?<!operator)\(\))?"
+)
 """A name, as a model may copy it from code: ``def parse()``."""
+_TOPIC = re.compile(r"(?:class|function|interface|trait|type)\s+[a-z]+")
+"""A keyword and a word that may also be a topic: ``type system``."""
 _LOCATION = re.compile(r"(?P<path>.+):(?P<line>[1-9]\d{0,8})")
 _FILTERS = ("globs", "languages", "sources", "branch", "tests")
 """The filters that are parameters. The query language has these and more."""
@@ -488,19 +492,32 @@ class LineTools:
     @spread("given", exact_parameters())
     def find_definitions(self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> str:
         """Find where a function, class or other name is defined."""
-        return self._exactly(_field("def", _name_in(name)), given, max_tokens)
+        return self._of_name("def", name, given, max_tokens)
 
     @spread("given", exact_parameters())
     def find_uses(self, name: Name, max_tokens: MaxTokens = DEFAULT_TOKENS, *, given: dict[str, Any]) -> str:
         """Find the lines that use a name, nearest to its definition first. Compares names, not types."""
-        return self._exactly(_field("uses", _name_in(name)), given, max_tokens)
+        return self._of_name("uses", name, given, max_tokens)
 
-    def _exactly(self, query: str, given: dict[str, Any], max_tokens: int) -> str:
+    def _of_name(self, field: str, text: str, given: dict[str, Any], max_tokens: int) -> str:
+        """Search for a name, or for all of ``text`` if it may be a topic and something, such as a section, is called
+        that.
+        """
+        name, notes = _name_in(text), tuple[str, ...]()
+        if _TOPIC.fullmatch(text.strip()):
+            whole = " ".join(text.split())
+            topic = SearchRequest.of(f"{_field('def', whole)} case:no", {**self._named(given), "top_k": 1})
+            if self._found(topic).results:
+                return self._exactly(f"{_field(field, whole)} case:no", given, max_tokens)
+            notes = (f"Nothing is called {whole!r}: this is about {name!r}.",)
+        return self._exactly(_field(field, name), given, max_tokens, notes)
+
+    def _exactly(self, query: str, given: dict[str, Any], max_tokens: int, notes: Sequence[str] = ()) -> str:
         request = SearchRequest.of(query, {"n_lines": 0, **self._named(given)})
         report = self._found(request)
         if not report.results and not (report.exact and report.exact.documents):
-            report = replace(report, notes=(*report.notes, "search_lines also finds synonyms and related names."))
-        return self._text(report, request, max_tokens)
+            notes = (*notes, "search_lines also finds synonyms and related names.")
+        return self._text(replace(report, notes=(*report.notes, *notes)), request, max_tokens)
 
     def _found(self, request: SearchRequest) -> SearchReport:
         """Search. Exact matches beyond ``top_k`` are counted, too, unless the index is in a bucket."""
@@ -577,8 +594,8 @@ class LineTools:
 def _name_in(text: str) -> str:
     """Return the name in ``text``.
 
-    >>> _name_in("class Lease"), _name_in("Lease.check()"), _name_in("Where to go")
-    ('Lease', 'Lease.check', 'Where to go')
+    >>> _name_in("class Lease"), _name_in("Lease.check()"), _name_in("operator()"), _name_in("Where to go")
+    ('Lease', 'Lease.check', 'operator()', 'Where to go')
     """
     found = _CALL.fullmatch(text.strip())
     return found["name"] if found else text

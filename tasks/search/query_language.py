@@ -87,6 +87,12 @@ _SUPPORTED_FLAGS = frozenset("gimuy")
 _TYPOGRAPHIC = re.compile(rf"(?P<not>{_NOT}?)[“„”](?P<text>[^“„”]+)[“”](?=\s|\Z)")
 """A phrase in the quotation marks of word processors."""
 _WORD = re.compile(r"\S+")
+_UNCLOSED = "The quotation mark is not closed", 'Close it with ", or omit it.'
+_OPEN = re.compile(rf'{_NOT}?"')
+_QUOTED_VALUE = re.compile(r'"(?:[^"\\]|\\.)*"')
+_NAMES = frozenset(("def", "uses", "sym"))
+_CALL = re.compile(r"(?<!operator)\(\)\Z")
+"""``load()`` is a call of ``load``, but ``operator()`` is a name."""
 _QUOTED = re.compile(r"[\"\\]")
 _ESCAPED = re.compile(r"\\([\"\\])")
 _LIKE = 0.8
@@ -277,8 +283,8 @@ class _Parser:
         self.options = {"words": whole_words, "multiline": multiline}
         self.at = 0
         self.words: list[str] = []
-        self.patterns: list[tuple[str, bool]] = []
-        self.excluded: list[tuple[str, bool]] = []
+        self.patterns: list[tuple[int, str, bool]] = []
+        self.excluded: list[tuple[int, str, bool]] = []
         self.values: dict[str, list[str]] = {}
 
     def parse(self) -> ParsedQuery:
@@ -292,8 +298,7 @@ class _Parser:
         self.ignore_case = cases[-1] if cases else self.ignore_case
         options: dict[str, Any] = {**self.options, "ignore_case": self.ignore_case}
         patterns, excluded = (
-            tuple(Pattern.of(text, literal=literal, **options) for text, literal in given)
-            for given in (self.patterns, self.excluded)
+            tuple(self._pattern(*each, **options) for each in given) for given in (self.patterns, self.excluded)
         )
 
         def of(name: str) -> tuple[str, ...]:
@@ -315,25 +320,32 @@ class _Parser:
             branch=branches[-1] if branches else None,
         )
 
+    def _pattern(self, start: int, text: str, literal: bool, **options: Any) -> Pattern:
+        try:
+            return Pattern.of(text, literal=literal, **options)
+        except UsageError as error:
+            what = f"{error.what}, in the term at character {start} of the query"
+            raise UsageError(what, error.where, error.fix) from error
+
     def _term(self) -> None:
         start = self.at
         if phrase := self._take(_PHRASE):
             kept = self.excluded if phrase["not"] else self.patterns
-            kept.append((_ESCAPED.sub(r"\1", phrase["text"]), True))
+            kept.append((phrase.start("text"), _ESCAPED.sub(r"\1", phrase["text"]), True))
         elif expression := self._take(_REGEX):
             kept = self.excluded if expression["not"] else self.patterns
-            kept.append((expression["text"].replace("\\/", "/"), False))
+            kept.append((expression.start("text"), expression["text"].replace("\\/", "/"), False))
         elif flagged := self._take(_REGEX_WITH_FLAGS):
             if unsupported := set(flagged["flags"]) - _SUPPORTED_FLAGS:
                 fix = f'Use only the flag i. For the text itself, write "{flagged[0]}".'
                 self._fail(start, f"There is no flag {min(unsupported)} of regular expressions", fix)
             kept = self.excluded if flagged["not"] else self.patterns
             flags = "(?i)" if "i" in flagged["flags"] else ""
-            kept.append((flags + flagged["text"].replace("\\/", "/"), False))
+            kept.append((flagged.start("text"), flags + flagged["text"].replace("\\/", "/"), False))
         elif phrase := self._take(_TYPOGRAPHIC):
-            (self.excluded if phrase["not"] else self.patterns).append((phrase["text"], True))
-        elif self.text[start] == '"' and '"' not in self.text[start + 1 :]:
-            self._fail(start, "The quotation mark is not closed", 'Close it with ", or omit it.')
+            (self.excluded if phrase["not"] else self.patterns).append((phrase.start("text"), phrase["text"], True))
+        elif (mark := _OPEN.match(self.text, start)) and '"' not in self.text[mark.end() :]:
+            self._fail(mark.end() - 1, *_UNCLOSED)
         elif (found := _FIELD.match(self.text, start)) and self._is_field(start, found):
             self.at = found.end()
             self._field(start, found)
@@ -362,6 +374,8 @@ class _Parser:
         name = _field_name(found)
         if name != found["name"] and not found["value"]:
             return False  # part of a message, such as Path: /usr/bin
+        if len(name) == 1 and found["value"].startswith("\\"):
+            return False  # a drive, as in f:\\x
         if name in FIELDS or name in _EXTENSIONS or (name in _ALIASES and (len(name) > 1 or found["value"])):
             return True
         if name != found["name"]:
@@ -379,12 +393,17 @@ class _Parser:
         if value[:1] in ("“", "„", "”"):
             self._fail(start, "A value has typographic quotation marks", f'Write {name}:"{value.strip("“„”")}".')
         if value.startswith('"'):
+            if not _QUOTED_VALUE.fullmatch(value):
+                self._fail(found.start("value"), *_UNCLOSED)
             value = _ESCAPED.sub(r"\1", value[1:-1])
+        elif name in _NAMES:
+            value = _CALL.sub("", value)
         if name in _EXTENSIONS:
-            name, value = "file", value and _glob_of([each.lstrip("*").lstrip(".") for each in value.split(",")])
+            extensions = [each.strip().lstrip("*").lstrip(".") for each in value.split(",")]
+            name, value = "file", _glob_of([*filter(None, extensions)])
         if not value.strip():
             fix = f"{FIELDS[name]} Write it right after the colon."
-            self._fail(start, f"The field {name}: is empty", fix)
+            self._fail(start, f"The field {found['name']}: is empty", fix)
         if found["not"] and name not in _NEGATED:
             self._fail(start, f"The field {name}: cannot be excluded", "Only -file:, -lang: and -repo: exclude.")
         if name == "case" and value not in CASES:
@@ -409,7 +428,9 @@ def _field_name(found: re.Match[str]) -> str:
 
 
 def _glob_of(extensions: Sequence[str]) -> str:
-    return f"*.{extensions[0]}" if len(extensions) == 1 else f"*.{{{','.join(extensions)}}}"
+    if len(extensions) < 2:
+        return "".join(f"*.{each}" for each in extensions)
+    return f"*.{{{','.join(extensions)}}}"
 
 
 _WILDCARD = re.compile(r"[*?\[{]")
@@ -418,9 +439,14 @@ _WILDCARD = re.compile(r"[*?\[{]")
 def _files(workspace: Workspace, name: str, within: Boundary | None) -> LineFilter:
     """Return a filter for files whose paths match a glob or contain a string."""
     name = name.removeprefix("./") or name
-    if _WILDCARD.search(name):
-        return relative_to_sources(workspace, LineFilter(globs=(name,)))
-    return files_containing(workspace, name, within)
+    either = dict.fromkeys((name, name.replace("\\", "/")))  # a path as Windows writes it, or a character of a name
+    found = [
+        relative_to_sources(workspace, LineFilter(globs=(each,)))
+        if _WILDCARD.search(each)
+        else files_containing(workspace, each, within)
+        for each in either
+    ]
+    return found[0] if len(found) == 1 else LineFilter(any_of=tuple(found))
 
 
 def _sources(entities: Iterable[Entity], names: Iterable[str]) -> tuple[Entity, ...]:

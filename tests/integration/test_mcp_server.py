@@ -224,6 +224,8 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
     (tmp_path / "tree" / "sub").mkdir(parents=True)
     (tmp_path / "tree" / "sub" / "a.py").write_text("def load(path):\n    return path\n\n\nfirst = load('x')\n")
     (tmp_path / "tree" / "b.py").write_text("from sub.a import load\n}\nlader = load('loads(')\n")
+    (tmp_path / "tree" / "c.md").write_text("# Type System\nThe type system.\n")
+    (tmp_path / "tree" / "d.h").write_text("struct Add { int operator()(int a) { return a; } };\n")
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), model=str(tiny_model))
     server = make_server(dl.open(str(tmp_path / "ws")).storage)
 
@@ -236,12 +238,18 @@ def test_exact_text_definitions_and_uses_are_found(tmp_path: Path, tiny_model: P
     assert found("grep_lines", pattern=r"^(\}|def)") == ([("b.py", 2), ("sub/a.py", 1)], "2 in 2 documents")
     assert found("grep_lines", pattern="loads(", literal=True)[0] == [("b.py", 3)]
     assert found("grep_lines", pattern="LOAD", ignore_case=True, count=True) == ([], "4 in 2 documents")
-    assert found("grep_lines", pattern=".", top_k=1) == ([("b.py", 1)], "6 in 2 documents")
+    assert found("grep_lines", pattern=".", globs=["*.py"], top_k=1) == ([("b.py", 1)], "6 in 2 documents")
     for written in ("load", "load()", "def load", "def load()"):
         assert found("find_definitions", name=written)[0] == [("sub/a.py", 1)]
     assert found("find_uses", name="load")[0] == [("sub/a.py", 5), ("b.py", 1), ("b.py", 3)]
     assert found("find_uses", name="load", globs=["sub/*"])[0] == [("sub/a.py", 5)]
     assert found("find_definitions", name='a" OR "b\\')[0] == []
+    assert found("find_definitions", name="operator()")[0] == [("d.h", 1)]
+    assert found("find_definitions", name="type system")[0] == [("c.md", 1)]
+    assert found("find_uses", name="type system")[0] == [("c.md", 2)]
+    assert found("find_definitions", name="function load")[0] == [("sub/a.py", 1)]
+    (other,) = ask(server, ("find_definitions", {"name": "function load"}))
+    assert "Nothing is called 'function load': this is about 'load'." in text_of(other)
     (wrong,) = ask(server, ("grep_lines", {"pattern": "a(b"}))
     assert wrong.is_error
     assert "character 2" in wrong.content[0].text
