@@ -5,6 +5,7 @@ Packs whose grams cannot match are skipped; the others are read in result order 
 
 from __future__ import annotations
 
+import re
 import time
 from bisect import bisect_right
 from collections import defaultdict
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from driftline.storage.documents import DocumentKey
 from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
+from driftline.storage.file_kinds import is_prose
 from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.definition_lookup import definitions_of
 from driftline.storage.lines.line_filter import LineFilter
@@ -73,7 +75,7 @@ from driftline.tasks.search.importance import (
     nearness,
 )
 from driftline.tasks.search.links import SourceRecords
-from driftline.tasks.search.query_language import ExactTerms, use_of
+from driftline.tasks.search.query_language import ExactTerms, declaration_of, use_of
 from driftline.tasks.search.ranked import any_matches, open_tables, search_ranked, search_threads
 from driftline.tasks.search.ranking import Window
 from driftline.tasks.search.request import Explanation, SearchRequest
@@ -100,6 +102,8 @@ bucket, where reading some of them takes as long as reading one.
 _LISTED_PACKS = 1_024
 """Number of packs to list at a time, before they are read."""
 
+_DECLARABLE = re.compile(r"\S{1,100}")
+"""A name that is searched for declarations."""
 _IMPORTS = r"^\s*#?\s*(?:from|import|export|use|using|require|include)\b.*"
 """The start of an import line, in the languages that Driftline parses."""
 
@@ -447,10 +451,8 @@ class ExactSearch:
 
     def lines(self) -> Iterator[tuple[IndexedDocument, list[int]]]:
         """Yield the documents that contain all terms, in order, with their matching line numbers."""
-        defined, used, inside = (
-            [self._defined(name) for name in names]
-            for names in (self.terms.definitions, self.terms.uses, self.terms.inside)
-        )
+        defined = [self._defined(name) or self._declared(name) for name in self.terms.definitions]
+        used, inside = ([self._defined(name) for name in names] for names in (self.terms.uses, self.terms.inside))
         required = [frozenset(found) for found in (*defined, *inside)]
         documents = frozenset[DocumentKey].intersection(*required) if required else None
         homes = {key for found in used for key, each in found.items() if any(one.is_code for _, one in each)}
@@ -500,7 +502,7 @@ class ExactSearch:
             )
             for document, numbers, matched in finder.lines():
                 yield document, [{*numbers[of_pattern].tolist()} for of_pattern in matched]
-            self.cut = finder.cut
+            self.cut |= finder.cut
             return
         of_document = {document: each[0] for found in defined for document, (each, *_) in found.items()}
         in_code = {key for found in defined for key, each in found.items() if any(one.is_code for _, one in each)}
@@ -545,6 +547,20 @@ class ExactSearch:
                     found.setdefault((entity, path), []).append(
                         (IndexedDocument(path, entity, digest, table), definition)
                     )
+        return found
+
+    def _declared(self, name: str) -> dict[DocumentKey, list[tuple[IndexedDocument, Definition]]]:
+        """Return the lines that declare a name without a definition, such as a constant, as definitions of one line."""
+        if len(parts_of_name(name)) != 1 or not _DECLARABLE.fullmatch(name):
+            return {}
+        pattern = declaration_of(name, any_case=self.terms.any_case)
+        finder = ExactFinder(self.tables, [pattern], self.late, by_importance, lambda _: True, max_packs=self.max_packs)
+        found: dict[DocumentKey, list[tuple[IndexedDocument, Definition]]] = {
+            document.key: [(document, Definition("property", name, line, line, line)) for line in numbers.tolist()]
+            for document, numbers, _ in finder.lines()
+            if not is_prose(document.path)
+        }
+        self.cut |= finder.cut
         return found
 
     def _chooser(self) -> Callable[[IndexedDocument], bool]:

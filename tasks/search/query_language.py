@@ -23,7 +23,7 @@ from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.globs import check_glob, is_unicode
 from driftline.storage.lines.line_filter import LineFilter
-from driftline.storage.lines.regex_patterns import Pattern
+from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.filters import files_containing, relative_to_sources
 from driftline.tasks.search.request import SearchRequest, extensions_of
@@ -171,6 +171,38 @@ def use_of(name: str, *, any_case: bool = False) -> Pattern:
     """Return the whole-word pattern for a name, or for the last part of a qualified name."""
     parts = [part for part in name.replace("::", ".").replace("->", ".").replace("#", ".").split(".") if part]
     return Pattern.of(parts[-1] if parts else name, literal=True, ignore_case=any_case, words=True)
+
+
+_DECLARING = (
+    "abstract alias case const constexpr declare default export extern final given global implicit inline internal "
+    "lateinit lazy let local mod mut mutable my open our override private protected public readonly static threadlocal "
+    "typealias typedef using val var volatile"
+).replace(" ", "|")
+"""Words that begin a declaration, in the languages that Driftline parses."""
+_ASSIGNED = "=(?:[^=~>]|$)"
+
+
+def declaration_of(name: str, *, any_case: bool = False) -> Pattern:
+    """Return the pattern of lines that declare a constant, a variable, a type's alias or an enum's member.
+
+    These are no definitions of an outline. Assignments count at the start of a line, and for capitalized names.
+    """
+    own = quoted(name)
+    lines = [
+        rf"[$@]?{own}\s*(?::[^=:]*)?:?{_ASSIGNED}",
+        rf"\s*(?:(?:{_DECLARING}|pub(?:\([^)]*\))?)\s+)+(?:[\w<>\[\],.?|:*&]+\s+)?[*&$@]*{own}(?:\[[^\]]*\])?\s*"
+        r"(?:[:=;,({<]|$)",
+        rf"\s*#\s*define\s+{own}(?:\W|$)",
+        rf"\s*@(?:type|typep|opaque|callback|macrocallback)\s+{own}(?:\W|$)",
+        rf"\s*attr_(?:reader|writer|accessor)\s.*:{own}(?:\W|$)",
+        rf"\s*alias\s+{own}[\s=?!]",
+        rf"\s+{own}\s+=\s+[^=].*,\s*(?://.*)?$",
+    ]
+    if name[:1].isupper():
+        lines.append(rf"\s*{own}\s+(?:[\w.*\[\]]+\s+)?{_ASSIGNED}")
+    if name.isupper():
+        lines.append(rf"\s*{own}\s*(?:,?\s*(?:$|//|#|/\*)|\([^()]*\)\s*[,;{{])")
+    return Pattern.of(f"^(?:{'|'.join(lines)})", ignore_case=any_case)
 
 
 @dataclass(frozen=True, slots=True)

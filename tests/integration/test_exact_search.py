@@ -428,6 +428,27 @@ def test_definitions_and_uses_are_told_apart(workspace: Workspace) -> None:
     assert locations(find(workspace, '"csrf_" sym:csrf_token')) == [("src/app.py", 1), ("src/app.py", 2)]
 
 
+def test_constants_are_found_where_they_are_declared(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/a.py").write_text("LIMIT = 3\n\n\ndef check():\n    return LIMIT\n")
+    (tmp_path / "tree/b.java").write_text(
+        "enum Colour {\n    RED,\n    BLUE;\n}\nclass Box { Colour c = Colour.RED; }\n"
+    )
+    (tmp_path / "tree/notes.md").write_text("LIMIT = 3\n\nRED\n")
+    (tmp_path / "tree/check.py").write_text("check = 1\n")
+    driftline.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"), indexes="none")
+    expected = {
+        "def:LIMIT": [("a.py", 1)],
+        "def:RED": [("b.java", 2)],
+        "def:check": [("a.py", 4)],
+        "def:limit case:no": [("a.py", 1)],
+        "def:Colour.RED": [],
+        "def:missing": [],
+    }
+    for query, lines in expected.items():
+        assert locations(find(str(tmp_path / "ws"), query)) == lines, query
+
+
 def test_words_are_ranked_inside_the_definitions_of_a_name(tmp_path: Path) -> None:
     classes = (f"class {name}:\n    def connect(self):\n        timeout = {name}\n\n\n" for name in ("Pool", "Other"))
     (tmp_path / "tree").mkdir()

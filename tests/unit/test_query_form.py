@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.errors import UsageError
 from driftline.storage.lines.outline import Definition, parts_of_name
-from driftline.tasks.search.query_language import is_constant, names_in, other_spellings, parse, places_in
+from driftline.tasks.search.query_language import (
+    declaration_of,
+    is_constant,
+    names_in,
+    other_spellings,
+    parse,
+    places_in,
+)
 
 
 @pytest.mark.parametrize(
@@ -140,3 +148,58 @@ def test_a_term_that_cannot_be_read_is_refused_with_the_right_spelling(query: st
 )
 def test_several_extensions_are_one_filter(query: str, expected: str) -> None:
     assert parse(query).files == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("MAX_TRIES", "MAX_TRIES = 3"),
+        ("MAX_TRIES", "MAX_TRIES: Final[int] = 3"),
+        ("handler", "handler := newHandler()"),
+        ("F", 'F = t.TypeVar("F")'),
+        ("FLAG", "    FLAG = object()"),
+        ("RED", "    RED,"),
+        ("RED", "  RED = 1, // first"),
+        ("RED", "    RED(255, 0) {"),
+        ("RED", "    RED"),
+        ("bright_black", "  bright_black = 90,"),
+        ("Up", "  Up = 'UP',"),
+        ("MIMEJSON", '\tMIMEJSON              = "application/json"'),
+        ("LIMIT", "    private static final int LIMIT = 10;"),
+        ("DEFAULT", "    public const DEFAULT = 1;"),
+        ("client", "    protected Client|Client8 $client;"),
+        ("attributes", "    public val attributes: Attributes = Attributes()"),
+        ("onClose", "    private var onClose: () -> Unit = {}"),
+        ("isValid", "export const isValid = (text) => true"),
+        ("names", "static const char *names[] = {"),
+        ("iterator", "  using iterator = const Char*;"),
+        ("FMT_ON", "#  define FMT_ON 1"),
+        ("form", "pub(crate) mod form;"),
+        ("ag", "alias ag='ag --smart-case'"),
+        ("store", "    alias store []="),
+        ("ranges", "      attr_reader :path, :ranges, :options"),
+        ("halted", "  @type halted :: boolean"),
+        ("north", "    case north"),
+    ],
+)
+def test_declarations_without_an_outline_are_recognized(name: str, line: str) -> None:
+    assert declaration_of(name).matches(pa.array([line])).to_pylist() == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("MAX_TRIES", "if MAX_TRIES == 3:"),
+        ("MAX_TRIES", "    return MAX_TRIES"),
+        ("MAX_TRIES", "MAX_TRIES == 3"),
+        ("MAX_TRIES", "MAX_TRIES_PER_HOST = 3"),
+        ("total", "    total = 0"),
+        ("total", "    self.total = 0"),
+        ("total", "total(x)"),
+        ("key", "    key=lambda each: each,"),
+        ("Request", "    Request,"),
+        ("halted", "  # @type halted"),
+    ],
+)
+def test_uses_do_not_declare_a_name(name: str, line: str) -> None:
+    assert declaration_of(name).matches(pa.array([line])).to_pylist() == [False]
