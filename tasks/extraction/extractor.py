@@ -423,12 +423,12 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("pdf", 7, ("pdf",), _is_pdf, "html_pdf", "pdf", needs="pypdfium2"),
     Extractor("html", 7, _HTML_SUFFIXES, _is_html, "html_pdf", "html", needs="lxml", is_text=True),
     Extractor("man", 1, (), _is_man, "text_formats", "man", packed=True),
-    Extractor("notebook", 3, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
+    Extractor("notebook", 4, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )
 """Extractors, in the order they are tried."""
 _ZIPPED_SUFFIXES = frozenset(suffix for each in EXTRACTORS if each.module == "office" for suffix in each.suffixes)
 WITH_OUTPUTS = Extractor(
-    "notebook-outputs", 3, ("ipynb",), _is_notebook, "text_formats", "notebook_with_outputs", isolated=False
+    "notebook-outputs", 4, ("ipynb",), _is_notebook, "text_formats", "notebook_with_outputs", isolated=False
 )
 """Replaces the notebook extractor if a run includes outputs."""
 

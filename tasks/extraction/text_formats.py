@@ -17,15 +17,15 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 from driftline.storage.documents import SkipReason
+from driftline.storage.file_kinds import ALIASES, LANGUAGES
 from driftline.tasks.extraction.extractor import Draft, Extracted
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.text import declarable, decode
 
-_SUFFIXES = {"python": "py", "julia": "jl", "javascript": "js", "typescript": "ts", "rust": "rs", "c++": "cpp"}
-_SUFFIXES |= {"sh": "bash", "js": "js"}  # cells name them so
-_CELL_MAGIC = re.compile(r"\s*%%(\w{1,20})")
-"""Switches a notebook cell to another language, such as ``%%bash``."""
-_PLAIN_SUFFIXES = frozenset(("bash", "c", "cpp", "go", "java", "kotlin", "php", "r", "ruby", "scala", "sql", "swift"))
+_CELL_MAGIC = re.compile(r"\s*(?:%%|(?:%|#!)(?=\w+[ \t]*\n))(\w{1,20})")
+"""Switches a notebook cell to another language, such as ``%%bash``, or alone on its line ``%sql`` and ``#!sql``."""
+_DATA_URL = re.compile(r"(?<=data:)[\w/+.-]{1,60};base64,[A-Za-z0-9+/=]{64,}")
+"""The bytes of a pasted picture."""
 
 
 def notebook(data: bytes) -> Extracted:
@@ -49,30 +49,44 @@ def _notebook(data: bytes, *, outputs: bool) -> Extracted:
         raise Refused(SkipReason.DAMAGED) from None
     language = _language(read)
     draft = Draft()
-    for number, (kind, source, printed) in enumerate(cells, start=1):
+    for number, (kind, named, source, printed) in enumerate(cells, start=1):
         if not source.strip() and not (outputs and printed.strip()):
             continue
         if draft.lines:
             draft.add("")
         draft.at(f"markdown cell {number}" if kind == "markdown" else f"cell {number}")
-        of_cell = suffix_of_cell(source) or language
+        of_cell = suffix_of_cell(source) or (_suffix(named) if named else language)
         draft.begin("md" if kind == "markdown" else of_cell if kind == "code" else "")
         if source.strip():
-            draft.add(source.rstrip("\n"))
+            draft.add(_DATA_URL.sub("", source.rstrip("\n")))
         if outputs and printed.strip():
             draft.begin("")
-            draft.add(printed.rstrip("\n"))
+            draft.add(_DATA_URL.sub("", printed.rstrip("\n")))
     return draft.done()
 
 
-def _cells(read: Any) -> list[tuple[str, str, str]]:
-    """Return each cell's type, source and outputs, in format 4 or 3."""
+def _cells(read: Any) -> list[tuple[str, str, str, str]]:
+    """Return each cell's type, language if it names one, source and outputs, in formats 2 to 4."""
     sheets = [read] if "cells" in read else read["worksheets"]
-    found = [cell for sheet in sheets for cell in sheet["cells"]]
-    return [
-        (str(cell["cell_type"]), _joined(cell.get("source", cell.get("input", ""))), _printed(cell.get("outputs")))
-        for cell in found
-    ]
+    cells = []
+    for cell in (cell for sheet in sheets for cell in sheet["cells"]):
+        kind, source = str(cell["cell_type"]), _joined(cell.get("source", cell.get("input", "")))
+        if kind == "heading":
+            kind, source = "markdown", f"{'#' * min(int(cell.get('level', 1)), 6)} {source}"
+        named = (_named(cell, "metadata", *keys) for keys in _OF_CELL)
+        cells.append((kind, next(filter(None, named), ""), source, _printed(cell.get("outputs"))))
+    return cells
+
+
+_OF_CELL = (("dotnet_interactive", "language"), ("polyglot_notebook", "kernelName"), ("vscode", "languageId"))
+"""Where notebooks with several languages name a cell's."""
+
+
+def _named(about: Any, *keys: str) -> str:
+    """Return the text at ``keys`` of nested objects, or ""."""
+    for key in keys:
+        about = about.get(key) if isinstance(about, dict) else None
+    return about if isinstance(about, str) else ""
 
 
 def _printed(outputs: Any) -> str:
@@ -82,36 +96,38 @@ def _printed(outputs: Any) -> str:
         if not isinstance(output, dict):
             continue
         bundle = output.get("data", output)
-        text = bundle.get("text/plain", output.get("text", "")) if isinstance(bundle, dict) else ""
+        text = output.get("text", "")
+        if isinstance(bundle, dict):
+            text = bundle.get("text/markdown") or bundle.get("text/plain", text)
         if output.get("output_type") in ("error", "pyerr"):
             text = f"{output.get('ename', '')}: {output.get('evalue', '')}"
-        texts.append(_COLOURS.sub("", _joined(text)).strip("\n"))
+        lines = _COLOURS.sub("", _joined(text)).split("\n")
+        texts.append("\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines).strip("\n"))
     return "\n".join(filter(None, texts))
 
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 def _joined(source: Any) -> str:
-    return source if isinstance(source, str) else "".join(source)
+    """Return a text in the forms that notebooks have: whole, as lines, or as lines without their ends."""
+    if isinstance(source, str):
+        return source
+    return ("" if source and source[0].endswith(("\n", "\r")) else "\n").join(source)
 
 
 def _language(read: dict[str, Any]) -> str:
     """Return the file suffix of a notebook's language, or "" if it is unknown."""
-    try:
-        about = read.get("metadata", {})
-        name = about.get("language_info", {}).get("name") or about.get("kernelspec", {}).get("language") or "python"
-    except AttributeError:
-        return ""
-    return _suffix(str(name))
+    names = [_named(read, "metadata", *keys) for keys in (("language_info", "name"), ("kernelspec", "language"))]
+    return next(filter(None, map(_suffix, names)), "") if any(names) else "py"
 
 
 def suffix_of_cell(source: str) -> str:
     """Return the file suffix of the language that a cell names by a magic such as ``%%bash``, or "".
 
     Examples:
-        >>> suffix_of_cell("%%bash\\nls"), suffix_of_cell("%%time\\nx = 1")
-        ('bash', '')
+        >>> suffix_of_cell("%%bash\\nls"), suffix_of_cell("%sql\\nSELECT 1"), suffix_of_cell("%%time\\nx = 1")
+        ('sh', 'sql', '')
     """
     magic = _CELL_MAGIC.match(source)
     return _suffix(magic[1]) if magic else ""
@@ -119,7 +135,10 @@ def suffix_of_cell(source: str) -> str:
 
 def _suffix(language: str) -> str:
     name = language.lower()
-    return _SUFFIXES.get(name, name if name in _PLAIN_SUFFIXES else "")
+    return LANGUAGES.get(_CALLED.get(name, name), ("",))[0]
+
+
+_CALLED = {**ALIASES, "pwsh": "powershell"}
 
 
 # -- mail ----------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_a_notebook_is_its_cells_in_order_each_with_its_number_and_language() ->
     assert reading.extracted.text == ("# Herons\n\nWhere they nest.\n\ndef count(pond):\n    return 1\n\nas it is\n")
     assert anchors(reading) == [("markdown cell 1", 0, 3), ("cell 3", 4, 6), ("cell 4", 7, 7)]
     assert reading.extracted.parts == (Part("md", 0, 3), Part("py", 4, 6))
-    assert reading.mark == "notebook/3"
+    assert reading.mark == "notebook/4"
 
 
 def test_a_notebook_has_the_definitions_of_its_cells() -> None:
@@ -79,7 +79,7 @@ def test_a_notebook_is_read_in_the_encodings_that_programs_write(data: bytes) ->
 
 def test_a_cell_in_another_language_is_in_that_language() -> None:
     reading = read_document("a.ipynb", notebook(("code", "%%bash\ncount() {\n  ls\n}"), ("code", "%%time\nx = 1")))
-    assert reading.extracted.parts == (Part("bash", 0, 4), Part("py", 5, 6))
+    assert reading.extracted.parts == (Part("sh", 0, 4), Part("py", 5, 6))
 
 
 def test_outputs_of_a_notebook_are_left_out() -> None:
@@ -88,9 +88,54 @@ def test_outputs_of_a_notebook_are_left_out() -> None:
     assert reading.extracted.text == "a = 1\n"
 
 
-def test_an_old_notebook_is_read_too() -> None:
-    old = {"nbformat": 3, "worksheets": [{"cells": [{"cell_type": "code", "input": "a = 1"}]}]}
-    assert read_document("a.ipynb", json.dumps(old).encode()).extracted.text == "a = 1\n"
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        ({"output_type": "stream", "text": ["10 %\r50 %\rdone\r\n", "\x1b[?25lready\x1b[1;32m!"]}, "done\nready!"),
+        ({"data": {"text/plain": "<Markdown object>", "text/markdown": "# Ponds"}}, "# Ponds"),
+        ({"data": {"text/markdown": f"![](data:image/png;base64,{'A' * 99}) x"}}, "![](data:) x"),
+        ({"output_type": "pyerr", "ename": "OSError", "evalue": "no pond"}, "OSError: no pond"),
+        ({"output_type": "pyout", "text": ["[1,", " 2]"]}, "[1,\n 2]"),
+    ],
+)
+def test_an_output_is_read_as_people_see_it(output: dict[str, Any], shown: str) -> None:
+    cell = {"cell_type": "code", "source": "a = 1", "outputs": [output]}
+    data = json.dumps({"nbformat": 4, "cells": [cell]}).encode()
+    assert read_document("a.ipynb", data, outputs=True).extracted.text == f"a = 1\n{shown}\n"
+
+
+@pytest.mark.parametrize("source", ["a = 1\nb = 2", ["a = 1\n", "b = 2"], ["a = 1", "b = 2"]])
+def test_an_old_notebook_is_read_too(source: object) -> None:
+    cells = [{"cell_type": "heading", "level": 2, "source": "Ponds"}, {"cell_type": "code", "input": source}]
+    reading = read_document("a.ipynb", json.dumps({"nbformat": 3, "worksheets": [{"cells": cells}]}).encode())
+    assert reading.extracted.text == "## Ponds\n\na = 1\nb = 2\n"
+    assert anchors(reading) == [("markdown cell 1", 0, 1), ("cell 2", 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("about", "cell", "source", "suffix"),
+    [
+        ({"language_info": {"name": "ruby"}}, {}, "x", "rb"),
+        ({"language_info": {"name": "C#"}}, {}, "x", "cs"),
+        ({"language_info": {"name": "polyglot-notebook"}, "kernelspec": {"language": "C#"}}, {}, "x", "cs"),
+        ({"kernelspec": {"language": "kotlin"}}, {}, "x", "kt"),
+        ({"kernelspec": "odd", "language_info": None}, {}, "x", "py"),
+        ({}, {"vscode": {"languageId": "sql"}}, "x", "sql"),
+        ({}, {"polyglot_notebook": {"kernelName": "javascript"}}, "x", "js"),
+        ({}, {"dotnet_interactive": {"language": "csharp"}}, "x", "cs"),
+        ({}, {"dotnet_interactive": {"language": "fsharp"}}, "x", ""),
+        ({}, {}, "%sql\nSELECT 1", "sql"),
+        ({}, {}, "#!javascript\nlet x", "js"),
+        ({}, {}, "%sql SELECT 1\nx = 2", "py"),
+        ({}, {}, "#!/bin/bash\nx", "py"),
+    ],
+)
+def test_a_cell_is_in_the_language_that_it_or_its_notebook_names(
+    about: object, cell: object, source: str, suffix: str
+) -> None:
+    cells = [{"cell_type": "code", "source": source, "metadata": cell}]
+    reading = read_document("a.ipynb", json.dumps({"nbformat": 4, "metadata": about, "cells": cells}).encode())
+    assert [part.suffix for part in reading.extracted.parts] == [suffix] * bool(suffix)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +156,8 @@ def test_halves_of_surrogate_pairs_are_replaced() -> None:
 
 
 def test_content_decides_before_the_name() -> None:
-    assert read_document("kernel.json", NOTEBOOK).mark == "notebook/3"
-    assert read_document("a.ipynb", b"no JSON") == Reading("a.ipynb", "-notebook/3", extractor.Extracted("no JSON"))
+    assert read_document("kernel.json", NOTEBOOK).mark == "notebook/4"
+    assert read_document("a.ipynb", b"no JSON") == Reading("a.ipynb", "-notebook/4", extractor.Extracted("no JSON"))
     assert read_document("a.json", b'{"cells": []}').mark == ""
 
 
@@ -133,7 +178,7 @@ def test_a_compressed_file_is_indexed_as_its_content(suffix: str) -> None:
     assert read_document("data", compress(b"more")).extracted.text == "more"
     inner = read_document(f"a.ipynb.{suffix}", compress(NOTEBOOK))
     assert inner.extracted == read_document("a.ipynb", NOTEBOOK).extracted
-    assert inner.mark.endswith("+notebook/3")
+    assert inner.mark.endswith("+notebook/4")
 
 
 @pytest.mark.parametrize("suffix", ["zst", "lz4"])
@@ -221,10 +266,10 @@ def test_an_anchor_lasts_until_the_next_and_is_one_line_of_text() -> None:
         ("a.py", None, False),
         ("a.IPYNB", None, True),
         ("a.ipynb", "", True),
-        ("a.ipynb", "notebook/3", False),
-        ("a.ipynb", "-notebook/3", False),
+        ("a.ipynb", "notebook/4", False),
+        ("a.ipynb", "-notebook/4", False),
         ("a.ipynb", "notebook/0", True),
-        ("a.ipynb.gz", "gzip/2+notebook/3", False),
+        ("a.ipynb.gz", "gzip/2+notebook/4", False),
         ("a.ipynb.gz", "gzip/2+notebook/7", True),
         ("a.ipynb.gz", "gzip/2", False),
         ("a.gz", "", True),
