@@ -18,7 +18,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any, cast
@@ -27,8 +27,9 @@ from driftline.storage.documents import INSIDE, SkipReason, content_hash
 from driftline.tasks.extraction.compression import MAX_UNPACKED_BYTES, is_tar, stream_of
 from driftline.tasks.extraction.extractor import choose, is_archive
 from driftline.tasks.extraction.process import Refused, extract_apart
+from driftline.tasks.text import decode, is_utf8
 
-VERSION = 2
+VERSION = 3
 """The version of the member listing."""
 OF_CONTENT, OF_REASON = OF_MEMBERS = "member:", "member!"
 """Prefixes of members' etags."""
@@ -291,9 +292,43 @@ def _in_zip(data: bytes, limits: _Limits) -> Iterator[tuple[str, _Unpack]]:
         archive = zipfile.ZipFile(io.BytesIO(data))
     except _BROKEN:
         raise Refused(SkipReason.DAMAGED) from None
-    for info in archive.infolist():
-        if not info.is_dir():
-            yield info.filename.removeprefix("./"), partial(_from_zip, archive, info, limits)
+    infos = archive.infolist()
+    for name, info in zip(_names_in_zip(infos), infos, strict=True):
+        if not name.endswith("/"):
+            yield name.removeprefix("./"), partial(_from_zip, archive, info, limits)
+
+
+def _names_in_zip(infos: Sequence[zipfile.ZipInfo]) -> list[str]:
+    """Return the members' names; without a UTF-8 mark, they are in the encoding of the machine that zipped them.
+
+    The library reads these as cp437.
+    """
+    unmarked = [at for at, info in enumerate(infos) if not info.flag_bits & _UTF_8 and not info.filename.isascii()]
+    names = [info.filename for info in infos]
+    try:
+        decoded = _decoded_names([names[at].encode("cp437") for at in unmarked])
+    except UnicodeEncodeError:  # from an extra field, which is UTF-8
+        decoded = [names[at] for at in unmarked]
+    for at, name in zip(unmarked, decoded, strict=True):
+        names[at] = name
+    is_dos = [info.create_system == 0 for info in infos]  # whose programs may separate folders as Windows does
+    return [name.replace("\\", "/") if dos else name for name, dos in zip(names, is_dos, strict=True)]
+
+
+_UTF_8 = 0x800
+_NO_CP437 = re.compile(rb"[\xa8-\xff]")
+"""Signs in cp437, and letters in most other encodings."""
+
+
+def _decoded_names(raw: Sequence[bytes]) -> list[str]:
+    """Decode names that are in one encoding: UTF-8, cp437 (Western machines), or one that is detected."""
+    joined = b"\n".join(raw)
+    if is_utf8(joined) or _NO_CP437.search(joined):
+        text, reason = decode(joined)
+        names = text.split("\n")
+        if reason is None and len(names) == len(raw):
+            return names
+    return [name.decode("cp437") for name in raw]
 
 
 def _from_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: _Limits) -> _Content:
@@ -316,7 +351,7 @@ class _Counted(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        part = self._stream.read(size)
+        part = cast(io.BufferedIOBase, self._stream).read1(size)  # stops before data that follows the last member
         self._limits.take(len(part))
         return part
 

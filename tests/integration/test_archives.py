@@ -286,6 +286,40 @@ def test_members_without_a_plain_path_are_skipped(name: str, reason: SkipReason)
         assert reasons(data, path) == {f"{path}!/{name}": reason}
 
 
+@pytest.mark.parametrize(
+    ("names", "encoding"),
+    [
+        (["表だよ/一覧表.txt", "表だよ/漢字.txt"], "cp932"),
+        (["Отчёт.txt", "планы/привет.txt"], "cp866"),
+        (["günstig/Über.txt", "déjà.txt"], "cp437"),
+        (["günstig/Über.txt", "漢字.txt"], "utf-8"),
+    ],
+)
+@pytest.mark.parametrize("system", [0, 3])
+def test_names_in_a_zip_file_are_in_the_encoding_of_the_machine_that_made_it(
+    names: list[str], encoding: str, system: int
+) -> None:
+    raw = [name.replace("/", "\\" if system == 0 else "/").encode(encoding) for name in names]
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        for number, name in enumerate(raw):
+            info = zipfile.ZipInfo(str(number) * len(name))
+            info.create_system = system
+            archive.writestr(info, b"x")
+    data = held.getvalue()
+    for number, name in enumerate(raw):
+        data = data.replace(str(number).encode() * len(name), name)
+    assert [each.path for each in members_of("a.zip", data)] == [f"a.zip!/{name}" for name in names]
+    wanted = {f"a.zip!/{names[-1]}": content_hash(b"x")}
+    assert read_members("a.zip", data, wanted) == {f"a.zip!/{names[-1]}": b"x"}
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+def test_data_after_a_compressed_archive_is_ignored(mode: str) -> None:
+    data = tarred({"a.txt": b"heron"}, mode) + b"--signed--" * 9
+    assert [each.path for each in members_of("a.tgz", data)] == ["a.tgz!/a.txt"]
+
+
 def test_links_devices_and_repeated_names_are_skipped() -> None:
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as archive:
