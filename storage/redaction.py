@@ -243,7 +243,7 @@ def _is_key(match: re.Match[str]) -> bool:
 
 # -- tokens inside text --------------------------------------------------------------------------
 
-RULES_VERSION = 6
+RULES_VERSION = 7
 """Part of each document's mark in the manifest. Increment it when a rule changes: documents are then read again."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
@@ -261,10 +261,12 @@ _ESCAPE_CHARACTER = r"(?:\x1b|\\{1,8}(?:0?33|x1[bB]|u001[bB]|e))"
 _ESCAPED = re.compile(
     rf"(?P<colour>{_ESCAPE_CHARACTER}\[[\d;:?]{{0,20}}[A-Za-z]|\[\d[\d;:]{{0,20}}m)"
     r"|%(?:25){0,3}(?P<percent>[0-9A-Fa-f]{2})|=(?P<quoted>[0-9A-F]{2})|&(?P<entity>quot|apos|amp|#\d{2,3}|#x[0-9A-Fa-f]{2});"
-    r"|\\{1,8}(?:x(?P<byte>[0-9A-Fa-f]{2})|u(?P<unit>[0-9A-Fa-f]{4})|(?P<octal>[0-7]{1,3})|(?P<sign>[abefnrtv\"'/]))"
+    r"|\\{1,8}(?:x(?P<byte>[0-9A-Fa-f]{2})|u(?P<unit>[0-9A-Fa-f]{4})|(?P<octal>[0-7]{1,3})|(?P<sign>[abefnrtv\"'/_]))"
 )
-"""An escape in JSON, source code, URLs, quoted-printable or HTML, also nested, or a terminal's colour."""
-_SIGNS = {"quot": '"', "apos": "'", "amp": "&", '"': '"', "'": "'", "/": "/"}
+"""An escape in JSON, source code, URLs, quoted-printable, HTML or Markdown, also nested, or a terminal's colour."""
+_HIDDEN = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
+"""Characters that only show where a word may be broken."""
+_SIGNS = {"quot": '"', "apos": "'", "amp": "&", '"': '"', "'": "'", "/": "/", "_": "_"}
 
 
 def _varied(least: int) -> Callable[[str], bool]:
@@ -362,6 +364,8 @@ _BAR = r"(?:\||%(?:25)*7[cC]|\\(?:x|u00)7[cC])"
 _QUOTES = "&quot;|&apos;"
 _ENCODED_URL = r":\\+/\\+/[^\s\\:@]*:[^\s\\@]+@|%(?:25)*3[aA]%(?:25)*2[fF]%(?:25)*2[fF][^\s%]*%(?:25)*3[aA]"
 """Signs in hints, which apply to lines as they are: as such, or escaped."""
+_UNDERSCORE = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])|_")
+"""An underscore of an expression that is neither escaped nor in a set."""
 _HEX, _WORD = "[a-f0-9]", "[A-Za-z0-9]"
 _UUID = rf"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
 _BY_PREFIX = (
@@ -573,18 +577,20 @@ class Redactor:
     def line(self, line: str, counts: Counter[str]) -> str:
         """Return a line with credentials redacted and counted; an allow comment in the line keeps them.
 
-        Credentials are searched for in the line as it is, and then in its unescaped form.
+        Credentials are searched for in the line without hidden characters, and then in its unescaped form.
         """
+        given, line = line, _shown(line)
         rules = (rule for rule, hint in zip(self.rules.values(), self.hints, strict=True) if hint.search(line))
         expression = "|".join(rule.expression for rule in rules)
         if not expression or _is_allowed(line):
-            return line
-        pattern = _compiled(expression)
+            return given
+        pattern, shown = _compiled(expression), line
         line = self._replaced(pattern, line, line, lambda at: at, counts)
         # blank, because words such as "token" in their names would announce the text after them
         rest = _REDACTION.sub(lambda found: " " * len(found[0]), line)
         plain, origin = _unescaped(rest)
-        return self._replaced(pattern, line, plain, origin, counts) if plain != rest else line
+        line = self._replaced(pattern, line, plain, origin, counts) if plain != rest else line
+        return line if line != shown else given
 
     def _replaced(
         self, pattern: re.Pattern[str], line: str, plain: str, origin: Callable[[int], int], counts: Counter[str]
@@ -602,6 +608,7 @@ class Redactor:
 
     def suspected(self, texts: Sequence[str]) -> list[int]:
         """Return the indices of ``texts`` that may contain a credential."""
+        texts = [*map(_shown, texts)]
         if sum(map(len, texts)) <= _FEW_CHARACTERS:
             return [at for at, text in enumerate(texts) if any(hint.search(text) for hint in self.hints)]
         either = "|".join(f"(?:{hint.pattern})" for hint in self.hints)
@@ -609,6 +616,11 @@ class Redactor:
             pc.match_substring_regex(pa.array(texts, pa.large_string()), either)
         ).to_pylist()
         return found
+
+
+def _shown(text: str) -> str:
+    """Return ``text`` without hidden characters."""
+    return text if text.isascii() else _HIDDEN.sub("", text)
 
 
 def _unescaped(line: str) -> tuple[str, Callable[[int], int]]:
@@ -644,7 +656,8 @@ def _character(escape: re.Match[str]) -> str:
 def _redactor(mode: Redaction) -> Redactor:
     rules = STRICT if mode == "strict" else KNOWN
     # separately, because ``re`` then searches for their first letters
-    hints = tuple(re.compile(rule.hint) for rule in rules)
+    escaped = (_UNDERSCORE.sub(lambda found: found[1] or r"(?:\\?_)", rule.hint) for rule in rules)  # as in Markdown
+    hints = tuple(map(re.compile, escaped))
     return Redactor({rule.group: rule for rule in rules}, hints)
 
 

@@ -237,7 +237,7 @@ OPTIONS
 Wades like \fIa heron\fR\*(--slowly,
 .BR stand (1)
 \(lqas it is\(rq in K\[:o]ln\*(Aqs
-ponds.
+ponds\(ul1.
 .TP
 .B \-\-depth \fIcm\fP
 Not deeper\ than

@@ -133,6 +133,7 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
     "URL": lambda text: quote(text, safe=""),
     "URL in URL": lambda text: quote(quote(text, safe=""), safe=""),
     "e-mail": lambda text: quopri.encodestring(text.encode(), quotetabs=True).decode().replace("=\n", ""),
+    "Markdown": lambda text: text.replace("_", "\\_"),
 }
 
 
@@ -145,6 +146,15 @@ def test_an_encoded_credential_is_redacted(encoding: str) -> None:
     found, _ = redact([encode(line_of(rule)) for rule in examples], "strict")
     for (rule, (_, secret)), text in zip(examples.items(), found, strict=True):
         assert (secret in text, encode(secret) in text, "[redacted:" in text) == (False, False, True), rule
+
+
+@pytest.mark.parametrize("hidden", ["\xad", "\u200b", "\u2060"])
+def test_a_credential_that_may_be_broken_is_redacted(hidden: str) -> None:
+    examples = planted()
+    found, _ = redact(
+        [f"{kept}{secret[:-4]}{hidden}{secret[-4:]}@egret" for kept, secret in examples.values()], "strict"
+    )
+    assert [text for text in found if "[redacted:" not in text or hidden in text] == []
 
 
 @pytest.mark.parametrize("key", ["AGE-SECRET-KEY-1" + "Q" * 58, "PrivateKey = " + "a" * 42 + "E=", "SU" + "A" * 50])
