@@ -388,7 +388,7 @@ _ODF_SUFFIXES = ("odt", "ods", "odp")
 EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("docx", 7, ("docx", "docm"), _holds(rb"word/document\d*\.xml", "docx", "docm"), "office", "docx"),
     Extractor("pptx", 7, ("pptx", "pptm"), _holds(rb"ppt/presentation\d*\.xml", "pptx", "pptm"), "office", "pptx"),
-    Extractor("xlsx", 7, ("xlsx", "xlsm"), _holds(rb"xl/workbook\d*\.xml", "xlsx", "xlsm"), "office", "xlsx"),
+    Extractor("xlsx", 8, ("xlsx", "xlsm"), _holds(rb"xl/workbook\d*\.xml", "xlsx", "xlsm"), "office", "xlsx"),
     Extractor(
         "opendocument",
         7,
@@ -422,7 +422,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
     ),
     Extractor("pdf", 7, ("pdf",), _is_pdf, "html_pdf", "pdf", needs="pypdfium2"),
     Extractor("html", 7, _HTML_SUFFIXES, _is_html, "html_pdf", "html", needs="lxml", is_text=True),
-    Extractor("man", 1, (), _is_man, "text_formats", "man", packed=True),
+    Extractor("man", 2, (), _is_man, "text_formats", "man", packed=True),
     Extractor("notebook", 4, ("ipynb",), _is_notebook, "text_formats", "notebook", isolated=False),
 )
 """Extractors, in the order they are tried."""

@@ -306,8 +306,9 @@ _DURATION = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
 _BUILT_IN_DURATION = "46"
 _QUOTED_IN_FORMAT = re.compile(r'"[^"]*"|\\.|[_*].')
 _LITERAL_IN_FORMAT = re.compile(r'"[^"]*"|\\.|[_*].|\[[^\]]*\]')
-# Spreadsheets count 1900 as a leap year, so the offset is valid for March 1900 or later.
 _FIRST_DAY = datetime(1899, 12, 30)
+_MARCH_1900 = 61
+"""Spreadsheets count 1900 as a leap year, so the days before are one later."""
 _DAYS_TO_1904 = 1_462
 _MAX_DAYS = 2_950_000
 """A date before the year 9977."""
@@ -360,9 +361,8 @@ class _Styles(Handler):
             return f"{'-' * (number < 0)}{minutes // 60}:{minutes % 60:02}:{seconds:02}"
         if not (0 <= at < len(self.are_dates) and self.are_dates[at] and 0 <= number < _MAX_DAYS):
             return f"{number:.15g}" if "." in value else value
-        time = _FIRST_DAY + timedelta(
-            days=int(number) + _DAYS_TO_1904 * self.from_1904, seconds=round(number % 1 * 86_400)
-        )
+        shift = _DAYS_TO_1904 if self.from_1904 else number < _MARCH_1900
+        time = _FIRST_DAY + timedelta(days=int(number) + shift, seconds=round(number % 1 * 86_400))
         if number < 1:
             return f"{time:%H:%M:%S}"
         return f"{time:%Y-%m-%d}" if number.is_integer() else f"{time:%Y-%m-%d %H:%M:%S}"
