@@ -342,7 +342,7 @@ _ENVELOPE = re.compile(rb"From [^\n]*\n")
 _CALENDAR = re.compile(rb"\s*BEGIN:V(?:CALENDAR|CARD)\s", re.IGNORECASE)
 _MAILBOX = re.compile(rb"\AFrom [^\s]+ [^\r\n]*\d\d:\d\d[^\r\n]*\r?\n[A-Za-z][A-Za-z0-9-]{0,60}:")
 _SUBTITLES = re.compile(
-    rb"\A(?:\xef\xbb\xbf)?(?:\s*\d+[ \t]*(?:\r\n|\r|\n)\d{1,3}:\d\d:\d\d[.,]\d{1,3}[ \t]*-->|WEBVTT[ \t\r\n])"
+    rb"\A(?:\xef\xbb\xbf)?(?:\s*(?:\d+[ \t]*(?:\r\n|\r|\n))?\d{1,3}:\d\d:\d\d[.,]\d{1,3}[ \t]*-->|WEBVTT[ \t\r\n])"
 )
 _TIMED_BYTES = 512
 
@@ -413,7 +413,7 @@ EXTRACTORS: tuple[Extractor, ...] = (
     Extractor("calendar", 1, ("ics", "vcf"), _is_calendar, "text_formats", "calendar", isolated=False),
     Extractor(
         "subtitles",
-        3,
+        4,
         ("srt", "vtt"),
         _is_subtitles,
         "text_formats",

@@ -375,29 +375,31 @@ def _add_entries(draft: Draft, text: str, *, anchored: bool = False) -> None:
 
 _TIMES = re.compile(r"(\d{1,3}:)?(\d\d:\d\d)[.,]\d{1,3}[ \t]*-->")
 _VOICE = re.compile(r"<v(?:\.[^\s<>]*)?[ \t]+([^<>\n]{1,100})>")
-_TAGS = re.compile(r"<[^<>\n]{1,100}>|\{\\[^{}\n]{1,100}\}")
+_TAGS = re.compile(r"<[^<>\s][^<>\n]{0,99}>|\{\\[^{}\n]{1,100}\}")
 
 
 def subtitles(data: bytes) -> Extracted:
     """Return the spoken text of srt or vtt files, without times and styles; the anchor is the time.
 
-    In vtt, the speaker precedes the text, and blocks without a time are comments.
+    In vtt, the speaker precedes the text, and blocks without a time are comments. A line that is shown again, as in
+    captions that roll up, is read once.
     """
     text, reason = decode(data)
     if reason is not None:
         raise Refused(reason)
     draft, is_vtt, is_spoken = Draft(), text.startswith("WEBVTT"), False
-    lines = [line.strip() for line in text.split("\n")]
+    lines = [line.strip() or line for line in text.split("\n")]  # in vtt, a line of blanks ends nothing
     for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
         if times := _TIMES.match(line):
             draft.at(f"{times[1] or '00:'}{times[2]}")
             is_spoken = True
         elif not line:
             is_spoken = is_spoken and not is_vtt
-        elif is_spoken and not (_TIMES.match(after) and (line.isdecimal() or not before)):  # a cue's number or name
+        elif is_spoken and not (_TIMES.match(after) and (line.isdecimal() or not before.strip())):  # a cue's name
             said = _TAGS.sub("", _VOICE.sub(r"\1: ", line)).strip()
-            if said:
-                draft.add(html.unescape(said) if is_vtt else said)
+            said = html.unescape(said) if is_vtt else said
+            if said and said not in draft.lines[-1:]:
+                draft.add(said)
     return draft.done()
 
 

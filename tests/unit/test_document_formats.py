@@ -542,8 +542,9 @@ def test_subtitles_have_their_times_as_anchors() -> None:
         documents.SRT.replace(b"\r\n\r\n", b"\r\n"),
         documents.SRT.replace(b"01,000", b"01,00"),
         documents.SRT.replace(b",500\r\n", b",500\r\n\r\n"),
+        documents.SRT.removeprefix(b"1\r\n").replace(b"\n2\r\n", b"\n"),
     ],
-    ids=["UTF-16", "unmarked UTF-16", "CR", "no empty lines", "hundredths", "an empty line before the text"],
+    ids=["UTF-16", "unmarked UTF-16", "CR", "no empty lines", "hundredths", "an empty line before", "no numbers"],
 )
 def test_subtitles_are_read_as_programs_write_them(data: bytes) -> None:
     assert read_document("a.srt", data).extracted == read_document("a.srt", documents.SRT).extracted
@@ -553,6 +554,12 @@ def test_subtitles_for_the_web_are_unescaped() -> None:
     first, second = "1\n00:01.000 --> 00:02.000\n<v.loud Ann>R&amp;D", "last\n00:02.000 --> 00:03.000\n<i>7</i>"
     data = f"WEBVTT\n\n{first}\n\nNOTE no\n\n{second}\n"
     assert lines(read_document("a.vtt", data.encode())) == ["Ann: R&D", "7"]
+
+
+def test_captions_that_roll_up_are_read_once() -> None:
+    cues = ("00:01", " \nA<00:01.5><c> dipper</c>"), ("00:02", "A dipper\n "), ("00:03", "A dipper\nx < y > z")
+    data = "WEBVTT\n\n" + "".join(f"{time}.000 --> {time}.900\n{said}\n\n" for time, said in cues)
+    assert anchored(read_document("a.vtt", data.encode())) == [("00:00:01", ["A dipper"]), ("00:00:03", ["x < y > z"])]
 
 
 def with_parts(data: bytes, related: tuple[str, ...], parts: dict[str, str]) -> bytes:
