@@ -558,7 +558,7 @@ _SIGNS = {
     "ha": "^", "rs": "\\", "ga": "`", "->": "\u2192", "<-": "\u2190", "<=": "\u2264", ">=": "\u2265", "!=": "\u2260",
     "mu": "\u00d7", "de": "\u00b0", "ss": "\u00df", "ba": "|", "or": "|", "lB": "[", "rB": "]", "lC": "{", "rC": "}",
     "at": "@", "sh": "#", "Do": "$", "pl": "+", "eq": "=", "sl": "/", "ae": "\u00e6", "AE": "\u00c6", "/o": "\u00f8",
-    "/l": "\u0142", "/O": "\u00d8", "/L": "\u0141", "ul": "_",
+    "/l": "\u0142", "/O": "\u00d8", "/L": "\u0141", "ul": "_", "oe": "\u0153", "OE": "\u0152",
 }  # fmt: skip
 _ACCENTS = {"'": "\u0301", "`": "\u0300", "^": "\u0302", ":": "\u0308", "~": "\u0303", ",": "\u0327", "o": "\u030a"}
 _STRINGS = {"lq": "\u201c", "rq": "\u201d", "R": "\u00ae", "Tm": "\u2122", "Aq": "'", "C`": '"', "C'": '"', "--": "-"}
@@ -577,6 +577,7 @@ _ROFF_ESCAPE = re.compile(
 _ROFF_OTHERS = {"-": "-", "e": "\\", " ": " ", "~": " ", "0": " ", "'": "'", "`": "`", "t": "\t", "\\": "\\", ".": "."}
 _ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|((?:\\.|\S)+)')
 _COMMENT = re.compile(r'\\["#].*')
+_SEPARATOR = re.compile(r"\btab[ \t]*\((.)\)")
 _REQUEST = re.compile(r"[.'][ \t]*([^\s\\\"]{1,14})[ \t]*(.*)")
 _CONDITION = re.compile(r"(!?)(n|o|\\n\(\.g)?\S*[ \t]*(.*)")
 """Conditions that are true: n (a terminal) and groff's register."""
@@ -604,6 +605,7 @@ class _Manual:
         self._name = self._prefix = ""
         self._is_definition = self._is_format = self._in_table = self._verbatim = self._was_true = False
         self._hidden = 0
+        self._separator, self._in_cell = "\t", False
 
     def read(self, line: str) -> None:
         """Read one source line."""
@@ -616,20 +618,27 @@ class _Manual:
                 self._request(request[1], request[2])
         elif self._is_format:
             self._is_format = not line.rstrip().endswith(".")
+            if separator := _SEPARATOR.search(line):
+                self._separator = separator[1]
         else:
             self._add(self._plain(line))
 
     def end_paragraph(self) -> None:
         """Add the paragraph that ends here."""
         text, self._words = " ".join(self._words), []
-        text = text if self._verbatim or self._in_table else " ".join(text.split())
+        text = text.rstrip() if self._verbatim or self._in_table else " ".join(text.split())
         if text.strip(" \t_="):
             self.draft.add(text, self._prefix)
             self._prefix = ""
 
     def _add(self, text: str) -> None:
-        if not text.strip() or self._verbatim or self._in_table:
+        if not text.strip() or self._verbatim or (self._in_table and not self._in_cell):
             self.end_paragraph()
+        if self._in_table:
+            ends = text.startswith("T}")
+            text = text.removeprefix("T}").replace(self._separator, "\t")
+            self._in_cell = text.endswith("T{") or (self._in_cell and not ends)
+            text = text.removesuffix("T{")
         self._words.append(text.rstrip())
         if self._prefix:
             self.end_paragraph()
@@ -648,6 +657,7 @@ class _Manual:
         elif name in ("TS", "TE", "T&"):
             self.end_paragraph()
             self._in_table = self._is_format = name != "TE"
+            self._separator, self._in_cell = "\t" if name == "TS" else self._separator, False
         elif name in ("TH", "Dt"):
             title, section, *_ = (*self._arguments(rest), "", "")
             self.draft.add(f"{title}({section})", "# ")
@@ -700,7 +710,7 @@ class _Manual:
         sign = sign or name or ""
         if sign[:1] == "u" and re.fullmatch(r"u[0-9A-F]{4,5}", sign):
             return chr(int(sign[1:], 16))
-        if len(sign) == 2 and sign[0] in _ACCENTS and sign[1].isalpha():
+        if len(sign) == 2 and sign not in _SIGNS and sign[0] in _ACCENTS and sign[1].isalpha():
             return unicodedata.normalize("NFC", sign[1] + _ACCENTS[sign[0]])
         return _SIGNS.get(sign, "")
 

@@ -250,12 +250,14 @@ Not deeper\ than
 .IP \(bu 2
 An item.
 .TS
+tab(@);
 l l.
-Bird\tNests
+Bird@Nests
 _
-Heron\tT{
+Heron@T{
 many
-T}
+T}@2 h\(oerons
+Owl@1
 .TE
 """
 MDOC = b""".Dd May 1, 2024
