@@ -138,8 +138,10 @@ class FleetPart:
                 commit = current_commit(remote)
         except SourceNotFound as error:
             # A host says so, too, if the token may not read the repository: only the list can tell that it is gone.
-            listed = " If it was deleted, remove it from the list." if self.fleet.host.provider == "list" else ""
-            return repository.failed(SourceNotFound(error.what, error.where, error.fix + listed), now)
+            if self.fleet.host.provider == "list":
+                fix = f"{error.fix} If it was deleted, remove it from the list."
+                error = SourceNotFound(error.what, error.where, fix)
+            return repository.failed(error, now)
         except DriftlineError as error:
             return repository.failed(error, now)
         stamp = stable_stamp(self.fleet.host, self.listing, repository.listed)
