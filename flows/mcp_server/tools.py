@@ -522,7 +522,7 @@ class LineTools:
     def _found(self, request: SearchRequest) -> SearchReport:
         """Search. Exact matches beyond ``top_k`` are counted, too, unless the index is in a bucket."""
         from driftline.flows.search import resolved, search
-        from driftline.tasks.search.exact import note_on_limit
+        from driftline.tasks.search.hits import note_on_limit
         from driftline.tasks.search.search import search as search_lines
 
         workspace, within = self.newest(), self.boundary()

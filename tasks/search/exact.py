@@ -9,7 +9,7 @@ import re
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from heapq import merge
@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.documents import DocumentKey
-from driftline.storage.entities import Entity
 from driftline.storage.errors import UsageError
 from driftline.storage.file_kinds import is_prose
 from driftline.storage.lance.failures import without_panic
@@ -45,7 +44,7 @@ from driftline.storage.lines.regex_patterns import Pattern, quoted
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
-from driftline.tasks.search.filters import LineKinds, line_filter
+from driftline.tasks.search.filters import LineKinds, line_filter, only_documents
 from driftline.tasks.search.hits import (
     ExactCounts,
     Hit,
@@ -345,7 +344,7 @@ def search_inside(workspace: Workspace, terms: ExactTerms, request: SearchReques
     documents = ExactSearch(workspace, tables, terms, lambda: False).documents_with_definitions
     if tables and not documents:
         return SearchReport("", (), notes=("No definition has this name.",))
-    also = (*request.also, *([_only_documents(workspace, documents)] if len(documents) <= MAX_PATHS_IN_FILTER else ()))
+    also = (*request.also, *([only_documents(workspace, documents)] if len(documents) <= MAX_PATHS_IN_FILTER else ()))
     inside = tuple(name.lower() if terms.any_case else name for name in terms.inside)
     return search_ranked(workspace, replace(request, also=also, inside=inside))
 
@@ -367,7 +366,7 @@ def without_matches(workspace: Workspace, patterns: Sequence[Pattern], request: 
         if finder.cut or len(found) > MAX_PATHS_IN_FILTER:
             what = f"More than {MAX_PATHS_IN_FILTER:,} files have the excluded text, or it takes too long to find"
             raise UsageError(what, pattern.text[:100], "Exclude rarer text, or folders with -file:.")
-    return LineFilter(none_of=(_only_documents(workspace, found),))
+    return LineFilter(none_of=(only_documents(workspace, found),))
 
 
 def _more(
@@ -380,26 +379,6 @@ def _more(
     documents = max(counts.documents, len(matching))
     reason = counts.reason if is_cut else "partial" if counts.partial else None
     return replace(counts, lines=lines, documents=documents, reason=reason)
-
-
-def note_on_limit(shown: int) -> str:
-    """Return the note on matching lines beyond the limit on results."""
-    return f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them."
-
-
-def notes_on_counts(counts: ExactCounts, shown: int) -> tuple[str, ...]:
-    """Return notes on the matching lines that are not shown or not indexed, with option names in backticks."""
-    notes = []
-    if counts.reason == "time":
-        notes.append("The search timed out, so there may be more lines: narrow it to some files.")
-    elif counts.reason == "limit":
-        notes.append(note_on_limit(shown))
-    elif not counts.lines:
-        notes.append("No line matches the exact terms.")
-    if counts.partial:
-        of = "1 large document" if counts.partial == 1 else f"{counts.partial:,} large documents"
-        notes.append(f"Only the first and last lines of {of} are indexed: `max_document_bytes` of a run takes all.")
-    return tuple(notes)
 
 
 def open_exact_tables(workspace: Workspace, where: LineFilter | None, *, texts: bool = True) -> list[TableSearcher]:
@@ -628,11 +607,11 @@ class ExactSearch:
         if not counts.lines:
             return self._nothing(request, counts)
         found = () if request.count else self._hits(lines, request.n_lines)
-        return SearchReport("", found, notes=notes_on_counts(counts, len(found)), exact=counts)
+        return SearchReport("", found, notes=counts.notes(len(found)), exact=counts)
 
     def _nothing(self, request: SearchRequest, counts: ExactCounts) -> SearchReport:
         """Return an empty report that names the filters that match no document, or else says that no line matches."""
-        report = SearchReport("", (), notes=notes_on_counts(counts, 0), exact=counts)
+        report = SearchReport("", (), notes=counts.notes(0), exact=counts)
         if counts.reason == "time":
             return report
         unmatched, notes = why_nothing(self.workspace, self.tables, request, any_matches)
@@ -672,7 +651,7 @@ class ExactSearch:
         wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1))
         wider = replace(wider, files=False, explain=False, facets=False)
         if len(of_document) <= MAX_PATHS_IN_FILTER:
-            wider = replace(wider, also=(*request.also, _only_documents(self.workspace, of_document)))
+            wider = replace(wider, also=(*request.also, only_documents(self.workspace, of_document)))
         scores: dict[Line, Hit] = {}
         with self.timers.timed("rank"):
             by_words = search_ranked(self.workspace, wider).results
@@ -686,7 +665,7 @@ class ExactSearch:
         shown, counts = _shown([*scores, *(each for each in lines if each not in scores)], counts, request)
         hits = zip(shown, self._hits(shown, request.n_lines), strict=True)
         found = tuple(_scored(hit, scores.get(line)) for line, hit in hits)
-        return SearchReport("", found, notes=notes_on_counts(counts, len(shown)), exact=counts)
+        return SearchReport("", found, notes=counts.notes(len(shown)), exact=counts)
 
     def _hits(self, lines: Sequence[Line], n_lines: int) -> tuple[Hit, ...]:
         with self.timers.timed("context"):
@@ -765,16 +744,6 @@ def _scored(hit: Hit, by_words: Hit | None) -> Hit:
         return replace(hit, score=0.0, label="weak", distance=1.0, relevance=0.0)
     values = {name: getattr(by_words, name) for name in ("score", "label", "distance", "relevance")}
     return replace(hit, **values)
-
-
-def _only_documents(workspace: Workspace, documents: Iterable[DocumentKey]) -> LineFilter:
-    """Return a filter for only these documents."""
-    of_source: dict[str, list[str]] = {}
-    for entity, path in documents:
-        of_source.setdefault(entity, []).append(path)
-    levels = workspace.config.hierarchy
-    parsed = [(Entity.parse(entity, levels), tuple(paths)) for entity, paths in of_source.items()]
-    return LineFilter(any_of=tuple(LineFilter(entities=(entity,), paths=paths) for entity, paths in parsed))
 
 
 def _beginnings(

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from unicodedata import normalize
 from urllib.parse import unquote
 
+from driftline.storage.documents import DocumentKey
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import shortened
 from driftline.storage.globs import advice_on, check_glob, literal_glob, remainders
@@ -141,6 +142,16 @@ def files_containing(workspace: Workspace, text: str, within: Boundary | None = 
 
 
 _FILE_SCHEME = re.compile(r"file:(?://(?:localhost)?)?(?=/)", re.IGNORECASE)
+
+
+def only_documents(workspace: Workspace, documents: Iterable[DocumentKey]) -> LineFilter:
+    """Return a filter for only these documents."""
+    of_source: dict[str, list[str]] = {}
+    for entity, path in documents:
+        of_source.setdefault(entity, []).append(path)
+    levels = workspace.config.hierarchy
+    parsed = [(Entity.parse(entity, levels), tuple(paths)) for entity, paths in of_source.items()]
+    return LineFilter(any_of=tuple(LineFilter(entities=(entity,), paths=paths) for entity, paths in parsed))
 
 
 def without_file_scheme(name: str) -> str:

@@ -347,6 +347,25 @@ class ExactCounts:
         counts = {"lines": self.lines, "documents": self.documents, "complete": self.complete, "reason": self.reason}
         return {**counts, "partial": self.partial, "terms": list(self.terms)}
 
+    def notes(self, shown: int) -> tuple[str, ...]:
+        """Return notes on matching lines that are not shown or not indexed, with option names in backticks."""
+        notes = []
+        if self.reason == "time":
+            notes.append("The search timed out, so there may be more lines: narrow it to some files.")
+        elif self.reason == "limit":
+            notes.append(note_on_limit(shown))
+        elif not self.lines:
+            notes.append("No line matches the exact terms.")
+        if self.partial:
+            of = "1 large document" if self.partial == 1 else f"{self.partial:,} large documents"
+            notes.append(f"Only the first and last lines of {of} are indexed: `max_document_bytes` of a run takes all.")
+        return tuple(notes)
+
+
+def note_on_limit(shown: int) -> str:
+    """Return the note on matching lines beyond the limit on results."""
+    return f"More lines match than the {shown:,} shown: a larger `top_k` shows them, `count` counts them."
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SearchReport:
