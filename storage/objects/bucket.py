@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from obstore import GetOptions, ListResult, ObjectMeta, PutResult, UpdateVersion
 
 CONNECT_TIMEOUT = "3s"
+READ_TIMEOUT_SECONDS = 10.0
+"""Longest silence of a store in the middle of a read."""
 MAX_RETRIES = 5
 RETRY_SECONDS = 8
 FIRST_DELAY_SECONDS = 0.2
@@ -404,7 +406,8 @@ class Bucket:
         # Stalled reads and wrong endpoints fail quickly; large uploads may be slow.
         with self._errors.translated("open", ""):
             agent = {"user_agent": USER_AGENT, "timeout": "300s"}
-            self._reader = store(name, **self._options.for_obstore(read_timeout="10s", **agent))
+            silence = f"{READ_TIMEOUT_SECONDS:.0f}s"
+            self._reader = store(name, **self._options.for_obstore(read_timeout=silence, **agent))
             self._writer = store(name, **self._options.for_obstore(**agent))
 
     def lance_uri(self, path: str) -> str:
