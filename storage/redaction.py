@@ -261,11 +261,19 @@ _ESCAPE_CHARACTER = r"(?:\x1b|\\{1,8}(?:0?33|x1[bB]|u001[bB]|e))"
 _ESCAPED = re.compile(
     rf"(?P<colour>{_ESCAPE_CHARACTER}\[[\d;:?]{{0,20}}[A-Za-z]|\[\d[\d;:]{{0,20}}m)"
     r"|%(?:25){0,3}(?P<percent>[0-9A-Fa-f]{2})|=(?P<quoted>[0-9A-F]{2})|&(?P<entity>quot|apos|amp|#\d{2,3}|#x[0-9A-Fa-f]{2});"
-    r"|\\{1,8}(?:x(?P<byte>[0-9A-Fa-f]{2})|u(?P<unit>[0-9A-Fa-f]{4})|(?P<octal>[0-7]{1,3})|(?P<sign>[abefnrtv\"'/_]))"
+    r"|\\{1,8}(?:x(?P<byte>[0-9A-Fa-f]{2})|u(?P<unit>[0-9A-Fa-f]{4})|(?P<octal>[0-7]{1,3})|(?P<sign>[abefnrtv\"'/]))"
 )
-"""An escape in JSON, source code, URLs, quoted-printable, HTML or Markdown, also nested, or a terminal's colour."""
-_HIDDEN = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
+"""An escape in JSON, source code, URLs, quoted-printable or HTML, also nested, or a terminal's colour."""
+_HIDDEN = "\u00ad\u200b\u200c\u200d\u2060\ufeff"
 """Characters that only show where a word may be broken."""
+_INSIDE_WORDS = re.compile(rf"(?P<hidden>[{_HIDDEN}])|\\{{1,8}}(?P<underscore>_)")
+"""A hidden character, or an underscore that Markdown escapes."""
+_NOTHING = re.compile("(?!)")
+_OF_ALL_LINES = _NOTHING, _ESCAPED
+_OF_BROKEN_WORDS = (
+    _INSIDE_WORDS, _NOTHING, re.compile(f"{_ESCAPED.pattern}|{_INSIDE_WORDS.pattern}"), _ESCAPED,
+)  # fmt: skip
+"""What to unescape in a line before each search for credentials: first what may end one too early."""
 _SIGNS = {"quot": '"', "apos": "'", "amp": "&", '"': '"', "'": "'", "/": "/", "_": "_"}
 
 
@@ -364,8 +372,6 @@ _BAR = r"(?:\||%(?:25)*7[cC]|\\(?:x|u00)7[cC])"
 _QUOTES = "&quot;|&apos;"
 _ENCODED_URL = r":\\+/\\+/[^\s\\:@]*:[^\s\\@]+@|%(?:25)*3[aA]%(?:25)*2[fF]%(?:25)*2[fF][^\s%]*%(?:25)*3[aA]"
 """Signs in hints, which apply to lines as they are: as such, or escaped."""
-_UNDERSCORE = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])|_")
-"""An underscore of an expression that is neither escaped nor in a set."""
 _HEX, _WORD = "[a-f0-9]", "[A-Za-z0-9]"
 _UUID = rf"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
 _BY_PREFIX = (
@@ -577,20 +583,22 @@ class Redactor:
     def line(self, line: str, counts: Counter[str]) -> str:
         """Return a line with credentials redacted and counted; an allow comment in the line keeps them.
 
-        Credentials are searched for in the line without hidden characters, and then in its unescaped form.
+        Credentials are searched for in the line as it is and in its unescaped forms.
         """
-        given, line = line, _shown(line)
-        rules = (rule for rule, hint in zip(self.rules.values(), self.hints, strict=True) if hint.search(line))
+        read = _readings(line)
+        rules = (rule for rule, hint in zip(self.rules.values(), self.hints, strict=True) if hint.search(read))
         expression = "|".join(rule.expression for rule in rules)
         if not expression or _is_allowed(line):
-            return given
-        pattern, shown = _compiled(expression), line
-        line = self._replaced(pattern, line, line, lambda at: at, counts)
-        # blank, because words such as "token" in their names would announce the text after them
-        rest = _REDACTION.sub(lambda found: " " * len(found[0]), line)
-        plain, origin = _unescaped(rest)
-        line = self._replaced(pattern, line, plain, origin, counts) if plain != rest else line
-        return line if line != shown else given
+            return line
+        pattern = _compiled(expression)
+        escapes, rest = _OF_ALL_LINES if read == line else _OF_BROKEN_WORDS, line
+        for each in escapes:
+            plain, origin = _unescaped(rest, each)
+            if plain != rest or each is _NOTHING:
+                line = self._replaced(pattern, line, plain, origin, counts)
+            # blank, because words such as "token" in their names would announce the text after them
+            rest = _REDACTION.sub(lambda found: " " * len(found[0]), line)
+        return line
 
     def _replaced(
         self, pattern: re.Pattern[str], line: str, plain: str, origin: Callable[[int], int], counts: Counter[str]
@@ -608,7 +616,7 @@ class Redactor:
 
     def suspected(self, texts: Sequence[str]) -> list[int]:
         """Return the indices of ``texts`` that may contain a credential."""
-        texts = [*map(_shown, texts)]
+        texts = [*map(_readings, texts)]
         if sum(map(len, texts)) <= _FEW_CHARACTERS:
             return [at for at, text in enumerate(texts) if any(hint.search(text) for hint in self.hints)]
         either = "|".join(f"(?:{hint.pattern})" for hint in self.hints)
@@ -618,19 +626,21 @@ class Redactor:
         return found
 
 
-def _shown(text: str) -> str:
-    """Return ``text`` without hidden characters."""
-    return text if text.isascii() else _HIDDEN.sub("", text)
+def _readings(text: str) -> str:
+    """Return ``text``, followed by its words as they are shown if these differ."""
+    if not any(mark in text for mark in (*_HIDDEN, "\\_")):  # faster than the expression
+        return text
+    return f"{text}\n{_INSIDE_WORDS.sub(_character, text)}"
 
 
-def _unescaped(line: str) -> tuple[str, Callable[[int], int]]:
+def _unescaped(line: str, escapes: re.Pattern[str]) -> tuple[str, Callable[[int], int]]:
     """Return ``line`` with its escapes replaced by their characters, and a function from its offsets to the line's."""
     parts: list[str] = []
     ends, shifts = [0], [0]
     end = size = 0
-    for escape in _ESCAPED.finditer(line):
+    for escape in escapes.finditer(line):
         parts += [line[end : escape.start()], _character(escape)]
-        size += escape.start() - end + 1
+        size += escape.start() - end + len(parts[-1])
         end = escape.end()
         ends.append(size)
         shifts.append(end - size)
@@ -638,9 +648,11 @@ def _unescaped(line: str) -> tuple[str, Callable[[int], int]]:
 
 
 def _character(escape: re.Match[str]) -> str:
-    """Return the character that an escape stands for, or a blank if it is not printable."""
+    """Return the character that an escape stands for, a blank if it is not printable, or "" for a hidden character."""
     value = escape[escape.lastgroup or ""]
     match escape.lastgroup:
+        case "hidden":
+            return ""
         case "percent" | "quoted" | "byte" | "unit":
             found = chr(int(value, 16))
         case "octal":
@@ -656,8 +668,7 @@ def _character(escape: re.Match[str]) -> str:
 def _redactor(mode: Redaction) -> Redactor:
     rules = STRICT if mode == "strict" else KNOWN
     # separately, because ``re`` then searches for their first letters
-    escaped = (_UNDERSCORE.sub(lambda found: found[1] or r"(?:\\?_)", rule.hint) for rule in rules)  # as in Markdown
-    hints = tuple(map(re.compile, escaped))
+    hints = tuple(re.compile(rule.hint) for rule in rules)
     return Redactor({rule.group: rule for rule in rules}, hints)
 
 

@@ -157,6 +157,15 @@ def test_a_credential_that_may_be_broken_is_redacted(hidden: str) -> None:
     assert [text for text in found if "[redacted:" not in text or hidden in text] == []
 
 
+@pytest.mark.parametrize("before", ["egret\xad", "egret\u200b", "%20"])
+@pytest.mark.parametrize("after", ["\xadegret", "\u2060egret", "\\_egret"])
+def test_a_credential_beside_a_hidden_character_or_an_escape_is_redacted(before: str, after: str) -> None:
+    examples, mark = planted().values(), "[redacted:"
+    plain, _ = redact([f"{kept} {secret} egret" for kept, secret in examples], "strict")
+    found, _ = redact([f"{kept}{before}{secret}{after}" for kept, secret in examples], "strict")
+    assert [text for text, other in zip(found, plain, strict=True) if mark in other and mark not in text] == []
+
+
 @pytest.mark.parametrize("key", ["AGE-SECRET-KEY-1" + "Q" * 58, "PrivateKey = " + "a" * 42 + "E=", "SU" + "A" * 50])
 def test_a_private_key_after_an_escaped_end_of_a_line_is_found(key: str) -> None:
     assert contains_private_key("a.json", json.dumps({"NKEY SEED": f"egret\n{key}"}))
@@ -225,7 +234,9 @@ def test_every_group_of_the_expression_is_a_rule() -> None:
     assert not any(re.compile(rule.pattern).groups or re.compile(rule.hint).groups for rule in STRICT)
 
 
-@pytest.mark.parametrize("part", ["eyJ", "-u=", "--user ", "://a:", "tfp_", "-us0", "\\", "%25", r":\/\/", "[1;"])
+@pytest.mark.parametrize(
+    "part", ["eyJ", "-u=", "--user ", "://a:", "tfp_", "-us0", "\\", "%25", r":\/\/", "[1;", "\u200b", "\\_"]
+)
 def test_redaction_takes_linear_time(part: str) -> None:
     """A quadratic expression would take 100 times as long for 10 times the text."""
 
