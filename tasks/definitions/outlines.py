@@ -44,6 +44,8 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _NO_PARAGRAPH = re.compile(r" {4}|\t| {0,3}(?:[-+*>|]|\d+[.)])(?:[ \t]|$)")
 _ASCIIDOC = re.compile(r"([=#]{1,6})[ \t]+(\S.*)")
 _ASCIIDOC_BLOCK = re.compile(r"([-=.*_+/])\1{3,}|```.*")
+_ASCIIDOC_TEXT = re.compile(r"(?!\.|//|:[\w-]+!?:|\[.*\]$).*\w.*")
+"""A line of text, unlike a block's title, a comment and attributes."""
 _ASCIIDOC_UNDERLINES = [*map(set, "=-~^+")]
 _ORG = re.compile(r"(\*+)[ \t]+(\S.*)")
 _HTML_HEADING = re.compile(r"<h([1-6])\b[^<>]*>", re.IGNORECASE)
@@ -216,17 +218,22 @@ def rst_sections(text: str) -> list[Definition]:
 def asciidoc_sections(text: str) -> list[Definition]:
     """Return the sections of titles after ``=`` or above an underline of nearly their length, ignoring blocks."""
     headings: list[tuple[int, int, str]] = []
-    block = before = ""
+    block = before = earlier = ""
     for at, line in enumerate(map(str.rstrip, text.split("\n"))):
         if block:
             block = "" if line == block else block
-        elif before and abs(len(line) - len(before)) <= 1 < len(line) and {*line} in _ASCIIDOC_UNDERLINES:
+        elif (
+            abs(len(line) - len(before)) <= 1 < len(line)
+            and {*line} in _ASCIIDOC_UNDERLINES
+            and _ASCIIDOC_TEXT.fullmatch(before)
+            and not _ASCIIDOC_TEXT.fullmatch(earlier)  # otherwise, it ends a paragraph, and a block follows
+        ):
             headings.append((1 + _ASCIIDOC_UNDERLINES.index({*line}), at - 1, before))
         elif _ASCIIDOC_BLOCK.fullmatch(line):
-            block = line[:3] if line[0] == "`" else line
+            block = line[: len(line) - len(line.lstrip("`"))] or line
         elif title := _ASCIIDOC.fullmatch(line):
             headings.append((len(title[1]), at, title[2].removesuffix(f" {title[1]}")))
-        before = line
+        earlier, before = before, line
     return nested_sections(headings, text)
 
 

@@ -484,6 +484,14 @@ CODE = {
         ----
         == not a heading
         ----
+        [TIP]
+        ====
+        == in a tip
+        ====
+        .Listing
+        --------
+        == in a listing
+        --------
         ```
         = nor this
         ```
@@ -491,17 +499,21 @@ CODE = {
         Options
         ~~~~~~~
 
-        Text of some length
+        Text of some length, or a paragraph that ends with
+        text
         ----
         == code
         ----
+        ````
+        = nor this
+        ````
         == Use ==
         """,
         [
-            ("section", "Guide", 0, 20),
-            ("section", "Guide > Install", 3, 19),
-            ("section", "Guide > Install > Options", 13, 19),
-            ("section", "Guide > Use", 20, 20),
+            ("section", "Guide", 0, 32),
+            ("section", "Guide > Install", 3, 31),
+            ("section", "Guide > Install > Options", 21, 31),
+            ("section", "Guide > Use", 32, 32),
         ],
     ),
     "notes.org": (
