@@ -301,14 +301,15 @@ def _in_zip(data: bytes, limits: _Limits) -> Iterator[tuple[str, _Unpack]]:
 def _names_in_zip(infos: Sequence[zipfile.ZipInfo]) -> list[str]:
     """Return the members' names; without a UTF-8 mark, they are in the encoding of the machine that zipped them.
 
-    The library reads these as cp437.
+    The library reads these as cp437, unless an extra field has the name, which is UTF-8.
     """
-    unmarked = [at for at, info in enumerate(infos) if not info.flag_bits & _UTF_8 and not info.filename.isascii()]
     names = [info.filename for info in infos]
-    try:
-        decoded = _decoded_names([names[at].encode("cp437") for at in unmarked])
-    except UnicodeEncodeError:  # from an extra field, which is UTF-8
-        decoded = [names[at] for at in unmarked]
+    unmarked = [
+        at
+        for at, info in enumerate(infos)
+        if not (info.flag_bits & _UTF_8 or info.filename.isascii()) and info.filename == info.orig_filename
+    ]
+    decoded = _decoded_names([names[at].encode("cp437") for at in unmarked])
     for at, name in zip(unmarked, decoded, strict=True):
         names[at] = name
     is_dos = [info.create_system == 0 for info in infos]  # whose programs may separate folders as Windows does

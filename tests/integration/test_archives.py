@@ -314,6 +314,12 @@ def test_names_in_a_zip_file_are_in_the_encoding_of_the_machine_that_made_it(
     assert read_members("a.zip", data, wanted) == {f"a.zip!/{names[-1]}": b"x"}
 
 
+def test_a_name_from_an_extra_field_of_a_zip_file_is_not_decoded_again() -> None:
+    info = zipfile.ZipInfo("Stra├ƒe.txt")
+    info.filename = "Straße.txt"  # as Python 3.12 reads it
+    assert archives._names_in_zip([info]) == ["Straße.txt"]
+
+
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
 def test_data_after_a_compressed_archive_is_ignored(mode: str) -> None:
     data = tarred({"a.txt": b"heron"}, mode) + b"--signed--" * 9
