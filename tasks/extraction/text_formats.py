@@ -45,7 +45,7 @@ def _notebook(data: bytes, *, outputs: bool) -> Extracted:
     try:
         read = json.loads(data)
         cells = _cells(read)
-    except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
+    except (ValueError, OverflowError, RecursionError, AttributeError, TypeError, KeyError):
         raise Refused(SkipReason.DAMAGED) from None
     language = _language(read)
     draft = Draft()
@@ -626,7 +626,10 @@ class _Manual:
     def end_paragraph(self) -> None:
         """Add the paragraph that ends here."""
         text, self._words = " ".join(self._words), []
-        text = text.rstrip() if self._verbatim or self._in_table else " ".join(text.split())
+        if self._in_table:
+            text = "\t".join(map(str.strip, text.split("\t"))).rstrip()
+        else:
+            text = text.rstrip() if self._verbatim else " ".join(text.split())
         if text.strip(" \t_="):
             self.draft.add(text, self._prefix)
             self._prefix = ""
@@ -636,10 +639,12 @@ class _Manual:
             self.end_paragraph()
         if self._in_table:
             ends = text.startswith("T}")
-            text = text.removeprefix("T}").replace(self._separator, "\t")
+            text = text.removeprefix("T}")
+            if ends or not self._in_cell:
+                text = text.replace(self._separator, "\t")
             self._in_cell = text.endswith("T{") or (self._in_cell and not ends)
             text = text.removesuffix("T{")
-        self._words.append(text.rstrip())
+        self._words.append(text)
         if self._prefix:
             self.end_paragraph()
 

@@ -255,7 +255,7 @@ l l.
 Bird@Nests
 _
 Heron@T{
-many
+many @ ponds
 T}@2 h\(oerons
 Owl@1
 .TE

@@ -400,7 +400,7 @@ def test_a_compressed_page_of_the_manual_is_its_paragraphs() -> None:
         "# WADE(1)", "## NAME", "wade - walk in water", "## OPTIONS",
         "Wades like a heron-slowly, stand(1) \u201cas it is\u201d in K\u00f6ln's ponds_1.",
         "--depth cm Not deeper than cm .", "### Files", "/etc/wade.conf", "  two", "\u2022 An item.",
-        "Bird\tNests", "Heron many \t2 h\u0153rons", "Owl\t1",
+        "Bird\tNests", "Heron\tmany @ ponds\t2 h\u0153rons", "Owl\t1",
     ]  # fmt: skip
     assert [name for name, _, _ in sections(reading)] == [
         "WADE(1)", "WADE(1) > NAME", "WADE(1) > OPTIONS", "WADE(1) > OPTIONS > Files",

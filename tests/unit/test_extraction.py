@@ -140,7 +140,14 @@ def test_a_cell_is_in_the_language_that_it_or_its_notebook_names(
 
 @pytest.mark.parametrize(
     "data",
-    [b'{"cells": 3}', b'{"cells": [', b'{"cells": ' + b"[" * 200_000, b'{"cells": [{"source": 1}]}', b"{}"],
+    [
+        b'{"cells": 3}',
+        b'{"cells": [',
+        b'{"cells": ' + b"[" * 200_000,
+        b'{"cells": [{"source": 1}]}',
+        b'{"cells": [{"cell_type": "heading", "level": Infinity}]}',
+        b"{}",
+    ],
 )
 def test_a_damaged_notebook_is_refused(data: bytes) -> None:
     assert read_document("a.ipynb", data).reason is SkipReason.DAMAGED
