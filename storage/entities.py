@@ -171,9 +171,9 @@ class Hierarchy:
     """The levels of an entity hierarchy and their default ids.
 
     ``levels`` start at the tenant. ``defaults`` maps levels to ids. For a level without an entry, the default id is
-    ``default`` at the first level, and ``_unassigned`` at all others. ``root`` is the default scope; if unset, it is
-    the first level with its default id. An entity below the root takes missing levels from the root, then from the
-    defaults.
+    ``default`` at the first level, and ``_unassigned`` at all others. ``root`` is the default scope, and confines
+    every call; if unset, entries without an owner belong to the first level with its default id. An entity below the
+    root takes missing levels from the root, then from the defaults.
     """
 
     levels: tuple[str, ...] = MEMORY_LEVELS

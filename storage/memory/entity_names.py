@@ -60,7 +60,7 @@ class EntityNames:
         """Resolve ``names``, in order. Raises BadEntity."""
         found = self.resolve(names, limits)
         for entity in found:
-            if self.hierarchy.root and not is_within(entity, self.root):
+            if not self.is_inside(entity):
                 # The error must not reveal whether it exists.
                 raise BadEntity(
                     f"The entity is outside the root of this store ({self.root.directory})",
@@ -70,8 +70,8 @@ class EntityNames:
         return found
 
     def is_inside(self, entity: Entity) -> bool:
-        """Return whether ``entity`` is at or below the boundary."""
-        return self.boundary is None or is_within(entity, self.boundary)
+        """Return whether ``entity`` is at or below the configured root, if any."""
+        return not self.hierarchy.root or is_within(entity, self.root)
 
     def resolve(self, names: Iterable[EntityName], limits: Limits = (), *, lists_paths: bool = True) -> list[Entity]:
         """Resolve ``names`` as limits of a read, where entities outside the root are harmless.
@@ -143,7 +143,7 @@ class EntityNames:
         return self.hierarchy.complete(parts)
 
     def _registered(self, connection: Connection, parts: Parts, limits: Limits) -> list[Entity]:
-        """Return the entities with that name below the configured root; if there are none, all with that name.
+        """Return the entities with that name below the root; if a configured root has none, all with that name.
 
         Omits entities that are disjoint from every entity of some limit. A limit's entities and their ancestors count
         as registered, so that the result does not reveal whether they are.
@@ -157,11 +157,10 @@ class EntityNames:
             for entity in dict.fromkeys(named)
             if set(parts) <= set(entity.parts)
             and tenant in (None, entity.tenant)
-            and self.is_inside(entity)
             and all(_touches(entity, limit) for limit in limits)
         ]
-        below = [entity for entity in found if is_within(entity, self.root)] if self.hierarchy.root else []
-        return below or found
+        inside = [entity for entity in found if self.is_inside(entity)]
+        return inside if self.boundary else inside or found
 
 
 def limits_of(allowed: Sequence[Entity] | None) -> Limits:

@@ -230,6 +230,7 @@ class EntryWriter:
     ) -> None:
         self._catalog = catalog
         self._names = names
+        self._root = names.root if names.hierarchy.root else None
         self._blobs = blobs
         self._pool = pool
         self._inline_bytes = inline_bytes
@@ -276,15 +277,15 @@ class EntryWriter:
             entity = self._names.find(owner)
             return drafts[entity.tenant], entity.directory
 
-        boundary = self._names.boundary
-        is_deep = boundary is not None and boundary.tenant != boundary
+        is_deep = self._root is not None and self._root.tenant != self._root
         for item in items:
             draft, path = resolved(item.entity)
             value, metadata = self._redacted(item, stored)
             draft.add(item.key, value, path, metadata, item.expires_at, self._inline_bytes)
             if is_deep and len(item.key) > MAX_BOUND_CHARACTERS:
+                what = "The key is too long for a store whose root is below the tenant"
                 fix = f"Shorten it to {MAX_BOUND_CHARACTERS} characters."
-                raise BadEntry("The key is too long for a bound store", repr(item.key[:40] + "…"), fix)
+                raise BadEntry(what, repr(item.key[:40] + "…"), fix)
         return {tenant: some.latest() for tenant, some in drafts.items()}
 
     def _redacted(self, item: MemoryItem, stored: Stored) -> tuple[Any, Mapping[str, Any] | None]:
@@ -321,7 +322,7 @@ class EntryWriter:
         for owner in sorted(by_tenant):  # a fixed order avoids deadlocks between transactions
             tenant = entity_tree.lock_tenant(connection, owner, create=True)
             assert tenant is not None
-            former[owner] = entry_writes.put(connection, tenant, by_tenant[owner], self._now(), self._names.boundary)
+            former[owner] = entry_writes.put(connection, tenant, by_tenant[owner], self._now(), self._root)
         if time.monotonic() - started > MAX_COMMIT_SECONDS:
             raise StorageError(
                 f"Storing took more than {MAX_COMMIT_SECONDS / 60:.0f} minutes, and cleanup may delete its blobs",

@@ -149,6 +149,18 @@ def test_nothing_is_written_outside_the_root(root: str, opened: Opened) -> None:
     assert opened().retrieve("theirs") is not None
 
 
+def test_a_deeper_root_shows_nothing_above_and_replaces_nothing_outside(opened: Opened) -> None:
+    everyone, store = opened(), opened(ALPHA)
+    everyone.store("plan", "theirs", BETA)
+    stored = store.store("plan", "ours", "user:alice")
+    assert (stored.replaced, stored.moved_from) == (0, {})
+    assert [str(above.entity.directory) for above in store.ancestors("user:alice")] == [ALPHA]
+    assert [str(above.entity.directory) for above in everyone.ancestors("user:alice")] == [ALPHA, "org:acme"]
+    assert [entry.value for entry in store.search("plan")] == ["ours"]
+    assert store.delete("plan")
+    assert everyone.retrieve_batch(["plan"])["plan"].value == "theirs"
+
+
 def test_a_key_of_two_tenants_is_an_error_that_lists_both(opened: Opened) -> None:
     store = opened()
     for location in (S123, "org:globex"):

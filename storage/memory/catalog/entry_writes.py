@@ -2,9 +2,9 @@
 
 The functions run in an open transaction under the tenant's lock (``entity_tree.lock_tenant``). Bulk loads pass entries
 as columns, because creating an object per entry would account for a third of the time. A key is unique within its
-tenant. If an entry outside a bound store's boundary already has the key, the store writes under ``private(key)``,
-because rejecting the write would reveal that the key exists. ``shown(key)`` undoes this; a failed lookup falls back to
-the newest private form in its scope.
+tenant. If an entry outside the store's root already has the key, the store writes under ``private(key)``, because
+rejecting the write would reveal that the key exists. ``shown(key)`` undoes this; a failed lookup falls back to the
+newest private form in its scope.
 """
 
 from __future__ import annotations
