@@ -176,9 +176,9 @@ class SourceGroup:
             for (member, part, changes), failure in zip(ready, publish_together(staged), strict=True):
                 if failure is not None:
                     self._fail(member, failure)
-                else:  # a lease that tells the next run of the lagging indexes is written once more: one is enough
+                else:  # if this run completes the indexes, it writes each marked lease once more, so it marks only one
                     member.leased.committer.lease.indexes_lag |= indexes_lag
-                    indexes_lag = False
+                    indexes_lag &= not member.leased.context.completes_indexes
                     self._end(member, partial(_record, member.leased, part, changes))
             self._builds.committed(members[0].leased.owner, members[0].leased.committer.table)
 

@@ -228,6 +228,16 @@ def test_new_lines_of_small_sources_are_indexed(tmp_path: Path, model: Path) -> 
     assert sources.index(indexes="all").indexes
 
 
+@pytest.mark.parametrize("name", [NAMES[0], NAMES[-1]])
+def test_each_source_of_a_group_completes_the_indexes_that_a_run_left_out(
+    tmp_path: Path, model: Path, name: str
+) -> None:
+    sources = Sources(tmp_path, model)
+    sources.write(OLD)
+    assert not sources.index(indexes="none").indexes
+    assert sources.index(name, indexes="all").indexes
+
+
 def _number_of_second_stage(sources: Sources) -> int:
     """Return the number of the operation that stages the second source, determined by a run into a copy of the
     workspace.
