@@ -125,8 +125,10 @@ class KnownRepository:
         return frozenset(each.pull for each in self.branches.values() if each.pull)
 
     def lag_seconds(self, now: datetime) -> float:
-        """Return how long the index has been known to be behind."""
-        return (now - self.behind_since).total_seconds() if self.behind_since is not None else 0.0
+        """Return how long the index has been known to be behind a repository that the fleet still has."""
+        if self.behind_since is None or self.excluded or self.missed_since is not None:
+            return 0.0
+        return (now - self.behind_since).total_seconds()
 
     def needs_lookup(self, now: datetime, *, is_current: bool, retry: bool, branch_globs: tuple[str, ...]) -> bool:
         """Return whether to ask the host for the commit, which is not necessary if the listing shows no push.

@@ -50,14 +50,15 @@ LISTED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def fleets() -> dict[str, FleetRecord]:
-    """Return a fleet with a repository in each of four states, and one whose host has never answered."""
+    """Return a fleet with repositories in several states, and one whose host has never answered."""
     failing = KnownRepository(listed=HostedRepository("1", "acme/a")).failed(StorageError("gone"), LISTED)
     behind = KnownRepository(listed=HostedRepository("2", "acme/b"), indexed="1" * 40, commit="2" * 40)
     members = {
         "1": failing,
         "2": replace(behind, behind_since=datetime.now(UTC) - timedelta(hours=2)),
         "3": replace(behind, behind_since=datetime.now(UTC) - timedelta(hours=1)),
-        "4": replace(behind, missed_since=LISTED),
+        "4": replace(behind, behind_since=LISTED, missed_since=LISTED),
+        "5": replace(behind, behind_since=LISTED, excluded="archived"),
     }
     return {"acme": FleetRecord(repositories=members, listed_at=LISTED), "new": FleetRecord()}
 
@@ -126,7 +127,7 @@ def test_metrics_show_what_a_fleet_fails_to_index(workspace: Workspace) -> None:
         for metric in metrics.collect():
             found |= {"/".join((metric.name, *each.labels.values())): each.value for each in metric.samples}
         states = {name: value for name, value in found.items() if name.startswith("driftline_fleet_rep") and value}
-        counts = {"failing": 1, "behind": 2, "missing": 1}
+        counts = {"failing": 1, "behind": 2, "missing": 1, "excluded": 1}
         assert states == {f"driftline_fleet_repositories/acme/{state}": count for state, count in counts.items()}
         assert found["driftline_fleet_listed_timestamp_seconds/acme"] == LISTED.timestamp()
         assert "driftline_fleet_listed_timestamp_seconds/new" not in found
