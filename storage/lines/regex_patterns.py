@@ -151,7 +151,9 @@ class Pattern:
             return [self._spans(pa.array([text.translate(_UNMARKED)]), most, empty=empty)[0] for text in texts]
         begin, end = marks[0], marks[1]
         found: list[list[tuple[int, int]]] = []
-        for marked in pc.replace_substring_regex(lines, self._of_line, f"{begin}\\0{end}").to_pylist():
+        replaced = pc.replace_substring_regex(lines, self._of_line, f"{begin}\\0{end}").cast(pa.binary())
+        inside = re.compile(marks.encode() + rb"(?=[\x80-\xbf])")  # RE2 also matches \B inside a character
+        for marked in (inside.sub(b"", each).decode() for each in replaced.to_pylist()):
             at, of_line = 0, list[tuple[int, int]]()
             before, *others = marked.split(begin)
             at = len(before)

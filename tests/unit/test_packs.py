@@ -57,6 +57,16 @@ def test_literals_are_compared_in_the_case_that_their_flags_ask_for(text: str) -
                     assert held, (written, ignore_case, line)
 
 
+@pytest.mark.parametrize("expression", [r"\B", r"\B.", r".\B", r"(?:\B|é)", r"\B*", r"\b\B|\B"])
+@pytest.mark.parametrize("line", ["aéa", "éé", "日本 ab", "x🙂", ""])
+def test_a_match_neither_begins_nor_ends_inside_a_character(expression: str, line: str) -> None:
+    """RE2 matches the empty expression between the bytes of a character, too."""
+    pattern = Pattern.of(expression)
+    (spans,) = pattern.spans(pa.array([line]))
+    assert all(0 <= start < end <= len(line) for start, end in spans)
+    assert set(pattern.lines_in(f"{line}\n{line}")) <= {0, 1}
+
+
 def test_filters_of_trigrams_alone_are_still_read() -> None:
     assert may_hold(OF_TRIGRAMS_ALONE, b"withinit")
     assert not may_hold(OF_TRIGRAMS_ALONE, b"without")
