@@ -172,13 +172,10 @@ class SourceGroup:
         else:
             if not ready:
                 return
-            indexes_lag = bool(result.fragments) or any(changes.touches_lines for _, _, changes in ready)
             for (member, part, changes), failure in zip(ready, publish_together(staged), strict=True):
                 if failure is not None:
                     self._fail(member, failure)
-                else:  # if this run completes the indexes, it writes each marked lease once more, so it marks only one
-                    member.leased.committer.lease.indexes_lag |= indexes_lag
-                    indexes_lag &= not member.leased.context.completes_indexes
+                else:
                     self._end(member, partial(_record, member.leased, part, changes))
             self._builds.committed(members[0].leased.owner, members[0].leased.committer.table)
 

@@ -568,6 +568,7 @@ class LeasedRun:
         tally.retouched(self.work.retouched)
         tally.embedded(result)
         tally.committed(changes.rows, [result])
+        self.committer.lease.indexes_lag |= changes.touches_lines or result.lines > 0  # the group owns their fragments
         tally.deleted(self.work.missing)
 
     # -- embed and commit --------------------------------------------------------------------
