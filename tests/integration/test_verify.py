@@ -20,9 +20,12 @@ from driftline.flows.commands import main as cli
 from driftline.flows.config.index_request import IndexRequest
 from driftline.flows.output.progress import Progress
 from driftline.flows.output.run_reports import IndexReport, SourceReport
+from driftline.flows.runs import verify_and_repair
+from driftline.flows.runs.remove import remove_source
 from driftline.flows.runs.verify_and_repair import VerifyReport, VerifyRequest, verify_workspace
 from driftline.storage.deltas import manifest as documents
 from driftline.storage.deltas.manifest import BatchId, ManifestRow
+from driftline.storage.entities import Entity
 from driftline.storage.errors import CorruptFile, StorageError, WorkspaceTooNew
 from driftline.storage.lance import lance_table
 from driftline.storage.lance.reader_process import run_in_worker
@@ -299,6 +302,22 @@ def test_a_failed_read_of_a_table_stops_its_repair(local: Corner, monkeypatch: p
     with pytest.raises(StorageError, match="error sending request"):
         local.table.quarantine_damage(".damaged")
     assert local.paths() == before
+
+
+def test_a_source_that_is_removed_during_its_repair_is_not_indexed_again(
+    local: Corner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = verify_and_repair._Repair._index
+
+    def removed_before(repair: Any, entity: Entity, removed: set[str]) -> None:
+        remove_source(local.uri, str(entity))
+        index(repair, entity, removed)
+
+    monkeypatch.setattr(verify_and_repair._Repair, "_index", removed_before)
+    lose_lines(local)
+    assert check(local, repair=True).repaired == 1
+    assert local.workspace.reread().source(ENTITY) is None
+    assert check(local).findings == []
 
 
 def test_a_damaged_lease_is_found(local: Corner) -> None:
