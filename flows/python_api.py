@@ -466,10 +466,13 @@ def analyze_document_states(
         >>> driftline.analyze_document_states(location, "source:tree", ["notes.md"])
         [('notes.md', <DocumentState.UNCHANGED: 'unchanged'>)]
     """
+    from driftline.storage.errors import UsageError
     from driftline.tasks.indexing.line_store import LineStore, states_of_stored
     from driftline.tasks.scanning.scan import analyze_document_states as analyze
     from driftline.tasks.scanning.scan import states_of_files
 
+    if store is not None and workspace is not None:
+        raise UsageError("Pass either workspace or store")
     workspace = store if workspace is None else workspace
     if documents is not None:
         return analyze(_stored(paths), str(workspace), listed("documents", documents) or ())

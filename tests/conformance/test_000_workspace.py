@@ -334,6 +334,8 @@ def test_a_store_is_opened_by_the_path_of_its_workspace(own: Path, registry: Reg
         dl.analyze_document_states(paths=[file], store=indexed),
     ):
         assert [state for _, state in found_states] == ["unchanged"]
+    with pytest.raises(dl.UsageError, match="either"):
+        dl.analyze_document_states([file], str(own / "ws"), store=indexed)  # type: ignore[call-overload]
     stats = dl.WorkspaceStats(total_documents=42, total_lines=1234, has_index=True, index_type="IVF_PQ")
     assert dl.WorkspaceStats(42, 1234, True, "IVF_PQ") == stats
 
