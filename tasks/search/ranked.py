@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
+from itertools import chain, starmap
 from typing import Any, TypeVar
 
 import numpy as np
@@ -94,6 +95,12 @@ CANDIDATE_LINES = 30
 
 A search with too few results fetches more. A sentence describes one definition, and more semantic blocks tend to hide
 it."""
+READ_BLOCKS: Mapping[QueryForm, int] = {"name": 80, "phrase": 80, "question": 80, "usage": 80, "sentence": 150}
+"""How many of these blocks to read: the best by BM25 and cosine together.
+
+Reading, counting and embedding lines takes most of a search's time, and few of the other blocks contain a result."""
+BM25_OF_COSINE = 25.0
+"""The BM25 score that counts as much as a cosine of 1 when both rank a block."""
 CANDIDATE_DEFINITIONS = 20
 """How many definitions to look up per name in a query."""
 MAX_TENANTS_AT_ONCE, MAX_TABLES_AT_ONCE = 8, 8
@@ -383,7 +390,8 @@ class _Finder:
         judged, most = max(n_windows, MIN_RESULTS), MAX_COPIES * n_windows
         found: list[Window] = []
         while True:
-            blocks, found_near, lines = self._candidates(n_blocks, n_near)
+            n_read = READ_BLOCKS[form] * n_blocks // CANDIDATE_BLOCKS
+            blocks, is_complete, lines = self._candidates(n_blocks, n_near, n_read)
             self.records.read_ahead(search_threads(), {entity for entity, _, _ in lines.documents})
             with self.explanation.timed("rank"):
                 options: dict[str, Any] = {"n_windows": judged, "meaning": meaning, "only": self.only}
@@ -403,13 +411,10 @@ class _Finder:
             examined = [max(table.examined_blocks) for table in self.tables if table.examined_blocks]
             self.explanation.blocks, self.explanation.candidates = sum(examined) or len(blocks), len(lines)
             self.explanation.blocks_without_definitions = blocks[OUTLINE_COLUMN].null_count
-            all_near = not meaning or found_near < n_near
-            # If the nearest lines are complete, so are all lines within the distance.
-            all_blocks = by_distance or len(blocks) < n_blocks or n_blocks >= MAX_BLOCKS
             if len(found) < n_windows and n_copies and judged < most:  # copies took the places of other documents
                 judged *= 4
                 continue
-            if len(found) >= n_windows or (all_near and all_blocks):
+            if len(found) >= n_windows or is_complete:
                 return found[:n_windows]
             n_blocks, n_near = 4 * n_blocks, 4 * n_near
 
@@ -418,8 +423,12 @@ class _Finder:
         rows = self._allowed(self._nearest(CANDIDATE_BLOCKS))
         return [Window.around(row) for row in rows[:1]]
 
-    def _candidates(self, blocks: int, near: int) -> tuple[pa.Table, int, Candidates]:
-        """Return the best lexical and semantic blocks, searched in parallel; how many are semantic; and their lines."""
+    def _candidates(self, blocks: int, near: int, read: int) -> tuple[pa.Table, bool, Candidates]:
+        """Return the best lexical and semantic blocks, searched in parallel; whether there are no others; and their
+        lines.
+
+        If both searches find blocks, the best ``read`` are returned.
+        """
         with self.explanation.timed("names"):
             names, places = names_in(self.query), places_in(self.query)
             names = [*names, *chain.from_iterable(map(other_spellings, names))]
@@ -441,11 +450,18 @@ class _Finder:
                 matching = _best(self._of_tables(lambda table: table.matching(words, blocks)), blocks)
             if self.max_distance is None:
                 near_blocks = finding.result()
+                n_words, n_near = (sum(map(len, each)) for each in (matching, near_blocks))
+                is_complete = (n_words < blocks or blocks >= MAX_BLOCKS) and (not near or n_near < near)
+                if n_words and n_near and blocks < MAX_BLOCKS:
+                    floor = float(min(each.scores[-1] for each in matching if len(each))) if n_words == blocks else 0.0
+                    matching, near_blocks = _best_of_both(matching, near_blocks, read, floor)
+                    is_complete = is_complete and n_words + n_near == sum(map(len, (*matching, *near_blocks)))
                 found = self._read(matching, named, near_blocks)
-                return found, sum(map(len, near_blocks)), lines_of(found, self.query)
+                return found, is_complete, lines_of(found, self.query)
             found = self._read(matching, named, [NOTHING] * len(self.tables))
-            read = lines_of(found, self.query)  # while the search for the nearest is still running
-            return found, len(finding.result()), gather(read, finding.result())
+            lines = lines_of(found, self.query)  # while the search for the nearest is still running
+            # If the nearest lines are complete, so are all lines within the distance.
+            return found, len(finding.result()) < near, gather(lines, finding.result())
         finally:
             wait([finding])  # leave nothing running if a search fails
 
@@ -512,3 +528,27 @@ def _best(found: Sequence[Scored], limit: int) -> list[Scored]:
     best[np.argsort(-scores, kind="stable")[:limit]] = True
     parts = np.split(best, np.cumsum([len(each) for each in found])[:-1])
     return [Scored(each.rows[held], each.scores[held]) for each, held in zip(found, parts, strict=True)]
+
+
+def _best_of_both(
+    matching: Sequence[Scored], near: Sequence[Scored], limit: int, floor: float
+) -> tuple[list[Scored], list[Scored]]:
+    """For each table, return its blocks ``matching`` words and those ``near``, as far as they are among the overall
+    best ``limit``.
+
+    A block's score is the sum of its excess over the worst of each search, which for BM25 is ``floor``: a block that a
+    search did not find is at most as good as its worst.
+    """
+    farthest = min(float(each.scores[-1]) for each in near if len(each))
+    scores: dict[tuple[int, int], float] = defaultdict(float)
+    for found, least, weight in ((matching, floor, 1.0), (near, farthest, BM25_OF_COSINE)):
+        for at, of_table in enumerate(found):
+            for row, score in zip(of_table.rows.tolist(), of_table.scores.tolist(), strict=True):
+                scores[at, row] += weight * (score - least)
+    best = {*sorted(scores, key=lambda each: -scores[each])[:limit]}
+
+    def kept(at: int, found: Scored) -> Scored:
+        held = np.fromiter(((at, row) in best for row in found.rows.tolist()), np.bool_, len(found))
+        return Scored(found.rows[held], found.scores[held])
+
+    return [*starmap(kept, enumerate(matching))], [*starmap(kept, enumerate(near))]

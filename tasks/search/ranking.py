@@ -376,7 +376,7 @@ GROWTH_ACROSS = 0.9
 MAX_HEAD_LINES = 8
 MAX_TAIL_LINES = 6
 """Maximum number of lines by which a window is extended to the start or end of its definition."""
-JUDGED_WINDOWS = 60
+JUDGED_WINDOWS = 80
 """Number of windows used to determine which files a query is about."""
 MAX_WINDOWS_OF_DEFINITION = 3
 """Maximum number of windows per function, so none fills the results; prose sections have no limit."""

@@ -17,7 +17,7 @@ import pytest
 import driftline as dl
 from driftline.storage.entities import Entity
 from driftline.storage.lines.outline import Definition
-from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
+from driftline.storage.lines.table_searcher import NOTHING, LineFilter, Scored, nearest_lines
 from driftline.storage.option_table import given_values
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search import ranked as searching
@@ -596,3 +596,25 @@ def test_a_file_is_found_by_its_name_or_the_end_of_its_path(
         assert (found["path"], found["line"]) == ("a/b/Lease.py", line), name
     found = driftline("search", "lease.py", "--json", "--ext", "md", *workspace).json["results"]
     assert {each["path"] for each in found} == {"notes.md"}
+
+
+def test_a_search_for_more_results_than_its_first_blocks_hold_finds_all(tmp_path: Path) -> None:
+    for number in range(180):
+        words = " ".join(f"{word}{number}" for word in ("alpha", "beta", "gamma", "delta", "epsilon"))
+        (tmp_path / f"{number}.txt").write_text(f"the heron {words} lands\n")
+    workspace = tmp_path / "ws"
+    dl.index(tmp_path, workspace=workspace)
+    found = dl.open(workspace).search("heron lands", top_k=500).results
+    assert {each.path for each in found} == {f"{number}.txt" for number in range(180)}
+
+
+def test_blocks_that_both_searches_find_are_read_first() -> None:
+    words = [Scored(np.array([1, 2, 3], np.uint64), np.array([9.0, 8.0, 7.0], np.float32)), NOTHING]
+    near = [
+        Scored(np.array([4, 3], np.uint64), np.array([0.6, 0.5], np.float32)),
+        Scored(np.array([3, 9], np.uint64), np.array([0.55, 0.4], np.float32)),
+    ]
+    best_words, best_near = searching._best_of_both(words, near, 3, 7.0)
+    # Above the worst of each search: 3 of the second table 3.75, 4 of the first 5.0, its 3 2.5, its 1 2.0.
+    assert [each.rows.tolist() for each in best_words] == [[3], []]
+    assert [each.rows.tolist() for each in best_near] == [[4, 3], [3]]
