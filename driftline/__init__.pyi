@@ -62,7 +62,7 @@ from driftline.storage.errors import (
 from driftline.storage.lines.line_filter import LineFilter as LineFilter
 from driftline.storage.memory.catalog.entity_tree import EntityRecord as EntityRecord
 from driftline.storage.memory.entries import MemoryEntry as MemoryEntry, MemoryItem as MemoryItem
-from driftline.storage.memory.listings import Page as Page
+from driftline.storage.memory.memory_indexes import Page as Page
 from driftline.storage.memory.search import MemoryHit as MemoryHit, MemoryHits as MemoryHits
 from driftline.storage.memory.store import MemoryStore as MemoryStore
 from driftline.storage.memory.vectors import MemoryExplanation as MemoryExplanation

@@ -10,7 +10,7 @@ from typing import Any
 
 from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, UsageError
-from driftline.storage.memory.listings import KeyRange
+from driftline.storage.memory.memory_indexes import KeyRange
 from driftline.storage.option_table import nearest_name
 
 MAX_AGE_SECONDS = 10**9

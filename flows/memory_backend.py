@@ -29,8 +29,7 @@ from driftline.storage.deltas.delta_index import Folded
 from driftline.storage.entities import Entity, EntityName
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.memory.entries import MemoryEntry
-from driftline.storage.memory.listings import KeyRange, check_count
-from driftline.storage.memory.memory_indexes import compact_index, compact_indexes, entries_of
+from driftline.storage.memory.memory_indexes import KeyRange, check_count, compact_index, compact_indexes, entries_of
 from driftline.storage.memory.search import MemoryHits
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.option_table import path_or_uri

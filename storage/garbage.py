@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
 
-from driftline.storage.deltas.delta_index import DeltaIndex
+from driftline.storage.deltas.delta_index import DeltaIndex, FileReader
 from driftline.storage.deltas.manifest import parse_staged
-from driftline.storage.deltas.parquet_files import FileReader
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AlreadyExists, CorruptFile, ObjectNotFound, PreconditionFailed
 from driftline.storage.json_records import to_json

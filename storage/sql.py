@@ -38,10 +38,9 @@ import pyarrow.dataset as pads
 
 from driftline.storage.code_owners import LOCATIONS, owners_of
 from driftline.storage.deltas.manifest import SCHEMA as MANIFEST
-from driftline.storage.documents import INSIDE, NAMED_LIKE_ARCHIVE, SkipReason
+from driftline.storage.documents import INSIDE, LANGUAGE_OF, NAMED_LIKE_ARCHIVE, SkipReason
 from driftline.storage.entities import Boundary, Entity, is_allowed
 from driftline.storage.errors import DriftlineError, OutOfMemory, UsageError
-from driftline.storage.file_kinds import LANGUAGE_OF
 from driftline.storage.lance.failures import is_lance_failure, read_failed
 from driftline.storage.layout import BASE, is_delta
 from driftline.storage.lines.commit_marker import MARKER_LINE

@@ -129,7 +129,7 @@ def list_entries(
     Exit code 1 if there are none.
     """
     from driftline.storage.memory.catalog.entry_writes import BEHIND_PRIVATE, shown
-    from driftline.storage.memory.listings import MemoryListing
+    from driftline.storage.memory.memory_indexes import MemoryListing
 
     with _opened(workspace, config, within) as store:
         store.flush()

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from driftline.flows.config.driftline_toml import memory_table_for
 from driftline.flows.config.workspace_names import DATABASE_VARIABLE, absolute_workspace
 from driftline.storage.defaults import DEFAULT_MAX_DELTAS, DEFAULT_REDACTION, Redaction
-from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
+from driftline.storage.deltas.delta_index import DEFAULT_ENCODING, Encoding
 from driftline.storage.entities import ROOT_ID, Entity, EntityName, Hierarchy
 from driftline.storage.environment import with_home
 from driftline.storage.errors import BadEntity, CatalogError, UsageError
@@ -250,7 +250,7 @@ def open_memory(
 
 def encoding_of(configuration: MemoryConfiguration) -> Encoding:
     """Return the encoding of memory indexes."""
-    from driftline.storage.deltas.parquet_files import Encoding
+    from driftline.storage.deltas.delta_index import Encoding
 
     return Encoding(configuration.index.compression, configuration.index.row_group_size)
 

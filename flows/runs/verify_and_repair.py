@@ -28,7 +28,12 @@ from driftline.storage.sources.source import open_source
 from driftline.storage.workspace.records import WorkspaceConfig
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.maintenance.cleanup import OpenedCatalog, open_catalog
-from driftline.tasks.maintenance.repair import (
+from driftline.tasks.maintenance.verification import (
+    OF_DOCUMENTS,
+    OF_MEMORY,
+    Finding,
+    FindingKind,
+    Verification,
     config_is_lost,
     quarantine,
     quarantine_table,
@@ -36,13 +41,6 @@ from driftline.tasks.maintenance.repair import (
     repair_memory,
     repair_source,
     restore_config,
-)
-from driftline.tasks.maintenance.verification import (
-    OF_DOCUMENTS,
-    OF_MEMORY,
-    Finding,
-    FindingKind,
-    Verification,
     verify,
     verify_memory,
 )

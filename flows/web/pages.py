@@ -21,9 +21,9 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 from driftline.flows.output.report_page import SHOWN_COMMIT, Series, bar_plot, line_plot, plots_of, run_row
 from driftline.flows.web.access import is_signed_in
 from driftline.flows.web.api import HomeView, IndexView, SqlView
+from driftline.storage.documents import LANGUAGES, is_prose
 from driftline.storage.entities import short_names
 from driftline.storage.errors import NotIndexed
-from driftline.storage.file_kinds import LANGUAGES, is_prose
 from driftline.storage.globs import literal_glob
 from driftline.storage.lines.outline import OF_TEXT
 from driftline.storage.option_table import Option

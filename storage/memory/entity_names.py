@@ -17,7 +17,7 @@ from driftline.storage.memory.catalog import entity_tree, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entity_tree import EntityRecord
 from driftline.storage.memory.catalog.entry_queries import Scope, Unscoped
-from driftline.storage.memory.listings import DEFAULT_LIMIT, check_count
+from driftline.storage.memory.memory_indexes import DEFAULT_LIMIT, check_count
 
 Limits = Sequence[Sequence[Entity]]
 """The limits of a read: it sees only what is at, above or below an entity of each."""

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
 
-from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
+from driftline.storage.deltas.delta_index import DEFAULT_ENCODING, Encoding
 from driftline.storage.documents import content_hash
 from driftline.storage.entities import Entity
 from driftline.storage.errors import DriftlineError

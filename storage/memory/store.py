@@ -18,11 +18,11 @@ from typing import Any, Self, get_args
 from sqlalchemy.engine import Connection
 
 from driftline.storage.defaults import DEFAULT_ENTRIES, DEFAULT_REDACTION, Mode, Redaction
-from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, Encoding
+from driftline.storage.deltas.delta_index import DEFAULT_ENCODING, Encoding
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity, EntityName, Hierarchy
 from driftline.storage.errors import BadEntry, CatalogError, UsageError
-from driftline.storage.memory import listings, memory_indexes
+from driftline.storage.memory import memory_indexes
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes
 from driftline.storage.memory.catalog.database import DEFAULT_POOL_SIZE
 from driftline.storage.memory.catalog.entry_queries import EntryRow, Scope, Unscoped
@@ -47,8 +47,9 @@ from driftline.storage.memory.entries import (
     as_shown,
 )
 from driftline.storage.memory.flush import Closing, Flusher
-from driftline.storage.memory.listings import (
+from driftline.storage.memory.memory_indexes import (
     DEFAULT_LIMIT,
+    DeltaWatch,
     KeyRange,
     MemoryListing,
     Page,
@@ -56,7 +57,6 @@ from driftline.storage.memory.listings import (
     cursor_after,
     parse_cursor,
 )
-from driftline.storage.memory.memory_indexes import DeltaWatch
 from driftline.storage.memory.search import (
     MemoryHit,
     MemoryHits,
@@ -342,7 +342,7 @@ class MemoryStore(EntityRegistry):
             >>> [row["entries"] for row in store.query_index(group_by="project", scope="org:index")]
             [1]
         """
-        keys = listings.check_range(range)
+        keys = memory_indexes.check_range(range)
         level = group_by and self.hierarchy.check_type(group_by)
         if rev is not None and scope is None and self.hierarchy.root is None:
             raise UsageError("A revision is valid only within a tenant", str(rev), "Pass a scope, such as org:acme.")
@@ -351,9 +351,9 @@ class MemoryStore(EntityRegistry):
         listing, now = MemoryListing(self.workspace.objects), self._now()
         for entity in self.names.tops(scope):
             if level:
-                rows += listings.totals_by_level(listing, entity, level, keys, now, as_of=rev)
+                rows += memory_indexes.totals_by_level(listing, entity, level, keys, now, as_of=rev)
             elif left := remaining - len(rows):
-                rows += listings.entries_between(listing, entity, keys, now, limit=left, as_of=rev)
+                rows += memory_indexes.entries_between(listing, entity, keys, now, limit=left, as_of=rev)
         return rows
 
     # -- reading -----------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from email.parser import BytesParser
 from importlib.util import find_spec
 from typing import Any, cast
 
-from driftline.storage.documents import SkipReason
-from driftline.storage.file_kinds import ALIASES, LANGUAGES
+from driftline.storage.documents import ALIASES, LANGUAGES, SkipReason
 from driftline.tasks.extraction.extractor import Draft, Extracted
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.text import declarable, decode

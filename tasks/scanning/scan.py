@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES, DEFAULT_MAX_FILE_BYTES, Redaction
+from driftline.storage.deltas.delta_index import after_prefix
 from driftline.storage.deltas.manifest import SCHEMA, Manifest
-from driftline.storage.deltas.parquet_files import after_prefix
 from driftline.storage.documents import (
     INSIDE,
     NAMED_LIKE_ARCHIVE,

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from driftline.storage.documents import is_auxiliary, is_prose, is_test
 from driftline.storage.embedding import Embedder
-from driftline.storage.file_kinds import is_auxiliary, is_prose, is_test
 from driftline.storage.lines.line_table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
 from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, language_of, terms

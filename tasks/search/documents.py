@@ -18,7 +18,7 @@ from unicodedata import normalize
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from driftline.storage.deltas.parquet_files import after_prefix
+from driftline.storage.deltas.delta_index import after_prefix
 from driftline.storage.documents import content_hash
 from driftline.storage.entities import Boundary, Entity, is_allowed, is_within
 from driftline.storage.errors import DriftlineError, NotIndexed, UsageError

@@ -22,9 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from driftline.storage.documents import DocumentKey
+from driftline.storage.documents import DocumentKey, is_prose
 from driftline.storage.errors import UsageError
-from driftline.storage.file_kinds import is_prose
 from driftline.storage.lance.failures import without_panic
 from driftline.storage.lines.definition_lookup import definitions_of
 from driftline.storage.lines.line_filter import LineFilter

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from driftline.storage.file_kinds import ALIASES, LANGUAGE_OF, is_test
+from driftline.storage.documents import ALIASES, LANGUAGE_OF, is_test
 from driftline.tasks.search.request import FILTERS, SearchRequest, extensions_of
 
 FACETS = ("sources", "languages", "kinds", "dirs", "tests")

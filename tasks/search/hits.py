@@ -29,9 +29,8 @@ from driftline.storage.defaults import (
     Redaction,
     all_weak,
 )
-from driftline.storage.documents import INSIDE, container_of, content_hash, holds_records
+from driftline.storage.documents import INSIDE, container_of, content_hash, holds_records, is_prose
 from driftline.storage.errors import DriftlineError, ObjectNotFound
-from driftline.storage.file_kinds import is_prose
 from driftline.storage.lines.definition_lookup import outlines_of
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import Definition, anchor_at, fragment_of, innermost, location_of

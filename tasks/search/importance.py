@@ -13,8 +13,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-from driftline.storage.documents import DocumentKey
-from driftline.storage.file_kinds import is_auxiliary, is_prose, is_test
+from driftline.storage.documents import DocumentKey, is_auxiliary, is_prose, is_test
 from driftline.tasks.search.facets import language_of_file
 from driftline.tasks.search.hits import LINE_COMMENT
 

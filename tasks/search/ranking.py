@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from driftline.storage.file_kinds import is_auxiliary, is_prose
+from driftline.storage.documents import is_auxiliary, is_prose
 from driftline.storage.lines.outline import Definition, parts_of_name
 from driftline.storage.lines.tokenizer import ENGLISH, name_parts, terms, terms_of
 from driftline.tasks.search.query_language import QueryForm

@@ -27,8 +27,8 @@ from driftline.storage.defaults import (
     Mode,
     Strategy,
 )
+from driftline.storage.documents import ALIASES, LANGUAGES, is_prose, is_test
 from driftline.storage.errors import UsageError
-from driftline.storage.file_kinds import ALIASES, LANGUAGES, is_prose, is_test
 from driftline.storage.globs import alternatives, check_glob, is_unicode
 from driftline.storage.lines.outline import KINDS
 from driftline.storage.option_table import INTERFACES, Option, Options, listed, option

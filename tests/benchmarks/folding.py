@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from driftline.storage.deltas.delta_index import DEFAULT_ENCODING, ROW_GROUP_ROWS
 from driftline.storage.deltas.manifest import Manifest
-from driftline.storage.deltas.parquet_files import DEFAULT_ENCODING, ROW_GROUP_ROWS
 from driftline.storage.entities import Entity
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.objects.store import ObjectStore

@@ -23,7 +23,7 @@ from quality_sets import (
     write_set,
 )
 
-from driftline.storage.file_kinds import is_test
+from driftline.storage.documents import is_test
 from driftline.tasks.definitions.outlines import definitions
 
 _GO = "usr/share/go-1.19/src"

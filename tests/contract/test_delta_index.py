@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from driftline.storage.deltas import delta_index as delta
-from driftline.storage.deltas.delta_index import ADD, REMOVE, REMOVE_RETENTION, DeltaIndex
-from driftline.storage.deltas.parquet_files import ROW_GROUP_ROWS
+from driftline.storage.deltas.delta_index import ADD, REMOVE, REMOVE_RETENTION, ROW_GROUP_ROWS, DeltaIndex
 from driftline.storage.errors import (
     CorruptFile,
     DriftlineError,

@@ -22,7 +22,7 @@ from driftline.storage.layout import new_ulid
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import RunHistory, SourceRecord
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.maintenance.repair import repair_source
+from driftline.tasks.maintenance.verification import repair_source
 from tests.support.oracle import assert_in_step, files_below
 from tests.support.processes import ForkedReader
 from tests.support.waiting import PATIENCE_SECONDS

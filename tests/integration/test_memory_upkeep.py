@@ -19,8 +19,7 @@ from driftline.storage.layout import ObjectInfo, lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.memory.catalog import entry_writes, outbox
 from driftline.storage.memory.catalog.tables import retired_blobs
-from driftline.storage.memory.listings import MemoryListing, Totals
-from driftline.storage.memory.memory_indexes import LEASE, MemoryIndex
+from driftline.storage.memory.memory_indexes import LEASE, MemoryIndex, MemoryListing, Totals
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from driftline.storage.deltas import delta_index as delta
-from driftline.storage.deltas import parquet_files as delta_files
 from driftline.storage.deltas.delta_index import ADD, REMOVE, REMOVE_RETENTION, DeltaIndex
 from driftline.storage.errors import UsageError
 from driftline.storage.layout import new_ulid
@@ -39,8 +38,8 @@ class DeltaIndexMachine(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory(prefix="delta-model-")
         self.index = DeltaIndex(ObjectStore.open(self.directory.name), "org:a/source:b", "test", FIELDS)
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(delta_files, "ROW_GROUP_ROWS", 3)
-        self.patch.setattr(delta_files, "GROUPS_PER_READ", 2)
+        self.patch.setattr(delta, "ROW_GROUP_ROWS", 3)
+        self.patch.setattr(delta, "GROUPS_PER_READ", 2)
         self.patch.setattr(delta, "ROUND_BYTES", 6_000)  # two or three deltas at once
         self.now = NOON
         self.rev = 0

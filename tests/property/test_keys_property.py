@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftline.storage.deltas.parquet_files import Keys, after_prefix
+from driftline.storage.deltas.delta_index import Keys, after_prefix
 
 # Few letters, so prefixes collide; and the characters around the surrogates and the last code point.
 LETTERS = st.sampled_from("\x00a/b~\x7fé\ud7ff\ue000\U0010ffff")

@@ -17,8 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from driftline.storage.embedding import Embedder
 from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, BadEntity, UsageError
-from driftline.storage.memory.listings import MemoryListing
-from driftline.storage.memory.memory_indexes import MemoryIndex
+from driftline.storage.memory.memory_indexes import MemoryIndex, MemoryListing
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.tasks.embedding.embedder import WordTableEmbedder
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import driftline
 from driftline.storage.lines.outline import KINDS, Definition, decode, encode, innermost
-from driftline.tasks.definitions.line_patterns import _SYNTAXES
 from driftline.tasks.definitions.outlines import (
+    _SYNTAXES,
     BY_EXTENSION,
     HEADINGS,
     MAX_PARSED_CHARACTERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from driftline.storage.file_kinds import is_auxiliary, is_prose, is_test
+from driftline.storage.documents import is_auxiliary, is_prose, is_test
 from driftline.tasks.search.importance import importance
 
 SOURCE = """

@@ -8,7 +8,7 @@ from math import inf, nan
 import pytest
 
 from driftline.tasks.extraction.extractor import read_document
-from driftline.tasks.extraction.reading_order import Piece, ordered
+from driftline.tasks.extraction.html_pdf import Piece, ordered
 from tests.support.documents import drawn, pdf
 
 WORDS = """
