@@ -310,7 +310,7 @@ class CatalogError(DriftlineError):
 
     @property
     def blob_path(self) -> str | None:
-        """Return the first of ``blob_paths``, or None."""
+        """The first of ``blob_paths``, or None."""
         return self.blob_paths[0] if self.blob_paths else None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -142,7 +142,7 @@ class HelperProcess:
                 lost, self._answers = list(self._answers.values()), {}
             for answer in lost:
                 answer.set_exception(self._failure(beyond_limit))
-            with self._sending, suppress(OSError):  # data that was not sent
+            with self._sending, suppress(OSError):  # closing a pipe flushes data that nobody reads
                 self._process.stdout.close()
                 self._process.stdin.close()
 
@@ -303,7 +303,7 @@ def serve(
 
 
 def used_memory() -> int:
-    """Return this process's private writable memory in bytes, or 0 where the system does not tell."""
+    """Return this process's private writable memory in bytes, or 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[5]) * resource.getpagesize()

@@ -79,17 +79,17 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
-        """Return whether the option is on or off."""
+        """Whether the option is a switch, either on or off."""
         return self.type is bool
 
     @property
     def description(self) -> str:
-        """Return the help, with the default of an option that may be None."""
+        """The help, with the default of an option that may be None."""
         return f"{self.help} Default: {self.unset}." if self.unset else self.help
 
     @property
     def value_type(self) -> Any:
-        """Return the annotation of a value: a list of strings, one of the choices, or the type."""
+        """The annotation of a value: a list of strings, one of the choices, or the type."""
         if self.is_list:
             return list[str]
         return Literal[self.choices] if self.choices else self.type

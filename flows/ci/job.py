@@ -146,7 +146,7 @@ class CiReport:
 
     @property
     def failed(self) -> bool:
-        """Return whether some sources failed while others were indexed."""
+        """Whether some sources failed while others were indexed."""
         return bool(self.run and self.run["failed"])
 
     def to_dict(self) -> dict[str, Any]:

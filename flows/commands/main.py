@@ -342,7 +342,7 @@ def _usage_message(error: Any, command: str | None) -> tuple[str, str]:
         name = message.split("'")[1].rstrip(".")
         hint = _HINTS.get((str(command), name), "")
         message, fix = f"The argument {name} is missing", f"{hint}{fix}"
-    elif message.startswith(("Missing command", "Usage:")):  # or the help of the group
+    elif message.startswith(("Missing command", "Usage:")):  # click prints the usage of a group instead
         message = "Missing command"
         fix = f"Add one of {', '.join(error.ctx.command.list_commands(error.ctx))}. {fix}"
     elif message.startswith("Got unexpected extra argument"):

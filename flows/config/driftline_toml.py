@@ -444,7 +444,7 @@ def _access(table: AccessTable | None, where: str) -> AccessSettings | None:
         )
     if with_comma := next((name for name in table.groups if "," in name), None):
         fix = "The header separates groups by commas: let the proxy send short names."
-        raise UsageError("A group's name has a comma", f"{where} {with_comma!r}", fix)
+        raise UsageError("A group's name contains a comma", f"{where} {with_comma!r}", fix)
     users, groups = ({name: tuple(given) for name, given in of.items()} for of in (table.users, table.groups))
     return AccessSettings(table.groups_header, tuple(table.everyone), users, groups)
 

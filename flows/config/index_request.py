@@ -253,5 +253,5 @@ def _check_patterns(owner: SourceRequest | IndexOptions) -> None:
     for name in ("include", "exclude"):
         patterns = listed(name, getattr(owner, name)) or ()
         if not all(isinstance(each, str) for each in patterns):
-            raise UsageError(f"{name} must be text", repr(patterns)[:100])
+            raise UsageError(f"{name} must be a list of strings", repr(patterns)[:100])
         object.__setattr__(owner, name, patterns)

@@ -191,8 +191,8 @@ class FleetTable(Table):
         default=None,
         description=(
             "How the proxy spells the host's logins, such as `{login}@example.org`. [Users of a trusted proxy]"
-            "(../guides/web-access.md#users-and-groups) then see the repositories that the host lets them read. For "
-            "`github`, `gitlab`, and an `org` of `gitea`, with a token."
+            "(../guides/web-access.md#users-and-groups) then see the repositories that the host lets them read. "
+            "Requires a token, and `github`, `gitlab`, or an `org` of `gitea`."
         ),
     )
     readers_max_age_seconds: Annotated[PositiveFloat, Field(le=365 * 86400)] = Field(
@@ -225,7 +225,7 @@ class PriceTable(Table):
 
     @property
     def known(self) -> dict[str, float]:
-        """Return the prices set in the file, keyed by request type."""
+        """The prices set in the file, keyed by request type."""
         return self.model_dump(exclude_none=True)
 
 
@@ -256,9 +256,9 @@ class HooksTable(Table):
             "The secret of GitHub's [webhooks](../guides/web-api.md#webhooks), as `${VARIABLE}` or `block:NAME`."
         ),
     )
-    gitlab: Text | None = Field(default=None, description="The same for GitLab.")
-    gitea: Text | None = Field(default=None, description="The same for Gitea and Forgejo.")
-    bitbucket: Text | None = Field(default=None, description="The same for Bitbucket.")
+    gitlab: Text | None = Field(default=None, description="The secret of GitLab's webhooks.")
+    gitea: Text | None = Field(default=None, description="The secret of Gitea's and Forgejo's webhooks.")
+    bitbucket: Text | None = Field(default=None, description="The secret of Bitbucket's webhooks.")
     branches: list[Text] = Field(
         default=[], description="Patterns such as `release/*`: pushes to matching branches are also indexed."
     )

@@ -401,7 +401,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
         self._check_running()
         future = self._client.submit(_run_on_worker, task, spec, self._key, pure=False)
         self._pending.add(future)
-        self._check_running()  # or the future missed the cancellation
+        self._check_running()  # a cancellation before this line missed the new future
         return future
 
     def _check_running(self) -> None:

@@ -448,7 +448,7 @@ def _of_tenant(report: IndexReport, plan: IndexPlan, tenant: Entity) -> IndexRep
     levels = plan.workspace.config.hierarchy
     for given in plan.request.given if plan.failures else ():
         named = given if isinstance(given, SourceRequest) else SourceRequest(given, plan.request.entity)
-        with suppress(BadEntity):  # then it belongs to no tenant
+        with suppress(BadEntity):  # an invalid entity belongs to no tenant
             if Entity.parse(named.entity or f"{levels[-1]}:default", levels).tenant == tenant:
                 uris.add(named.uri)
     sources = [each for each in report.sources if each.entity.startswith(f"{tenant}/")]

@@ -99,7 +99,7 @@ class SourcePlan:
 
     @property
     def has_new_filters(self) -> bool:
-        """Return whether its filters differ from those of the last run."""
+        """Whether the source's filters differ from those of its last run."""
         before = (self.before.include, self.before.exclude) if self.before is not None else ((), ())
         return (self.record.include, self.record.exclude) != before
 

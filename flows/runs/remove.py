@@ -137,7 +137,7 @@ class DeletionLimit:
         return cls(request.max_delete_fraction, GUARDED_REPOSITORIES)
 
     def allows(self, lost: int, known: int) -> bool:
-        """Return whether ``lost`` of ``known`` things may be deleted."""
+        """Return whether ``lost`` of ``known`` items may be deleted."""
         return lost <= self.always or lost <= self.max_fraction * known
 
     @property
@@ -145,7 +145,7 @@ class DeletionLimit:
         return self.max_fraction >= 1
 
     def refusal(self, lost: int, known: int, what: str, where: str) -> DeletionRefused | None:
-        """Return the error for deleting ``lost`` of ``known`` things, which are called ``what``, or None if allowed."""
+        """Return the error for deleting ``lost`` of ``known`` items, or None if allowed; ``what`` names the items."""
         if self.allows(lost, known):
             return None
         return DeletionRefused(

@@ -62,7 +62,7 @@ class _Owner(ProcessIdentity):
 class _Record:
     """A lease file's content. ``nonce`` distinguishes acquisitions whose other fields are equal.
 
-    ``failures`` is how many holders failed or did not release the lease; they may have left garbage. ``indexes_lag``
+    ``failures`` counts the holders that failed or did not release the lease, and may have left garbage. ``indexes_lag``
     is set while lines have changed since the search indexes were updated.
     """
 

@@ -101,7 +101,7 @@ class BlockCodes:
 
     @property
     def nbytes(self) -> int:
-        """Return their size in memory."""
+        """The size of the codes in memory."""
         return self.rows.nbytes + self.signs.nbytes + self.large.nbytes
 
     def __len__(self) -> int:

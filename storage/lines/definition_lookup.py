@@ -67,7 +67,7 @@ class _Definitions:
 
     @property
     def nbytes(self) -> int:
-        """Return their size in memory."""
+        """The size of the definitions in memory."""
         return int(self.entries.nbytes) + self.tails.nbytes + self.rows.nbytes
 
     def ending_in(self, part: str) -> Iterator[tuple[int, Definition]]:

@@ -49,17 +49,17 @@ class Definition:
 
     @property
     def is_code(self) -> bool:
-        """Return whether it is code, rather than prose or configuration."""
+        """Whether this is code, rather than prose or configuration."""
         return self.kind not in OF_TEXT
 
     @property
     def is_test(self) -> bool:
-        """Return whether it is a test module, or is inside one."""
+        """Whether this is a test module, or is inside one."""
         return self.is_code and _TESTS.search(f"{self.name}." if self.kind in _SCOPES else self.name) is not None
 
     @property
     def is_constructor(self) -> bool:
-        """Return whether it has the name of its class, as a constructor does."""
+        """Whether this has the name of its class, as a constructor does."""
         parts = parts_of_name(self.name)
         return parts[-1:] == parts[-2:-1]
 

@@ -226,7 +226,7 @@ class Packs:
 
     @property
     def nbytes(self) -> int:
-        """Return their size in memory."""
+        """The size of the packs in memory."""
         return int(self.rows.nbytes) + sum(positions.nbytes + grams.nbytes for positions, grams in self.filters)
 
     def of(self, documents: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[list[int], list[int]]]:

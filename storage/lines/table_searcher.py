@@ -188,7 +188,7 @@ class RowIds:
 
     @property
     def nbytes(self) -> int:
-        """Return their size in memory."""
+        """The size of the row ids in memory."""
         return self.starts.nbytes + self.ends.nbytes
 
     def has(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -115,7 +115,7 @@ class Flusher:
 
     @property
     def has_waiting(self) -> bool:
-        """Return whether this process has unflushed changes; a flush in progress may not include all of them."""
+        """Whether this process has unflushed changes; a flush in progress may not include all of them."""
         with self._state:
             return self._waiting > 0 or self._is_flushing
 

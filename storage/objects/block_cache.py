@@ -236,7 +236,7 @@ class RemoteFiles(Protocol):
 
     @property
     def credentials(self) -> Hashable:
-        """Return a key that distinguishes clients of the same bucket with different permissions."""
+        """A key that distinguishes clients of the same bucket with different permissions."""
         ...
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:

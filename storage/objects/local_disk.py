@@ -65,7 +65,7 @@ class LocalDisk:
 
     @property
     def is_private(self) -> bool:
-        """Return whether the root exists and denies group and others access."""
+        """Whether the root exists and denies group and others access."""
         try:
             return not stat.S_IMODE(os.stat(self._root).st_mode) & 0o077
         except OSError:

@@ -148,7 +148,7 @@ class ObjectStore:
 
     @property
     def is_private(self) -> bool:
-        """Return whether only the owner can read this store's folder."""
+        """Whether only the owner can read this store's folder."""
         return isinstance(self._backend, LocalDisk) and self._backend.is_private
 
     @property

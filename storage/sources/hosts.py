@@ -90,7 +90,7 @@ class Host:
         token = environ.get(self.variable, "").strip() if self.variable else ""
         if self.variable and not token:
             raise UsageError(f"The fleet needs the variable {self.variable}", self.name, "Set it to the token.")
-        if not (token.isascii() and token.isprintable()):  # the error for such a header would quote it
+        if not (token.isascii() and token.isprintable()):  # the HTTP client's error would quote it
             fix = "Set it to the token, which consists of printable ASCII characters."
             raise UsageError(f"The variable {self.variable} does not contain a token", self.name, fix)
         return token

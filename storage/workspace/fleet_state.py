@@ -214,7 +214,7 @@ class KnownRepository:
         return replace(self, other_uris=others, branches=branches)
 
     def adopted_as(self, new: KnownRepository) -> KnownRepository:
-        """Return the repository as another fleet's ``new`` one, so a renamed fleet keeps its index."""
+        """Return the repository as listed by another fleet, ``new``, so that a renamed fleet keeps its index."""
         return replace(self, listed=new.listed, excluded=new.excluded, missed_since=None, misses=0)
 
     def indexed_at_commit(self, uri: str, now: datetime, settings: str) -> KnownRepository:

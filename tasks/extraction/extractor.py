@@ -218,7 +218,7 @@ class Extractor:
 
     @property
     def is_available(self) -> bool:
-        """Return whether its library is installed."""
+        """Whether the extractor's library is installed."""
         return not self.needs or _is_installed(self.needs)
 
     @property

@@ -110,7 +110,7 @@ class RowPositions:
 
     @classmethod
     def of(cls, doc_index: pa.Int32Array, line_number: pa.Int32Array, column_number: pa.Int32Array) -> RowPositions:
-        """Number the rows.
+        """Determine the blocks of rows, which are in order.
 
         Each group of LINES_PER_BLOCK lines is one block, or several if it has more rows than that.
         """

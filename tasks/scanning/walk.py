@@ -223,7 +223,7 @@ class Walk:
                 self._rules = level.inside
         tracked = self._outer.repository.tracked
         submodules = tracked.submodules() if tracked is not None and self._only is None else ()
-        # Git lists no file there.
+        # Git lists no files of submodules that are not checked out.
         empty = {folder for folder in submodules if not os.path.lexists(f"{self._root}/{folder}{GIT}")}
         if empty:
             self.listing.leave_out(empty)
@@ -465,7 +465,7 @@ class Walk:
         exclude = _followed(work_tree.exclude, work_tree.top, work_tree.repository.common_dir)
         lists = [self._patterns_outside(path, "", repository) for path in (work_tree.excludes, exclude)]
         parts = self._above.rstrip("/").split("/") if self._above else []
-        closed = False  # an ignored folder with tracked files; if there are none, it is not a working tree
+        closed = False  # whether a folder is ignored, although it has tracked files: without any, it is no working tree
         for depth, part in enumerate(parts):
             above = "".join(part + "/" for part in parts[:depth])
             paths = (f"{work_tree.top}/{above}{name}" for name in IGNORE_FILES)

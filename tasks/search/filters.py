@@ -235,7 +235,7 @@ class LineKinds:
 
     @property
     def needs_definitions(self) -> bool:
-        """Return whether the filter needs definitions, not only paths."""
+        """Whether the filter needs definitions, not only paths."""
         return self.symbols or bool(self.kinds or self.inside)
 
     def allow(self, definition: Definition | None, line: int, path: str) -> bool:

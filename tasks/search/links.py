@@ -142,7 +142,7 @@ class Address:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return the normalized form of the remote's spellings; hosts ignore case."""
+        """The normalized form of the remote's spellings; hosts ignore case."""
         return self.host, self.path.lower().removeprefix("scm/")
 
     @property

@@ -155,7 +155,7 @@ class ExactTerms:
 
     @property
     def only_inside(self) -> bool:
-        """Whether they only restrict the lines to definitions."""
+        """Whether the terms only restrict the search to lines in definitions."""
         return bool(self.inside) and not (self.patterns or self.definitions or self.uses)
 
     def spans(self, lines: Sequence[str]) -> list[list[tuple[int, int]]]:
@@ -226,12 +226,12 @@ class ParsedQuery:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether it consists only of words."""
+        """Whether the query consists only of words."""
         return self == ParsedQuery(self.text, " ".join(self.text.split()))
 
     @property
     def is_exact(self) -> bool:
-        """Return whether it finds all lines that contain its terms or, with only filters, all files."""
+        """Whether the query finds all lines that contain its terms or, with only filters, all files."""
         is_ranked = bool(self.words) and (self.terms.only_inside or not self.terms)
         return not (is_ranked or self.is_plain)
 

@@ -349,7 +349,7 @@ class SearchRequest(SearchFilter):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether it has neither a query nor exact terms."""
+        """Whether the request has neither a query nor exact terms."""
         return not (self.query.strip() or self.fixed or self.regex)
 
     @classmethod

@@ -217,7 +217,7 @@ def test_a_filter_saves_comparisons(search: Search) -> None:
 
 
 @criterion("002", "impact 2", "a filtered search finds what a search of that directory alone finds")
-def test_a_filter_drops_no_matching_line(search: Search, location: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_filter_keeps_every_matching_line(search: Search, location: Path, tiny_model: Path, tmp_path: Path) -> None:
     dl.index(str(location / "home/work"), workspace=str(tmp_path / "alone"), model=str(tiny_model))
     alone = dl.search(str(tmp_path / "alone"), "parser group", mode="vector", top_k=12, n_lines=0).to_dict()
     among = search("parser group", "--dir", str(location / "home/work"), "--mode", "vector", "--top-k", 12)

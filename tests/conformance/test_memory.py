@@ -1038,7 +1038,7 @@ def test_the_reference_documents_scores() -> None:
 
 
 @criterion("memory", "12", "words are found as well as meaning")
-def test_words_are_found_as_well_as_meaning(remembered: HierarchicalLTMBackend) -> None:
+def test_words_that_the_model_does_not_know_are_found(remembered: HierarchicalLTMBackend) -> None:
     """The model does not know this name; a word search finds it, whole or split."""
     assert hits(remembered.search_memory("acquireLease", 1)) == ["names"]
     assert hits(remembered.search_memory("acquire_lease", 1)) == ["names"]

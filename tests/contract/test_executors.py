@@ -273,7 +273,7 @@ def test_a_remote_executor_scans_in_partitions(runner: Runner, scheduler: str, m
     assert handed_out[0] >= 2
 
 
-def test_a_batch_travels_without_the_documents_of_others(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_pickled_without_the_documents_of_others(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     map_plainly = InlineExecutor.map
 
@@ -555,9 +555,7 @@ def test_an_unknown_executor_is_refused_before_anything_is_written(runner: Runne
     assert not runner.workspace.exists()
 
 
-def test_dask_starts_no_loop_of_its_own_which_it_gives_up_after_ten_seconds(
-    scheduler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dask_does_not_start_a_loop_of_its_own(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from distributed import utils
 
     def refuse(*_: object, **__: object) -> None:

@@ -149,7 +149,7 @@ def test_the_error_for_a_held_lease_names_its_holder(store: ObjectStore) -> None
         assert lease_file(store)["token"] == 1
 
 
-def test_a_released_lease_can_be_waited_for(store: ObjectStore) -> None:
+def test_a_waiting_run_gets_a_lease_once_it_is_released(store: ObjectStore) -> None:
     first = acquire(store, PATH, "run-1")
     threading.Timer(0.3, first.release).start()
     with acquire(store, PATH, "run-2", wait_seconds=PATIENCE_SECONDS) as second:
@@ -539,7 +539,9 @@ def test_a_lease_of_a_newer_format_is_not_touched(disk: ObjectStore) -> None:
         acquire(disk, PATH, "run-2")
 
 
-def test_an_unexpected_renewal_error_stops_no_other_renewal(disk: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_renewal_error_does_not_stop_other_renewals(
+    disk: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failures: list[object] = []
 
     def fail(*_: object) -> str:

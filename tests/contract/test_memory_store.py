@@ -531,7 +531,7 @@ def test_hostile_keys_are_ordinary_keys(store: MemoryStore) -> None:
     assert sorted(indexed(store, ACME)) == sorted(names)
 
 
-def test_a_word_longer_than_a_key_is_in_no_key(store: MemoryStore) -> None:
+def test_a_search_for_a_word_longer_than_any_key_finds_nothing(store: MemoryStore) -> None:
     store.store("a" * 1_000, 1, S1)
     assert store.search("a" * 100_000) == []
     with pytest.raises(UsageError, match="NUL"):
@@ -539,7 +539,7 @@ def test_a_word_longer_than_a_key_is_in_no_key(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("large", [2**63, 10**30])
-def test_more_than_there_can_be_is_all_there_is(store: MemoryStore, large: int) -> None:
+def test_a_limit_above_the_number_of_entries_returns_them_all(store: MemoryStore, large: int) -> None:
     store.store_many([MemoryItem(f"key {n}", n, S1) for n in range(3)])
     assert len(store.retrieve_by_entity("org", "acme", limit=large).entries) == 3
     assert store.retrieve_by_entity("org", "acme", offset=large).entries == ()

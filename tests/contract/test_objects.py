@@ -86,7 +86,7 @@ def test_a_missing_object_is_not_found(store: ObjectStore) -> None:
             store.get(path)
 
 
-def test_no_name_is_too_long_to_be_missing(store: ObjectStore) -> None:
+def test_a_name_that_is_too_long_for_the_disk_is_missing(store: ObjectStore) -> None:
     path = "sub/" + "n" * 300
     assert store.head(path) is None
     with pytest.raises(ObjectNotFound):
@@ -162,7 +162,7 @@ while done < 20:
 """
 
 
-def test_processes_that_increment_a_counter_lose_no_increment(store: ObjectStore) -> None:
+def test_increments_by_concurrent_processes_all_count(store: ObjectStore) -> None:
     store.create("counter", b"0")
     processes = [ForkedReader(f"import sys; sys.argv.append('process-{i}')\n{INCREMENT}") for i in range(2)]
     for process in processes:

@@ -38,7 +38,7 @@ def test_a_revoked_token_is_gone(workspace: Workspace) -> None:
         revoke_token(workspace, gone.id)
 
 
-def test_writers_lose_no_token(workspace: Workspace) -> None:
+def test_concurrent_writers_keep_every_token(workspace: Workspace) -> None:
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda _: create_token(workspace, scopes=["search"])[1], range(12)))
     assert {record.id for record in read_tokens(workspace.objects)} == {record.id for record in made}

@@ -62,7 +62,7 @@ def use_memory(commands: Commands) -> None:
 
 
 @pytest.mark.parametrize("seed", [1])
-def test_each_command_ends_well_where_one_request_in_ten_fails(
+def test_each_command_succeeds_although_one_request_in_ten_fails(
     driftline: Callable[..., Any],
     s3_bucket: str,
     s3_server: Any,

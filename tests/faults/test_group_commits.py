@@ -251,7 +251,7 @@ def _number_of_second_stage(sources: Sources) -> int:
     return [at for at, name in enumerate(faults.log) if "create" in name and "_staged_" in name][1]
 
 
-def test_a_failing_source_leaves_nothing_of_the_others_undone(
+def test_a_failing_source_leaves_the_others_complete(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = Sources(tmp_path, model)

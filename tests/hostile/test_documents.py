@@ -284,7 +284,7 @@ def test_a_late_answer_is_not_given_to_another_document(
     assert [each.is_alive for each in started] == [False, True]
 
 
-def test_a_process_killed_while_idle_fails_no_document(started: list[HelperProcess]) -> None:
+def test_a_process_killed_while_idle_is_replaced(started: list[HelperProcess]) -> None:
     echoed("first")
     started[0]._process.kill()
     started[0]._process.wait()
@@ -292,7 +292,7 @@ def test_a_process_killed_while_idle_fails_no_document(started: list[HelperProce
     assert len(started) == 2
 
 
-def test_a_reused_process_that_dies_says_nothing_of_a_document(started: list[HelperProcess]) -> None:
+def test_a_document_is_read_again_if_a_reused_process_dies(started: list[HelperProcess]) -> None:
     assert [extract_apart("bad_readers:once", text)["text"] for text in (b"a", b"b")] == ["a", "b"]
     assert [each.is_alive for each in started] == [False, True]
 

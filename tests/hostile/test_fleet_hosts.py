@@ -267,7 +267,7 @@ def test_an_id_that_identifies_nothing_is_not_accepted(api: HostApi, value: Any)
 
 
 @pytest.mark.parametrize("size", ["Infinity", "-Infinity", "NaN", "1e999", '"1"', "[]", "-1", "9" * 5_000])
-def test_an_odd_size_makes_at_most_the_listing_incomplete(api: HostApi, size: str) -> None:
+def test_an_invalid_size_does_not_crash_the_listing(api: HostApi, size: str) -> None:
     body = json.dumps([each.item("github") for each in api.repositories[:2]])
     api.faults = [answering(body.replace('"size": 1', f'"size": {size}').encode())]
     listing = look(api)
@@ -373,7 +373,7 @@ def test_an_answer_that_does_not_end_is_abandoned(
     assert "s3cret" not in str(listing.failure)
 
 
-def test_a_connection_that_takes_all_the_time_reads_no_answer(monkeypatch: pytest.MonkeyPatch, api: HostApi) -> None:
+def test_a_connection_that_takes_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch, api: HostApi) -> None:
     ended, connect, end = threading.Event(), HTTPConnection.connect, host_connection._Limit.end
 
     def connect_late(connection: HTTPConnection) -> None:

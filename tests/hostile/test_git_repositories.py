@@ -157,7 +157,7 @@ def test_an_entry_with_an_invalid_mode_is_an_error(hostile: tuple[Path, str], mo
         CommitTree(uri, commit).entries()
 
 
-def test_symbolic_refs_and_odd_line_breaks_in_names_hide_no_branch(hostile: tuple[Path, str]) -> None:
+def test_symbolic_refs_and_line_breaks_in_names_do_not_hide_branches(hostile: tuple[Path, str]) -> None:
     folder, uri = hostile
     commit = publish(folder, tree(folder, ("100644", b"a.md", blob(folder, b"word\n"))))
     other = git(folder, "commit-tree", f"{commit}^{{tree}}", "-m", "other")

@@ -100,7 +100,7 @@ def test_each_command_has_a_summary() -> None:
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_every_command_ends_clearly_with(
+def test_every_command_succeeds_or_explains_its_failure_with(
     condition: str, location: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_gone = condition == "a directory that is gone"
@@ -126,7 +126,7 @@ AT_THE_START: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("condition", AT_THE_START)
-def test_an_interpreter_starts_and_ends_clearly_with(condition: str, location: Path) -> None:
+def test_an_interpreter_succeeds_or_explains_its_failure_with(condition: str, location: Path) -> None:
     names = (
         ("index", "grep") if "locale" in condition or "file system" in condition else ("search",)
     )  # both search below
@@ -195,7 +195,7 @@ def test_every_command_refuses_arguments_that_are_not_utf8(name: str, capsys: py
     ],
 )
 @pytest.mark.parametrize("command", ["index", "watch"])
-def test_a_path_that_is_not_utf8_is_refused_without_a_trace(
+def test_a_path_that_is_not_utf8_is_refused_without_a_traceback(
     folder: str, variables: dict[str, str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

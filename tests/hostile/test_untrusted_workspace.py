@@ -202,7 +202,7 @@ def test_pipes_and_links_that_replace_files_are_not_read(unpacked: Path, driftli
     assert driftline("search", "needle", "--json").json["results"][0]["freshness"] in (None, "gone")
 
 
-def test_pipes_in_place_of_workspace_objects_abort_no_search(unpacked: Path) -> None:
+def test_pipes_in_place_of_workspace_objects_do_not_abort_searches(unpacked: Path) -> None:
     opened = Workspace.open(str(unpacked))
     names = [info.path for info in opened.objects.list() if info.path.endswith(".json")]
     assert len(names) >= 2
@@ -215,7 +215,7 @@ def test_pipes_in_place_of_workspace_objects_abort_no_search(unpacked: Path) -> 
             opened.objects.open_input(name)
 
 
-def test_a_report_overwrites_no_file_that_a_link_in_the_workspace_names(
+def test_a_report_does_not_overwrite_the_target_of_a_link_in_the_workspace(
     unpacked: Path, driftline: Driftline, tmp_path: Path
 ) -> None:
     own = tmp_path / "own"

@@ -451,7 +451,7 @@ def test_a_defect_is_raised(registry: Registry, monkeypatch: pytest.MonkeyPatch)
 # The reference.
 
 
-def test_the_workflows_of_the_reference_run_and_end_where_they_say(registry: Registry) -> None:
+def test_the_workflows_of_the_reference_end_at_the_documented_node(registry: Registry) -> None:
     assert len(WORKFLOWS) == 3
     state: dict[str, Any] = {"question": "when does a lease expire"}
     for text in WORKFLOWS:

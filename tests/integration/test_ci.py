@@ -549,6 +549,6 @@ def test_any_number_of_repositories_of_one_name_have_their_own_entities(tmp_path
     assert len([*workspace.sources()]) == 4
 
 
-def test_a_build_that_starts_no_deployment_does_not_load_prefect() -> None:
+def test_a_build_without_a_deployment_does_not_load_prefect() -> None:
     code = "import sys, driftline.flows.ci.job; sys.exit('prefect' in sys.modules)"
     assert ForkedReader(code).wait(PATIENCE_SECONDS) == 0

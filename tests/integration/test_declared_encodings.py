@@ -107,7 +107,7 @@ def test_a_document_for_which_an_encoding_is_declared_by_mistake_stays_readable(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_an_attribute_file_that_is_none_blocks_nothing(tmp_path: Path, kind: str) -> None:
+def test_a_special_file_in_place_of_an_attribute_file_does_not_hang(tmp_path: Path, kind: str) -> None:
     tree = work_tree(tmp_path / "tree", {"sub/a.txt": b""}, {".gitattributes": "* working-tree-encoding=cp1254\n"})
     place = tree / "sub/.gitattributes"
     if kind == "pipe":
@@ -141,7 +141,7 @@ def test_a_slow_git_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert declared_encodings(str(tree), names) == dict.fromkeys(names, "cp1254")
 
 
-def test_git_is_not_asked_where_no_attribute_file_names_an_encoding(
+def test_git_is_called_only_if_an_attribute_file_names_an_encoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = work_tree(tmp_path / "tree", {"sub/a.txt": b""}, {".gitattributes": "*.txt text eol=lf\n"})

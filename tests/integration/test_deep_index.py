@@ -104,7 +104,7 @@ def test_a_run_embeds_the_definitions_of_what_has_changed(tree: Path, workspace:
     assert REFUND in found(workspace)[:2]
 
 
-def test_only_rows_of_the_very_documents_that_are_gone_are_removed(tmp_path: Path) -> None:
+def test_only_rows_of_deleted_documents_are_removed(tmp_path: Path) -> None:
     table = DeepTable(ObjectStore.open(str(tmp_path)), ENTITY.tenant, "f" * 20)
     table.create(4)
 

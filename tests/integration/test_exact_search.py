@@ -200,7 +200,7 @@ def test_every_line_that_matches_is_found(workspace: Workspace, tree: Path, igno
         r"[(]?(foo)",
     ],
 )
-def test_whole_words_touch_no_other_word(workspace: Workspace, tree: Path, text: str) -> None:
+def test_whole_words_match_only_between_word_boundaries(workspace: Workspace, tree: Path, text: str) -> None:
     spelled = re.compile(text.replace(r"\w", "[a-zA-Z0-9_]"))
     assert found(workspace, Pattern.of(text, words=True)) == oracle(tree, spelled, words=True)
 
@@ -610,7 +610,7 @@ def test_uses_in_code_come_before_those_in_comments_and_prose(tmp_path: Path) ->
         *(("a.ts", line) for line in ("x = 'in /* y'", 'x = "\\" /* y"', "// like /* here", "x = 'src/**/*'")),
     ],
 )
-def test_signs_of_comments_in_strings_and_line_comments_begin_no_comment(path: str, line: str) -> None:
+def test_comment_signs_in_strings_and_line_comments_do_not_begin_comments(path: str, line: str) -> None:
     quotes = ('"""', '"""') if path == "a.py" else ("/*", "*/")
     assert in_comments(path, [line, "foo()", f"{quotes[0]} foo", f"foo {quotes[1]}", "foo()"], range(1, 5)) == {2, 3}
 

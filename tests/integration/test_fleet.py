@@ -512,7 +512,7 @@ def test_a_branch_of_a_fleet_is_not_pruned(projects: dict[str, Checkout], fleet:
     assert branches(fleet) == {}
 
 
-def test_a_branch_that_fails_stops_no_other(
+def test_a_branch_that_fails_does_not_stop_the_others(
     projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet.tables += 'branches = ["*"]\n'
@@ -534,7 +534,9 @@ def test_a_branch_that_fails_stops_no_other(
     assert branches(fleet)["a"] == {"topic": {"a.md"}}
 
 
-def test_a_branch_with_a_damaged_record_stops_no_other_repository(projects: dict[str, Checkout], fleet: Fleet) -> None:
+def test_a_branch_with_a_damaged_record_does_not_stop_other_repositories(
+    projects: dict[str, Checkout], fleet: Fleet
+) -> None:
     fleet.tables += 'branches = ["*"]\n'
     for name in "ab":
         git(projects[name].remote, "branch", "topic", "main")

@@ -287,7 +287,7 @@ def test_a_team_is_asked_once_for_all_its_repositories(api: HostApi) -> None:
 
 
 @pytest.mark.parametrize("api", HOSTS_WITH_READERS, indirect=True)
-def test_an_answer_without_all_readers_is_none(api: HostApi) -> None:
+def test_an_incomplete_list_of_readers_is_an_error(api: HostApi) -> None:
     api.repositories[1].readers = ["ann", "bob", "eve"]
     host, repository = host_of(api), HostedRepository("2", "acme/r2")
     circle = {"Link": f'<http://{api.server.host}{PREFIXES[api.provider]}x>; rel="next"'}
@@ -317,7 +317,7 @@ def test_an_answer_without_all_readers_is_none(api: HostApi) -> None:
 
 
 @pytest.mark.parametrize("api", ["github"], indirect=True)
-def test_all_requests_of_a_host_share_the_time_that_it_makes_them_wait(api: HostApi) -> None:
+def test_requests_to_one_host_share_a_limit_on_waiting(api: HostApi) -> None:
     limit, waits, host = HostWaits(), list[float](), host_of(api)
     for answered in (1, 2):
         api.faults = [throttled(429, Retry_After="400")]

@@ -247,7 +247,7 @@ def test_the_setting_of_a_source_is_recorded_changed_and_removed(
     assert (outcome.code, "Start with https://" in outcome.err) == (2, True), outcome.err
 
 
-def test_the_lease_of_another_run_voids_no_link(tree: Checkout, location: str, tiny_model: Path) -> None:
+def test_a_lease_of_another_run_does_not_invalidate_links(tree: Checkout, location: str, tiny_model: Path) -> None:
     bind(tree)
     index(location, tiny_model, tree.folder, by_commit=True)
     git(tree.folder, "update-ref", "-d", "refs/remotes/origin/main")

@@ -420,7 +420,9 @@ def test_a_workspace_that_leaves_its_project_keeps_the_locations_of_its_sources(
         assert (hit.file, hit.freshness) == (str(project / "src/pump.txt"), "fresh")
 
 
-def test_a_moved_folder_that_is_indexed_as_a_new_source_is_found_where_it_is(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_moved_folder_that_is_indexed_as_a_new_source_is_found_at_its_new_path(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     project, workspace = tmp_path / "project", tmp_path / "w"
     project.mkdir()
     (project / "c.md").write_text("# pump gamma\n")

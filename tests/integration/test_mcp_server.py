@@ -131,7 +131,7 @@ def test_one_server_has_many_workspaces_each_within_the_boundary(tmp_path: Path,
     assert "web, app" in (instructions or "")
 
 
-def test_arguments_that_are_of_no_use_now_are_accepted_but_not_listed(tmp_path: Path, tiny_model: Path) -> None:
+def test_obsolete_arguments_are_accepted_but_not_listed(tmp_path: Path, tiny_model: Path) -> None:
     workspace = str(tmp_path / "ws")
     servers: list[Any] = []
 

@@ -119,7 +119,7 @@ def test_the_record_names_no_user_and_no_password(location: str, postgres_catalo
     assert "driftline@" not in text
 
 
-def test_an_empty_database_is_refused_where_there_is_memory(location: str, postgres_catalog: str) -> None:
+def test_an_empty_database_is_refused_if_the_workspace_has_memory(location: str, postgres_catalog: str) -> None:
     fill(location)
     with pytest.raises(CatalogMissing, match=CATALOG):
         MemoryStore(location, catalog_url=postgres_catalog)

@@ -261,7 +261,7 @@ def test_an_empty_answer_says_why(store: MemoryStore) -> None:
     )
 
 
-def test_notes_name_nothing_of_expired_entries(open_store: Callable[..., MemoryStore], clock: list[datetime]) -> None:
+def test_notes_do_not_mention_expired_entries(open_store: Callable[..., MemoryStore], clock: list[datetime]) -> None:
     store = open_store()
     store.store("login", "a cat", S1, {"password": "hunter"}, clock[0] + timedelta(hours=1))
     store.store("other", "a dog", S1, {"kind": "animal"})
@@ -271,7 +271,7 @@ def test_notes_name_nothing_of_expired_entries(open_store: Callable[..., MemoryS
     assert notes == ("No entry has the metadata field password; known fields are: kind.",)
 
 
-def test_expired_entries_hide_no_others(open_store: Callable[..., MemoryStore], clock: list[datetime]) -> None:
+def test_expired_entries_do_not_hide_others(open_store: Callable[..., MemoryStore], clock: list[datetime]) -> None:
     store = open_store()
     later = clock[0] + timedelta(hours=1)
     store.store_many(MemoryItem(f"cat {n}", "a cat sleeps on the sofa", S1, None, later) for n in range(1_100))

@@ -70,7 +70,7 @@ def test_only_blobs_without_an_entry_are_deleted(store: MemoryStore, monkeypatch
     assert clean(store).orphans == ()
 
 
-def test_a_cleanup_asks_for_no_retired_blob_that_it_has_listed(
+def test_a_cleanup_does_not_look_up_retired_blobs_that_it_has_listed(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(4):

@@ -145,7 +145,7 @@ def test_maintenance_finds_tenants_of_any_first_level(tmp_path: Path, tiny_model
         assert [hit.record.key for hit in store.search_memory("parser", 3, None, "team:a")] == ["key"]
 
 
-def test_memory_that_begins_during_a_verification_is_left_to_the_next_one(
+def test_memory_created_during_a_verification_is_checked_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri, catalog = str(tmp_path / "workspace"), f"sqlite:///{tmp_path / 'catalog.sqlite'}"

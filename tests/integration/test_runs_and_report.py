@@ -128,7 +128,7 @@ def test_a_run_over_several_tenants_is_one_run(tmp_path: Path) -> None:
     assert len(newest_runs(workspace, 1)) == 1
 
 
-def test_a_tenants_record_of_a_run_names_nothing_of_other_tenants(
+def test_a_tenants_run_record_does_not_mention_other_tenants(
     driftline: Driftline, tiny_model: Path, tmp_path: Path
 ) -> None:
     sources = []
@@ -221,7 +221,7 @@ def test_deltas_fall_when_they_are_folded_and_measurements_come_from_compactions
     assert [values(line) for line in history.measured("p50_seconds", 1000)] == [[10]]
 
 
-def test_requests_are_priced_where_runs_have_counted_them() -> None:
+def test_requests_are_priced_if_runs_counted_them() -> None:
     history = History([run("index", hour, {"sources": [], "requests": {"put": 500, "get": 7}}) for hour in (1, 2)])
     series, cost = history.requests({"put": 0.01})
     assert {line.name: values(line) for line in series} == {"put": [500, 500], "get": [7, 7]}

@@ -213,7 +213,7 @@ def aborts_at_file1(batches: Iterator[pa.RecordBatch]) -> set[tuple[str, str]]:
     return changed_documents(iter(rows))
 
 
-def test_a_fragment_that_aborts_its_reader_hides_no_changes_of_others(local: Corner) -> None:
+def test_a_fragment_that_aborts_its_reader_does_not_hide_changes_in_others(local: Corner) -> None:
     change("text", lambda text: f"{text[:-1]}~")(local)
     damaged, changed = local.table.examined(aborts_at_file1)
     assert len(damaged) == 1

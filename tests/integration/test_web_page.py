@@ -776,7 +776,7 @@ def test_a_key_explains_queries_and_keys_on_every_page(site: Site) -> None:
         expect(page.get_by_role("dialog")).to_be_hidden()
 
 
-def test_filters_are_folded_where_there_is_no_room(site: Site) -> None:
+def test_filters_are_collapsed_on_a_narrow_screen(site: Site) -> None:
     page = site.page
     page.set_viewport_size({"width": 390, "height": 800})
     site.browser.open(f"{site.url}?q=lease&mode=text", "notes.md")
@@ -869,7 +869,7 @@ def test_sigterm_ends_the_process(workspace: Path) -> None:
         assert process.wait(PATIENCE_SECONDS) in (0, -signal.SIGTERM)
 
 
-def test_one_document_is_searched_and_an_empty_readme_hides_no_folder(tmp_path: Path) -> None:
+def test_one_document_is_searched_and_an_empty_readme_does_not_hide_its_folder(tmp_path: Path) -> None:
     """Two sources have the same path; a document's address names one of them."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

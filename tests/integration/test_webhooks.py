@@ -233,7 +233,7 @@ def test_a_run_that_failed_because_of_the_host_is_retried(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("error", [LeaseHeld("Another run holds the lease", "app"), ExecutorError("No worker", "tcp")])
-def test_a_run_that_meets_another_one_is_retried(tmp_path: Path, error: DriftlineError) -> None:
+def test_a_run_that_conflicts_with_another_is_retried(tmp_path: Path, error: DriftlineError) -> None:
     attempts: list[Work] = []
 
     def run(work: Work) -> None:

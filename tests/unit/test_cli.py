@@ -127,7 +127,9 @@ def test_json_after_a_double_dash_is_not_an_option(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
 
 
-def test_no_command_says_what_to_do_where_nothing_is_indexed(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_driftline_without_a_command_says_what_to_do_if_nothing_is_indexed(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main([]) == 0
     out = capsys.readouterr().out
     assert str(nowhere) in out
@@ -435,7 +437,7 @@ def test_a_verbose_command_says_what_has_caused_a_failure(
 
 
 @pytest.mark.parametrize("command", [[], ["index"], ["search"], ["token"], ["memory", "search"]])
-def test_help_fits_into_a_narrow_terminal_and_breaks_no_name(
+def test_help_fits_into_a_narrow_terminal_without_breaking_names(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def shown(columns: int) -> list[str]:

@@ -197,7 +197,7 @@ REMOVALS = {
 @pytest.mark.parametrize(
     ("agent", "before", "after"), [(agent, *each) for agent, cases in REMOVALS.items() for each in cases]
 )
-def test_a_removal_cuts_the_entry_and_no_comment(agent: str, before: str, after: str | None, tmp_path: Path) -> None:
+def test_a_removal_keeps_comments(agent: str, before: str, after: str | None, tmp_path: Path) -> None:
     path = put(tmp_path / FILES[agent], before)
     if after is None:
         with pytest.raises(UsageError, match=r"mcp_?[sS]ervers\.driftline by hand"):
@@ -260,7 +260,7 @@ def test_an_entry_that_a_person_wrote_is_backed_up_and_restored(name: str, text:
         ("", "Never push.\n", "Never push.\n"),
     ],
 )
-def test_a_removal_joins_no_lines(before: str, added: str, after: str, tmp_path: Path) -> None:
+def test_a_removal_does_not_join_lines(before: str, added: str, after: str, tmp_path: Path) -> None:
     path = put(tmp_path / "CLAUDE.md", before)
     apply(["claude-code"], tmp_path, "project")
     path.write_bytes(path.read_bytes() + added.encode())

@@ -142,7 +142,9 @@ def test_files_that_the_user_ignores_everywhere_are_left_out(
     assert look(repository).scanned_with != before.scanned_with
 
 
-def test_an_ignore_file_outside_the_repository_that_names_it_is_ignored(repository: Path, tmp_path: Path) -> None:
+def test_an_ignore_file_outside_the_repository_that_configures_it_has_no_effect(
+    repository: Path, tmp_path: Path
+) -> None:
     (tmp_path / "global-ignore").write_text("*.log\n")
     git(repository, "config", "core.excludesFile", str(tmp_path / "global-ignore"))
     (repository / "x.log").write_text("indexed all the same\n")
@@ -250,7 +252,7 @@ def test_a_commit_is_recorded_only_if_the_disk_is_at_it(repository: Path) -> Non
     assert look(repository).commit_to_record(1) is not None
 
 
-def test_a_large_blob_hides_no_others(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_blob_does_not_hide_others(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushed = commits.PushedCommit(tree_at(repository).repository, git(repository, "rev-parse", "HEAD"))
     contents = {name: (repository / name).read_bytes() for name in ("sub/c.py", "a.py", "b b.py")}
     blobs = commits.blobs_at(pushed, [*contents])

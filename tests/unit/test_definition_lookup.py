@@ -69,7 +69,7 @@ def test_each_definition_is_found_in_the_block_with_its_name(
     assert [(row, each.name) for row, each in definitions.ending_in(part)] == found
 
 
-def test_no_definitions_are_found_in_no_blocks() -> None:
+def test_a_table_without_blocks_has_no_definitions() -> None:
     for empty in (blocks((), 0)[:0], blocks((), 3)):
         definitions = _Definitions.of(empty)
         assert [*definitions.ending_in("get")] == []

@@ -961,7 +961,7 @@ def test_definitions_are_nested_within_their_document(extension: str, text: str)
         around.append(each)
 
 
-def test_old_line_ends_count_as_lines() -> None:
+def test_a_lone_carriage_return_ends_a_line() -> None:
     assert [each.line for each in definitions("a.py", "x = 1\rdef f():\r    pass\r")] == [1]
 
 
@@ -1048,7 +1048,7 @@ def test_the_text_above_a_definition_of_elixir_belongs_to_it() -> None:
 
 
 @pytest.mark.parametrize("before", ["-- {- as text", 'open = "{-"', 'quote = \'"\'; open = "\\"{-"', "{- a -} x = 1"])
-def test_signs_of_comments_in_text_of_haskell_hide_nothing(before: str) -> None:
+def test_comment_signs_in_haskell_text_do_not_hide_definitions(before: str) -> None:
     found = by_patterns(f"{before}\nf x = x\n{{- g y = y\n-}}\nh = 1\n", "hs")
     assert [(each.name, each.line, each.last) for each in found if each.line] == [("f", 1, 1), ("h", 4, 4)]
 

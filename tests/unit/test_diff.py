@@ -91,7 +91,7 @@ def test_new_and_deleted_files_are_recognized_in_any_order() -> None:
     assert found.unchanged == 2
 
 
-def test_a_touched_row_follows_in_the_manifest() -> None:
+def test_a_touched_file_gets_its_new_times_in_the_manifest() -> None:
     now = listing({"path": "a", "etag": "git:1", "mtime_ns": NOW})
     before = manifest({"path": "a", "etag": "git:1", "lines": 7})
     (row,) = diff(now, before, "fp", now_ns=NOW).retouched.select(MANIFEST_SCHEMA.names).to_pylist()
@@ -143,7 +143,7 @@ def test_a_file_whose_ctime_is_recent_is_racy_for_any_mtime() -> None:
         (500, 1_000, 500),  # as many replaced as kept
     ],
 )
-def test_inodes_decide_nothing_where_most_files_differ_in_nothing_else(other_inodes: int, of: int, read: int) -> None:
+def test_inodes_are_ignored_if_most_files_differ_only_in_them(other_inodes: int, of: int, read: int) -> None:
     before = manifest(*({"path": f"f{i:04}"} for i in range(of)))
     now = listing(*({"path": f"f{i:04}", "inode": 8 if i < other_inodes else 7} for i in range(of)))
     found = diff(now, before, "fp", now_ns=NOW)

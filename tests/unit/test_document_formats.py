@@ -382,7 +382,7 @@ def test_a_page_omits_its_declarations(declared: str, public: str) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "<!DOCTYPE html>", "<!-- <!DOCTYPE html [ -->"])
-def test_declarations_in_a_script_hide_no_text(before: str) -> None:
+def test_declarations_in_a_script_do_not_hide_text(before: str) -> None:
     page = f"{before}<html><body><script>var type = '<!DOCTYPE html [';</script><p>a [b] > c</p></body></html>"
     assert lines(read_document("a.html", page.encode())) == ["a [b] > c"]
 
@@ -794,13 +794,13 @@ def test_phonetic_text_of_a_cell_is_not_indexed() -> None:
     assert lines(read_document("a.xlsx", xlsx(rows, strings=(spoken,)))) == ["豊田車"]
 
 
-def test_text_that_was_moved_is_where_it_is_now() -> None:
+def test_moved_text_is_read_only_at_its_new_place() -> None:
     moved = "<w:moveFrom><w:r><w:t>gone</w:t></w:r></w:moveFrom>"
     body = f"<w:p>{moved}<w:r><w:t>sea</w:t><w:noBreakHyphen/><w:t>bird</w:t></w:r></w:p>"
     assert lines(read_document("a.docx", docx(body))) == ["sea-bird"]
 
 
-def test_the_parts_of_a_formula_stand_apart() -> None:
+def test_the_parts_of_a_formula_are_separated() -> None:
     half = "<m:f><m:num><m:r><m:t>1</m:t></m:r></m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f>"
     square = "<m:sSup><m:e><m:t>x</m:t></m:e><m:sup><m:t>2</m:t></m:sup></m:sSup><m:sSup><m:sup/></m:sSup>"
     body = f'<w:p><m:oMath xmlns:m="m">{half}{square}</m:oMath></w:p>'
@@ -975,7 +975,7 @@ def test_mail_has_the_appointment_that_it_is_about() -> None:
         assert not [line for line in found if line.startswith(("BEGIN", "UID"))]
 
 
-def test_a_sentence_that_begins_with_from_begins_nothing() -> None:
+def test_a_sentence_that_begins_with_from_does_not_begin_an_email() -> None:
     data = documents.MAILBOX.replace(b"A rail hides.", b"Hello,\n\nFrom the reeds, a rail.")
     assert [name for name, _ in anchored(read_document("a.mbox", data))] == ["message 1", "message 2"]
 

@@ -89,6 +89,8 @@ IN_NAMES = {
     r"\b(?:is|are) (?:that|those) that\b": "name the thing again",
     r"\bspelt\b|\banyway\b|\bside by side\b|\bnamed workspaces? (?:is|are) searched": "use the word of the docs",
     r"\b(?:may|can) (?:lie|be asked for)\b|\blies$": "write 'be' or 'be requested'",
+    r"\b(?:stop|hide|join|drop|abort|fail|break|touch|begin)s? no\b": "write 'does not' and the verb",
+    r"\b(?:is|are) (?:refused|asked|folded|ignored|priced) where\b": "write 'if' or 'unless'",
 }
 """Phrases that the names of tests do not contain, in addition to the others; an underscore counts as a blank."""
 
@@ -167,6 +169,20 @@ def test_no_name_of_a_test_sounds_translated(pattern: str) -> None:
         for match in expression.finditer(name)
     ]
     assert not found, f"{(BANNED | SETTLED | IN_NAMES)[pattern]}:\n" + "\n".join(found)
+
+
+def test_docstrings_of_properties_describe_the_value() -> None:
+    """A property reads like a field: "Whether ...", "The ...". Functions are imperative: "Return ..."."""
+    imperative = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in CODE
+        if path.relative_to(ROOT).parts[0] in SETTLED_PACKAGES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+        and (ast.get_docstring(node) or "").startswith("Return")
+    ]
+    assert imperative == []
 
 
 def test_names_of_tests_name_their_subject() -> None:

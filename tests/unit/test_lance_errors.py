@@ -53,7 +53,7 @@ def test_a_failure_that_damaged_files_cause_may_be_damage(text: str) -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_path_says_nothing_about_the_network(folder: str) -> None:
+def test_a_path_is_not_mistaken_for_a_network_failure(folder: str) -> None:
     for text in (MISSING, CUT):
         error = OSError(text.format(folder, folder))
         assert (is_damage(error), is_network_failure(error), is_refusal(error)) == (True, False, False)

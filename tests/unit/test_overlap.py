@@ -40,7 +40,7 @@ def test_a_nested_source_takes_over_only_files_that_its_filters_admit() -> None:
     assert taken(*claims) == ["src/a.md", "src/deep/b.py"]
 
 
-def test_a_source_above_takes_no_files_of_a_nested_one() -> None:
+def test_a_source_leaves_a_nested_source_its_files() -> None:
     assert claims_on(entity("src"), record("/p/src"), [(entity("all"), record("/p"))]) == ()
 
 
@@ -50,7 +50,7 @@ def test_the_first_of_two_sources_over_one_folder_takes_their_common_files() -> 
     assert claims_on(*one, [other]) == ()
 
 
-def test_other_tenants_and_locations_take_no_files() -> None:
+def test_other_tenants_and_locations_do_not_claim_files() -> None:
     others = [
         (entity("src", org="other"), record("/p/src")),
         (entity("far"), record("/q")),

@@ -77,7 +77,9 @@ def test_the_answers_equal_those_of_this_process(pool: helper_process.HelperPool
     assert definitions_in_worker([])() == []
 
 
-def test_a_killed_process_loses_no_answer(pool: helper_process.HelperPool[helper_process.HelperProcess]) -> None:
+def test_a_process_that_was_killed_while_idle_is_replaced(
+    pool: helper_process.HelperPool[helper_process.HelperProcess],
+) -> None:
     expected = definitions_in_worker([("a.py", "def f(): pass\n")])()
     os.kill(idle_process(pool).pid, signal.SIGKILL)
     assert definitions_in_worker([("a.py", "def f(): pass\n")])() == expected

@@ -31,7 +31,7 @@ def test_a_few_rows_are_scanned_and_more_get_a_segment() -> None:
     assert groups_to_build({0: 90, 1: 11}, [{0}]) == [(1,)]
 
 
-def test_one_segment_more_than_the_limit_merges_the_small_ones_only() -> None:
+def test_one_segment_above_the_limit_merges_only_the_small_ones() -> None:
     rows = {0: 90, 1: 11, 2: 11, 3: 11, 4: 11}
     assert groups_to_build(rows, [{0}, {1}, {2}, {3}]) == [(1, 2, 3, 4)]
 

@@ -154,7 +154,7 @@ def test_a_long_text_is_cut(folder: Path) -> None:
     assert model.embed([long])[0] @ model.embed([f"{long} expires"])[0] == pytest.approx(1, abs=1e-5)
 
 
-def test_a_text_is_cut_where_a_model_has_no_further_position(folder: Path, tensors: Tensors, tmp_path: Path) -> None:
+def test_a_text_is_cut_at_the_last_position_of_the_model(folder: Path, tensors: Tensors, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "short")
     short = tensors | {"embeddings.position_embeddings.weight": tensors["embeddings.position_embeddings.weight"][:3]}
     save_file(short, tmp_path / "short" / "model.safetensors")

@@ -155,5 +155,5 @@ def test_events_without_a_time_are_taken_as_they_come(host: str) -> None:
 
 
 @pytest.mark.parametrize("updated", [10**400, -(10**400), True, "never", None])
-def test_a_time_that_no_clock_shows_is_unknown(updated: object) -> None:
+def test_an_impossible_time_is_unknown(updated: object) -> None:
     assert _seconds(updated) is None
