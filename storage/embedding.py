@@ -42,7 +42,9 @@ class Embedder(Protocol):
     """
 
     @property
-    def dim(self) -> int: ...
+    def dim(self) -> int:
+        """The number of dimensions of a vector."""
+        ...
 
     @property
     def fingerprint(self) -> str:

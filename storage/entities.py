@@ -126,10 +126,12 @@ class Entity:
 
     @property
     def type(self) -> str:
+        """The type of the entity's own level, such as ``source``."""
         return self.parts[-1][0]
 
     @property
     def id(self) -> str:
+        """The id at the entity's own level."""
         return self.parts[-1][1]
 
     @property
@@ -195,6 +197,7 @@ class Hierarchy:
 
     @property
     def root_entity(self) -> Entity:
+        """The configured root, or else the default entity of the first level."""
         parts = self.parts(self.root) if self.root else (self._with_default(self.levels[0]),)
         return self._completed(parts, ())
 

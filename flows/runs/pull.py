@@ -8,6 +8,7 @@ least recently searched copies are evicted to limit its size.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import threading
@@ -51,6 +52,8 @@ STOP_SECONDS = 10
 RECENT_SECONDS = 3600
 """Keep copies searched within this time, because a search may still be reading them."""
 _USED = "used"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +292,8 @@ class RefreshedWorkspace:
             except DriftlineError as error:
                 self._failure = error
                 self.warn(str(error))
-            except Exception as error:  # the thread must survive a single failure
-                self.warn(f"Cannot refresh the copy of {self.workspace.objects.uri}: {error}")
+            except Exception:  # a bug that one refresh hits must not end the next ones
+                _log.exception("Cannot refresh the copy of %s, will retry", self.workspace.objects.uri)
 
     def _newest(self) -> Workspace:
         objects, access = self.workspace.objects, self.workspace.access

@@ -315,6 +315,9 @@ class EntityRegistry:
         Returns:
             The record, or None if the entity is not registered.
 
+        Raises:
+            DriftlineError: BadEntity if the entity is invalid or outside the root, CatalogError if the catalog fails.
+
         Examples:
             >>> store.get_entity("org:unknown") is None
             True
@@ -342,6 +345,9 @@ class EntityRegistry:
         Returns:
             Their records, sorted by path.
 
+        Raises:
+            DriftlineError: BadEntity if the entity is invalid or outside the root, CatalogError if the catalog fails.
+
         Examples:
             >>> _ = store.register_entity("org:listed/project:one")
             >>> [record.entity.directory for record in store.list_entities("org:listed")]
@@ -366,6 +372,9 @@ class EntityRegistry:
         Returns:
             Their records, the parent first.
 
+        Raises:
+            DriftlineError: BadEntity if the entity is invalid or outside the root, CatalogError if the catalog fails.
+
         Examples:
             >>> _ = store.register_entity("org:acme/project:gamma")
             >>> [record.entity.directory for record in store.ancestors("org:acme/project:gamma")]
@@ -387,6 +396,9 @@ class EntityRegistry:
 
         Returns:
             Their records, sorted by path.
+
+        Raises:
+            DriftlineError: BadEntity if the entity is invalid or outside the root, CatalogError if the catalog fails.
 
         Examples:
             >>> _ = store.register_entity("org:deep/project:p/user:u")

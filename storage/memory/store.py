@@ -151,9 +151,12 @@ class MemoryStore(EntityRegistry):
         self._closing = Closing(self, self._flusher, pool, catalog)
 
     def close(self) -> None:
-        """Flush pending changes and close all connections, even if the flush raises StorageError or CatalogError.
+        """Flush pending changes and close all connections, even if the flush fails.
 
         Later calls raise StoreClosed. A store that is never closed closes itself at process exit.
+
+        Raises:
+            DriftlineError: StorageError or CatalogError if the flush failed.
 
         Examples:
             >>> with driftline.MemoryStore(f"{location}-closed") as closed:
@@ -211,6 +214,10 @@ class MemoryStore(EntityRegistry):
         Returns:
             The number of entries, and what they replaced.
 
+        Raises:
+            DriftlineError: BadEntry or BadEntity if an item is invalid, before anything is written; StorageError if the
+                workspace fails, CatalogError if the catalog fails.
+
         Examples:
             >>> store.store_many(driftline.MemoryItem(f"fact {n}", n, "org:facts") for n in range(3)).entries
             3
@@ -263,6 +270,9 @@ class MemoryStore(EntityRegistry):
         Returns:
             The number of changes.
 
+        Raises:
+            DriftlineError: CatalogError if the catalog fails, StorageError if the workspace fails.
+
         Examples:
             >>> store.flush() >= 0
             True
@@ -274,6 +284,9 @@ class MemoryStore(EntityRegistry):
 
         Returns:
             How many were deleted.
+
+        Raises:
+            DriftlineError: CatalogError if the catalog fails.
 
         Examples:
             >>> store.collect_expired()
@@ -389,6 +402,10 @@ class MemoryStore(EntityRegistry):
 
         Returns:
             The entries that exist, keyed by key.
+
+        Raises:
+            DriftlineError: BadEntry if several tenants have one of the keys, BadEntity if ``scope`` is outside the
+                root, CatalogError if the catalog fails.
 
         Examples:
             >>> _ = store.store("one", 1, "org:acme")

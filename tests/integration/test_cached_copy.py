@@ -236,6 +236,21 @@ def test_a_search_says_why_the_copy_of_the_server_cannot_be_refreshed(
     assert newest().objects.is_local
 
 
+def test_an_unexpected_error_of_a_refresh_is_logged_with_its_traceback(
+    index: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workspace = Workspace.open(index(str(tmp_path / "ws")))
+    copies = iter([workspace])
+    monkeypatch.setattr(pull, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(RefreshedWorkspace, "_newest", lambda _: next(copies))
+    newest = RefreshedWorkspace(workspace, PLENTY, pytest.fail)
+    assert newest() is workspace
+    with newest.refreshing():
+        until(lambda: len(caplog.records) > 1)  # the thread goes on
+    assert caplog.records[0].exc_info
+    assert newest() is workspace
+
+
 def test_the_web_server_uses_a_copy_that_a_search_has_kept(
     index: Callable[[str], str], s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

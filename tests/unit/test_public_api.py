@@ -128,7 +128,7 @@ def missing_sections(name: str, function: Callable[..., Any]) -> set[str]:
     needed = {"Args:"} if signature.parameters.keys() - {"self", "cls"} else set()
     needed |= {"Returns:"} if signature.return_annotation not in (None, "None") else set()
     needed |= {">>>"} if name.partition(".")[0] not in PROTOCOLS_AND_SERVERS else set()
-    needed |= {"Raises:"} if raised_in(function) else set()
+    needed |= {"Raises:"} if raised_in(function) or name.startswith("MemoryStore.") else set()
     return {section for section in needed if section not in text and section.replace("Returns", "Yields") not in text}
 
 
