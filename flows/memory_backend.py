@@ -26,7 +26,7 @@ from driftline.flows.config.memory_settings import (
 from driftline.flows.memory_arguments import checked_argument, checked_arguments, shortened
 from driftline.storage.defaults import DEFAULT_ENTRIES, DEFAULT_MAX_AGE_SECONDS, Mode
 from driftline.storage.deltas.delta_index import Folded
-from driftline.storage.entities import Entity, EntityName
+from driftline.storage.entities import EntityName
 from driftline.storage.errors import BadEntry, DriftlineError, UsageError
 from driftline.storage.memory.entries import MemoryEntry
 from driftline.storage.memory.memory_indexes import KeyRange, check_count, compact_index, compact_indexes, entries_of
@@ -452,14 +452,9 @@ class HierarchicalLTMBackend:
         name = entity if entity_type is None else entity_type
         if (entity is None) == (entity_type is None) or name is None:
             raise UsageError("Pass either entity or entity_type", fix='Write ("org", "acme").')
-        if entity_id is None:
-            if parent is not None or entity_type is not None:
-                raise UsageError("A parent or a level requires entity_id", fix='Write ("user", "alice", parent).')
-        else:
-            level = self.core.hierarchy.check_type(str(name))
-            above = () if parent is None else self.core.names.find(parent).parts
-            name = Entity((*above, (level, entity_id)))
-        return {"entity": self.core.register_entity(name).entity.directory}
+        if entity_id is None and entity_type is not None:
+            raise UsageError("A level requires entity_id", fix='Write ("user", "alice", parent).')
+        return {"entity": self.core.register_entity(name, entity_id, parent).entity.directory}
 
     @_returning_dict
     def register_entity_with_defaults(

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from driftline.flows.config.driftline_toml import memory_table_for
 from driftline.flows.config.workspace_names import DATABASE_VARIABLE, absolute_workspace
@@ -130,6 +130,10 @@ class PerformanceSection(_Section):
     parallel_reads: ThreadsSection = ThreadsSection()
 
 
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
 class IndexSection(_Section):
     """Index encoding, and the number of deltas that triggers folding. ``format`` is always ``parquet``."""
 
@@ -137,7 +141,7 @@ class IndexSection(_Section):
     row_group_size: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
         default=122_880, description="Rows per row group of the Parquet indexes."
     )
-    compression: Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"] = Field(
+    compression: Annotated[Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"], BeforeValidator(_lower)] = Field(
         default="zstd",
         description="Compression of the Parquet indexes: `zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`.",
     )

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity, EntityName, Hierarchy, Parts, is_within
-from driftline.storage.errors import AccessDenied, BadEntity
+from driftline.storage.errors import AccessDenied, BadEntity, UsageError
 from driftline.storage.memory.catalog import entity_tree, entry_writes
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.catalog.entity_tree import EntityRecord
@@ -252,22 +252,34 @@ class EntityRegistry:
         self._on_change = on_change
         self._check = check
 
-    def register_entity(self, entity: EntityName) -> EntityRecord:
+    def register_entity(
+        self, entity: EntityName, entity_id: str | None = None, parent: EntityName | None = None
+    ) -> EntityRecord:
         """Register an entity and its ancestors; existing entities are unchanged.
 
         Args:
-            entity: a path, a part of one, or a pair.
+            entity: a path, a part of one, a pair, or the level of ``entity_id``.
+            entity_id: the id of ``entity`` below ``parent``.
+            parent: the parent entity.
 
         Returns:
             Its record.
 
         Raises:
             BadEntity: for an invalid name, or if another process deletes the entity concurrently.
+            UsageError: for a parent without an id.
 
         Examples:
             >>> store.register_entity("org:acme/project:beta").entity
             Entity(parts=(('org', 'acme'), ('project', 'beta')))
+            >>> store.register_entity("project", "beta", parent="org:acme").entity.directory
+            'org:acme/project:beta'
         """
+        if entity_id is not None:
+            above = () if parent is None else self.names.find(parent).parts
+            entity = Entity((*above, (self.names.hierarchy.check_type(str(entity)), entity_id)))
+        elif parent is not None:
+            raise UsageError("A parent requires entity_id", fix='Write ("user", "alice", parent).')
         node = self.names.find(entity)
 
         def work(connection: Connection) -> EntityRecord | None:

@@ -612,7 +612,7 @@ class MemoryStore(EntityRegistry):
         limits: list[tuple[Entity, ...]] = [visible.allowed] if visible.allowed is not None else []
         if named is not None:
             own = [(visible.within,)] if isinstance(visible, Scope) else []
-            limits.append(tuple(self.names.resolve(named, (*limits, *own))))
+            limits.append(tuple(self.names.find_all(named, (*limits, *own))))
         if top_k and query.strip():
             self._flusher.flush_visible_writes()
         scopes = [visible] if isinstance(visible, Scope) else self._scopes(limits, visible)

@@ -422,6 +422,10 @@ READS: dict[str, Callable[[HierarchicalLTMBackend, Any], Any]] = {
     "within": lambda backend, entity: backend.retrieve_by_entity("project", "alpha", within=entity),
     "search": lambda backend, entity: backend.search("plan", None, entity),
     "search_memory": lambda backend, entity: backend.search_memory("theirs", entity=entity),
+    "filter": lambda backend, entity: backend.search_memory("theirs", filter={"entity": entity}),
+    "filter of several": lambda backend, entity: backend.search_memory(
+        "theirs", filter={"entity": [f"org:{_org(entity)}", f"org:{_org(entity)}/project:new"]}
+    ),
     "query_index": lambda backend, entity: backend.query_index(entity=entity),
     "list_entities": lambda backend, entity: backend.list_entities(entity),
 }

@@ -167,7 +167,7 @@ def test_cache_and_threads_reach_the_store(tmp_path: Path, enabled: bool) -> Non
         assert (store._writer._pool._max_workers, store._writer._blobs._cache.ttl) == (3, 60 if enabled else 0)
 
 
-@pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip", "brotli", "lz4", "none"])
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "GZIP", "Brotli", "lz4", "none"])
 def test_indexes_are_written_as_configured(compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This includes deltas, compacted indexes and rebuilt indexes. All of them are read, whatever is configured
     later.
