@@ -44,6 +44,7 @@ class SkipReason(enum.StrEnum):
     SUBMODULE = "submodule"
     ENCRYPTED = "encrypted"
     DAMAGED = "damaged document"
+    OTHER_COMPRESSION = "compression that is not read"
     NO_TEXT = "document without text"
     BOMB = "document that unpacks to too much"
     NEEDS_EXTRA = "needs driftline[documents]"

@@ -9,6 +9,7 @@ the reason why it cannot be indexed.
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import json
 import lzma
@@ -29,7 +30,7 @@ from driftline.tasks.extraction.extractor import choose, is_archive
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, is_utf8
 
-VERSION = 3
+VERSION = 4
 """The version of the member listing."""
 OF_CONTENT, OF_REASON = OF_MEMBERS = "member:", "member!"
 """Prefixes of members' etags."""
@@ -337,9 +338,31 @@ def _from_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: _Limits) 
         return SkipReason.ENCRYPTED
     if stat.S_ISLNK(info.external_attr >> 16):
         return SkipReason.LINK
-    with archive.open(info) as file:
-        content = _limited(file, limits)
-    return content if not isinstance(content, bytes) or len(content) == info.file_size else SkipReason.DAMAGED
+    if info.compress_type in _METHODS_OF_STREAMS:
+        content = _limited(stream_of(_packed(archive, info)), limits)
+        is_whole = not isinstance(content, bytes) or zlib.crc32(content) == info.CRC
+    else:
+        try:
+            file = archive.open(info)
+        except NotImplementedError:
+            return SkipReason.OTHER_COMPRESSION
+        with file:
+            content = _limited(file, limits)
+        is_whole = not isinstance(content, bytes) or len(content) == info.file_size
+    return content if is_whole else SkipReason.DAMAGED
+
+
+_METHODS_OF_STREAMS = (93, 95)
+"""Zip's numbers for zstd and xz, which the library does not read: such a member is a whole compressed file."""
+
+
+def _packed(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """Return a member's content as it is compressed."""
+    stored = copy.copy(info)
+    stored.compress_type, stored.file_size = zipfile.ZIP_STORED, info.compress_size
+    del stored.CRC
+    with archive.open(stored) as file:
+        return file.read()
 
 
 class _Counted(io.RawIOBase):

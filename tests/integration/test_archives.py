@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import os
 import random
 import tarfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import driftline as dl
@@ -373,6 +376,45 @@ def test_encrypted_and_lying_members_are_skipped() -> None:
         lying = bytearray(zipped({"a.txt": b"a" * 1_000, "b.txt": b"the bittern"}))
         lying[directory + 24 : directory + 28] = size.to_bytes(4, "little")
         assert reasons(bytes(lying)) == {"a.zip!/a.txt": SkipReason.DAMAGED}
+
+
+def zipped_as(method: int, packed: bytes, content: bytes) -> bytes:
+    """Zip one file that is compressed with a method that zipfile cannot write."""
+    held = bytearray(zipped_whole("a.txt", packed))
+    for start, at in ((0, 8), (held.index(b"PK\x01\x02"), 10)):
+        held[start + at : start + at + 2] = method.to_bytes(2, "little")
+        held[start + at + 6 : start + at + 10] = zlib.crc32(content).to_bytes(4, "little")
+        held[start + at + 14 : start + at + 18] = len(content).to_bytes(4, "little")
+    return bytes(held)
+
+
+def zipped_whole(name: str, data: bytes) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        archive.writestr(name, data)
+    return held.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("method", "pack"), [(93, lambda data: pa.compress(data, "zstd", asbytes=True)), (95, lzma.compress)]
+)
+def test_members_that_are_compressed_with_zstd_or_xz_are_read(method: int, pack: Callable[[bytes], bytes]) -> None:
+    for content in (b"the bittern\n" * 10_000, os.urandom(200_000), b""):
+        data, path, digest = zipped_as(method, pack(content), content), "a.zip!/a.txt", content_hash(content)
+        assert members_of("a.zip", data) == [Member(path, len(content), digest)]
+        assert read_members("a.zip", data, {path: digest}) == {path: content}
+    packed = pack(b"the bittern\n" * 10_000)
+    assert reasons(zipped_as(method, packed, b"the grebe\n")) == {path: SkipReason.DAMAGED}
+    assert reasons(zipped_as(method, packed[:-20], content)) == {path: SkipReason.DAMAGED}
+    assert reasons(zipped_as(method, b"not packed at all", content)) == {path: SkipReason.DAMAGED}
+    bomb = bytes(65 * 2**20)
+    assert reasons(zipped_as(method, pack(bomb), bomb)) == {path: SkipReason.TOO_LARGE}
+
+
+@pytest.mark.parametrize("method", [9, 98])
+def test_members_whose_compression_is_not_read_say_so(method: int) -> None:
+    """Deflate64 and PPMd."""
+    assert reasons(zipped_as(method, b"packed", b"unknown")) == {"a.zip!/a.txt": SkipReason.OTHER_COMPRESSION}
 
 
 def test_archives_are_opened_to_a_small_depth() -> None:
