@@ -13,10 +13,10 @@ import threading
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import Any, Protocol, get_args
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -34,17 +34,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from driftline.flows.web.access import granted
 from driftline.flows.web.responses import JsonAnswer
+from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.environment import install_command
-from driftline.storage.errors import DriftlineError, MissingExtra
-from driftline.storage.workspace.records import RunHistory, RunRecord, read_copy_record
+from driftline.storage.errors import CorruptFile, DriftlineError, MissingExtra
+from driftline.storage.workspace.fleet_state import FleetRecord, entities_in_use
+from driftline.storage.workspace.records import DONE, RunHistory, RunRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
-
-if TYPE_CHECKING:
-    from driftline.storage.workspace.fleet_state import FleetRecord
 
 log = logging.getLogger(__name__)
 
 INDEX_SECONDS = 15.0
+MAX_RUNS_READ = 200
+"""Number of runs of a tenant that a server looks at when it starts."""
 """Maximum age of cached index metrics."""
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -98,6 +99,10 @@ class IndexMetrics:
     fleets: Callable[[], Mapping[str, FleetRecord]] = dict
     _known_fleets: Mapping[str, FleetRecord] = field(default_factory=dict)
     _last: RunRecord | None = None
+    _indexed: float | None = None
+    _ends: dict[str, float] = field(default_factory=dict)
+    """When the last successful run of each source ended, according to the runs read so far."""
+    _runs_read: set[str] = field(default_factory=set)
     _readable: bool = False
     _model: str = ""
     _compared: float | None = None
@@ -110,14 +115,16 @@ class IndexMetrics:
             if time.monotonic() - self._read_at >= INDEX_SECONDS:
                 self._read()
             last, model, readable, compared = self._last, self._model, self._readable, self._compared
-            fleets = self._known_fleets
+            fleets, indexed = self._known_fleets, self._indexed
         yield GaugeMetricFamily("driftline_index_readable", "1 if the workspace can be read.", float(readable))
         if last is not None:
             version = {"run_id": last.run_id, "model": model, "outcome": last.outcome}
             yield InfoMetricFamily("driftline_index", "The last run of the workspace.", version)
-            ended = datetime.fromisoformat(last.started).timestamp() + last.seconds
             about = "When the last run ended, in Unix time."
-            yield GaugeMetricFamily("driftline_index_last_run_timestamp_seconds", about, ended)
+            yield GaugeMetricFamily("driftline_index_last_run_timestamp_seconds", about, _end(last))
+        if indexed is not None:
+            about = "When the last successful run of a source that is not a fleet's ended, in Unix time."
+            yield GaugeMetricFamily("driftline_sources_last_run_timestamp_seconds", about, indexed)
         if compared is not None:
             about = "When the local copy was last compared with the bucket, in Unix time."
             yield GaugeMetricFamily("driftline_cache_compared_timestamp_seconds", about, compared)
@@ -134,12 +141,38 @@ class IndexMetrics:
             workspace = self.newest()
             copied = read_copy_record(workspace.objects)
             runs = [RunHistory(workspace.objects, tenant).last() for tenant in workspace.tenants()]
+            self._indexed = self._last_of_sources(workspace)
         except DriftlineError:
             self._readable = False
             return
         self._readable, self._model = True, workspace.config.model or ""
         self._compared = copied.pulled.timestamp() if copied is not None else None
         self._last = max((run for run in runs if run is not None), key=lambda run: run.run_id, default=None)
+
+    def _last_of_sources(self, workspace: Workspace) -> float | None:
+        """Return when the last run of a source outside the fleets ended; a sync without changes records no run."""
+        for tenant in workspace.tenants():
+            history = RunHistory(workspace.objects, tenant)
+            for run_id in set(history.ids()[:MAX_RUNS_READ]) - self._runs_read:
+                self._runs_read.add(run_id)
+                with suppress(CorruptFile):
+                    self._note_ends(history.get(run_id))
+        in_fleets = entities_in_use(self._known_fleets.values())
+        own = (entity for entity in self._ends if normalized_name(entity) not in in_fleets)
+        for entity in sorted(own, key=lambda each: self._ends[each], reverse=True):
+            if workspace.source(Entity.parse(entity)) is not None:
+                return self._ends[entity]
+            del self._ends[entity]  # it was removed
+        return None
+
+    def _note_ends(self, run: RunRecord | None) -> None:
+        if run is not None and run.outcome == DONE:
+            for source in run.main_sources:
+                self._ends[source["entity"]] = max(_end(run), self._ends.get(source["entity"], 0.0))
+
+
+def _end(run: RunRecord) -> float:
+    return datetime.fromisoformat(run.started).timestamp() + run.seconds
 
 
 def _of_fleets(fleets: Mapping[str, FleetRecord]) -> Iterator[Metric]:

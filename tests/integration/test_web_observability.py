@@ -26,8 +26,10 @@ from driftline.flows.web.api import Reader
 from driftline.flows.web.observability import IndexMetrics, tracer
 from driftline.flows.web.server import Exposure, web_server
 from driftline.storage.errors import StorageError
+from driftline.storage.layout import new_ulid
 from driftline.storage.sources.hosts import HostedRepository
 from driftline.storage.workspace.fleet_state import FleetRecord, KnownRepository
+from driftline.storage.workspace.records import DONE, RunHistory, RunRecord
 from driftline.storage.workspace.tokens import create_token, read_tokens
 from driftline.storage.workspace.workspace import Workspace
 from tests.support.waiting import until
@@ -134,6 +136,55 @@ def test_metrics_show_what_a_fleet_fails_to_index(workspace: Workspace) -> None:
         assert 7200 <= found["driftline_fleet_lag_seconds/acme"] < 10_000
         assert found["driftline_fleet_lag_seconds/new"] == 0
         assert found["driftline_index_readable"] == 1
+
+
+def test_only_runs_of_sources_outside_the_fleets_make_the_index_fresh(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/notes.md").write_text("who renews the lease\n")
+    for name in ("own", "member"):
+        request = dl.SourceRequest(str(tmp_path / "tree"), entity=f"source:{name}")
+        dl.index([request], workspace=str(tmp_path / "ws"), model=str(tiny_model), executor="inline")
+    workspace = Workspace.open(str(tmp_path / "ws"))
+    own, member = ({"entity": f"org:default/project:default/source:{name}"} for name in ("own", "member"))
+    known = KnownRepository(listed=HostedRepository("1", "acme/a"), entity=member["entity"])
+    metrics = IndexMetrics(workspace.reread, lambda: {"acme": FleetRecord(repositories={"1": known})})
+    history = RunHistory(workspace.objects, workspace.tenants()[0])
+
+    def freshness() -> float | None:
+        metrics._read_at = -60.0
+        found = {each.name: each.samples[0].value for each in metrics.collect() if each.samples}
+        return found.get("driftline_sources_last_run_timestamp_seconds")
+
+    first = freshness()
+    assert first is not None
+    assert abs(first - time.time()) < 600
+    started = datetime.now(UTC) + timedelta(hours=1)
+
+    def record(kind: str, outcome: str, *sources: dict[str, str]) -> float:
+        run = RunRecord(
+            run_id=new_ulid(),
+            kind=kind,
+            started=started.isoformat(),
+            seconds=1.0,
+            outcome=outcome,
+            report={"sources": sources},
+        )
+        history.record(run)
+        return started.timestamp() + 1.0
+
+    for kind, outcome, sources in (
+        ("index", "failed", [own]),
+        ("index", DONE, [member]),
+        ("index", DONE, [own | {"branch": "topic"}]),
+        ("index", DONE, [{"entity": own["entity"] + "-removed"}]),
+        ("compact", DONE, [own]),
+    ):
+        record(kind, outcome, *sources)
+        assert freshness() == first, (kind, outcome, sources)
+    workspace.objects.create(f"{history._directory}/{new_ulid()}.json", b"damaged")
+    assert record("index", DONE, member, own) == freshness()
+    metrics.fleets = lambda: {"acme": FleetRecord(repositories={"1": known, "2": replace(known, entity=own["entity"])})}
+    assert freshness() is None
 
 
 def test_a_bound_token_sees_no_figures_of_the_index(workspace: Workspace) -> None:
