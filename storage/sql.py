@@ -22,6 +22,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -54,7 +55,7 @@ from driftline.storage.workspace.records import INDEX, RunHistory, RunRecord
 from driftline.storage.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
 MAX_BYTES = 2**30
 BATCH_ROWS = 65_536
@@ -114,7 +115,7 @@ def query_here(
             connection.execute("SET lock_configuration = true")
             _check(connection, text)
             timer.start()
-            reader = connection.sql(text, params=list(parameters)).to_arrow_reader(RESULT_ROWS)
+            reader = _in_arrow(connection.sql(text, params=list(parameters))).to_arrow_reader(RESULT_ROWS)
         schema = _with_unique_names(reader.schema)
         yield Result(schema, _batches(reader, schema, limits), limits)
     finally:
@@ -263,18 +264,29 @@ def _batches(reader: pa.RecordBatchReader, schema: pa.Schema, limits: Limits) ->
         yield batch.rename_columns(schema.names)
 
 
-def as_text(value: object) -> str:
-    """Format a value for a cell: null as empty, a list or object as JSON.
+def as_text(value: object, *, exact: bool = False) -> str:
+    """Format a value for a cell: null as empty, a list or object as JSON, bytes as hex.
+
+    Fractions are rounded unless ``exact`` is set.
 
     Examples:
-        >>> as_text(None), as_text(1 / 3), as_text(["a"])
-        ('', '0.333333', '["a"]')
+        >>> as_text(None), as_text(1 / 3), as_text(1234567.8), as_text(["a"])
+        ('', '0.333333', '1234568', '["a"]')
+        >>> as_text(1234567.8, exact=True)
+        '1234567.8'
     """
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.6g}"
+        is_long = _MAX_ROUNDED <= abs(value) < _MAX_WHOLE
+        return str(value) if exact else f"{value:.0f}" if is_long else f"{value:.6g}"
+    if isinstance(value, bytes):
+        return value.hex()
     return json.dumps(value, default=as_json) if isinstance(value, list | dict) else str(value)
+
+
+_MAX_ROUNDED, _MAX_WHOLE = 1e6, 2.0**53
+"""Between these, a rounded fraction is a whole number: six digits would hide some of it."""
 
 
 def csv_of(rows: Iterable[Sequence[object]]) -> str:
@@ -285,7 +297,7 @@ def csv_of(rows: Iterable[Sequence[object]]) -> str:
         'path,lines\\n"a,b.txt",\\n'
     """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([as_text(value) for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows([as_text(value, exact=True) for value in row] for row in rows)
     return text.getvalue()
 
 
@@ -298,6 +310,20 @@ def as_json(value: Any) -> object:
     if isinstance(value, timedelta):
         return value.total_seconds()
     return value.hex() if isinstance(value, bytes) else str(value)
+
+
+_NOT_IN_ARROW = re.compile(r"\b(BIGNUM|BIT|INTERVAL|TIME WITH TIME ZONE|UHUGEINT|UNION|VARIANT)\b")
+"""Types that DuckDB changes, or hides in bytes, on the way to Arrow, or that files and programs cannot read."""
+
+
+def _in_arrow(relation: DuckDBPyRelation) -> DuckDBPyRelation:
+    """Return ``relation`` with values of these types as text."""
+    odd = [bool(_NOT_IN_ARROW.search(str(each))) for each in relation.types]
+    if not any(odd):
+        return relation
+    names = (name.replace('"', '""') for name in relation.columns)
+    columns = (f"#{at}::VARCHAR" if is_odd else f"#{at}" for at, is_odd in enumerate(odd, start=1))
+    return relation.project(", ".join(f'{each} AS "{name}"' for each, name in zip(columns, names, strict=True)))
 
 
 def _connect(max_bytes: int) -> DuckDBPyConnection:

@@ -460,6 +460,49 @@ def test_a_moment_that_python_does_not_have_is_text(workspace: Workspace, driftl
         assert [*done.json["rows"][0].values()] == [*chosen.values()]
 
 
+NOT_IN_ARROW = {
+    "INTERVAL 90 MINUTE": "01:30:00",
+    "INTERVAL '1 month 2 days'": "1 month 2 days",
+    "[INTERVAL 1 DAY, NULL]": "[1 day, NULL]",
+    "{'a': INTERVAL 1 DAY}": "{'a': 1 day}",
+    "'01:02:03+01'::TIMETZ": "01:02:03+01",
+    "'0101'::BIT": "0101",
+    "340282366920938463463374607431768211455::UHUGEINT": "340282366920938463463374607431768211455",
+    f"{'7' * 60}::BIGNUM": "7" * 60,
+    "union_value(a := 1)": "1",
+    "2::VARIANT": "2",
+}
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "parquet"])
+def test_values_that_arrow_lacks_are_text(
+    workspace: Workspace, form: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    from driftline.flows.commands.main import main
+
+    text = "SELECT " + ", ".join(f'{value} AS "v{at}"' for at, value in enumerate(NOT_IN_ARROW))
+    assert main(["sql", f'{text}, 5 AS "a""b"', "--workspace", workspace.objects.uri, "--format", form]) == 0
+    out = capfdbinary.readouterr().out
+    expected = [*NOT_IN_ARROW.values()]
+    if form == "parquet":
+        (row,) = pq.read_table(pa.BufferReader(out)).to_pylist()
+        assert row == {f"v{at}": value for at, value in enumerate(expected)} | {'a"b': 5}
+    elif form == "json":
+        assert [*json.loads(out)["rows"][0].values()] == [*expected, 5]
+    elif form == "csv":
+        assert [*csv.reader(io.StringIO(out.decode()))][1] == [*expected, "5"]
+    else:
+        assert all(value in out.decode() for value in expected)
+
+
+def test_csv_rounds_no_number(workspace: Workspace, driftline: Driftline) -> None:
+    text = "SELECT 123456789.125::DOUBLE a, 1e-300 b, 1/3 c, 12.5::DECIMAL(4, 2) d, '\\xff'::BLOB e, 2e20 f"
+    shown = driftline("sql", text, "--workspace", workspace.objects.uri, "--format", "csv").out
+    assert shown.splitlines()[1] == "123456789.125,1e-300,0.3333333333333333,12.50,ff,2e+20"
+    table = driftline("sql", text, "--workspace", workspace.objects.uri).out
+    assert table.splitlines()[1].split() == ["123456789", "1e-300", "0.333333", "12.50", "ff", "2e+20"]
+
+
 def test_a_failure_of_the_workspace_is_reported_as_such(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(self: LineTable) -> Iterator[None]:
         raise CorruptFile("The table is damaged", "here", "Repair it.")
