@@ -173,6 +173,18 @@ def test_objects_of_kubernetes_refer_to_what_exists() -> None:
         assert budget["spec"]["minAvailable"] < pod["spec"]["replicas"]
 
 
+def test_the_web_servers_read_the_configuration_of_the_worker() -> None:
+    service = yaml.safe_load((FILE.parent / "web" / "compose.yaml").read_text())["services"]["web"]
+    assert f"./driftline.toml:{service['environment']['DRIFTLINE_CONFIG']}:ro" in service["volumes"]
+    assert service["environment"]["PREFECT_API_URL"] == "http://prefect:4200/api"
+    worker, web = containers()["prefect-worker/worker"], containers()["driftline-web/web"]
+    for name in ("DRIFTLINE_CONFIG", "PREFECT_API_URL"):
+        values = [each["value"] for container in (worker, web) for each in container["env"] if each["name"] == name]
+        assert values == [values[0]] * 2
+    mounts = [{mount["mountPath"] for mount in container["volumeMounts"]} for container in (worker, web)]
+    assert "/etc/driftline" in mounts[0] & mounts[1]
+
+
 def test_pods_have_no_privileges() -> None:
     for name, container in containers().items():
         assert container["securityContext"] == {
