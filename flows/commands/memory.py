@@ -326,6 +326,8 @@ def _fields(assignments: Sequence[str] | None) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise UsageError("Not in the form FIELD=VALUE", repr(text))
+        if name in fields:
+            raise UsageError("The field is given twice", name, "Give it one value.")
         fields[name] = _value(value)
     return fields
 

@@ -87,7 +87,9 @@ def test_usage_errors_of_memory_create_no_workspace(driftline: Callable[..., Any
     location = tmp_path / "workspace"
     for arguments in (["get", "key"], ["list"], ["search", "x"], ["delete", "key"], ["move", OWNER, "org:acme"]):
         assert driftline("memory", *arguments, "--workspace", location).code == 2
-    assert driftline("memory", "put", "key", "1", "--metadata", "=x", "--workspace", "memory://").code == 2
+    for fields in (["=x"], ["n=1", "n=2"]):
+        options = [word for field in fields for word in ("--metadata", field)]
+        assert driftline("memory", "put", "key", "1", *options, "--workspace", "memory://").code == 2
     assert driftline("memory", "put", "key", "1", "--entity", "org:", "--workspace", "memory://").code == 2
     assert not location.exists()
 
