@@ -180,24 +180,26 @@ def workspace_index(
 def workspace_search(
     state: Any,
     workspace: Name,
-    query: Query,
+    query: Query | None = None,
     *,
     given: dict[str, Any],
     handles: Handles | None = None,
 ) -> Result:
     """Search a workspace: ``{query, results}`` like ``driftline search --json``.
 
-    If there are no results, ``notes`` and the ``nearest`` line are added. Defaults come from ``[search]`` in
-    ``driftline.toml``. ``explain`` adds an ``explanation``.
+    With ``regex`` or ``fixed``, ``query`` may be omitted. If there are no results, ``notes`` and the ``nearest`` line
+    are added. Defaults come from ``[search]`` in ``driftline.toml``. ``explain`` adds an ``explanation``.
     """
     from driftline.flows.actions.sources import filter_for
     from driftline.flows.search import search, search_request
 
     options = OPTIONS.given_by("argument", given)
+    if query is None and not {"regex", "fixed"} & options.keys():
+        raise UsageError("query is missing or blank", fix="Pass words in query, or exact text in fixed or regex.")
     opened = (handles := handles or Handles()).workspace(handles.locate(workspace))
     paths = options.pop("paths", None)
     also = () if paths is None else (filter_for(opened, paths),)
-    request = search_request(query, options, also=also, on_this_machine=True)
+    request = search_request(query or "", options, also=also, on_this_machine=True)
     return {"results": [], **search(opened, request).to_dict()}
 
 

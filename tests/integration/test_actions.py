@@ -397,6 +397,15 @@ def test_semantic_search_needs_no_workspace_and_uses_one_that_is_given(registry:
     assert [hit["line"] for hit in found["results"]] == [3]
 
 
+def test_exact_text_needs_no_query(notes: Registry, tree: Path) -> None:
+    (tree / "docs/exact.md").write_text("the marker zq_17\n")
+    notes["search.workspace_index"]({}, workspace="notes", paths=["docs"])
+    for query in ({}, {"query": None}, {"query": " "}, {"query": "marker"}):
+        for exact in ({"regex": r"zq_\d+"}, {"fixed": "zq_17"}):
+            found = notes["search.workspace_search"]({}, workspace="notes", **query, **exact)
+            assert [hit["path"] for hit in found["results"]] == ["exact.md"], (query, exact, found)
+
+
 # Errors.
 
 
@@ -414,6 +423,7 @@ def test_every_failure_is_a_dictionary_with_its_type(registry: Registry, tree: P
         ("search.semantic", {"query": "x", "files": "missing/**"}, "file_not_found"),
         ("search.workspace_search", {"workspace": "notes"}, "validation_error"),
         ("search.workspace_search", {"workspace": "notes", "query": " "}, "validation_error"),
+        ("search.workspace_search", {"workspace": "notes", "fixed": " ", "query": ""}, "validation_error"),
         ("search.workspace_search", {"workspace": "notes", "query": "x", "top_k": -1}, "validation_error"),
         ("search.workspace_search", {"workspace": "notes", "query": "x", "top_k": "many"}, "validation_error"),
         ("search.workspace_index", {"workspace": "notes", "paths": []}, "validation_error"),
