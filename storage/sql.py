@@ -581,7 +581,7 @@ class _Contents:
         These include lines with no row.
         """
         found: dict[str, dict[str, int]] = defaultdict(dict)
-        for table, entities in self._tables():
+        for table, entities in self._tables() if paths is None or paths else ():
             of_packs = pc.field(PACK_LINE_COLUMN).is_valid()
             if entities is not None:
                 of_packs &= pc.field("entity").isin([str(each) for each in entities])

@@ -495,6 +495,12 @@ def test_values_that_arrow_lacks_are_text(
         assert all(value in out.decode() for value in expected)
 
 
+@pytest.mark.parametrize("where", ["path = 'nope'", "etag < ''", "lang = 'cobol'", "path IN ('x', 'y') AND ext = ''"])
+def test_documents_that_no_filter_passes_have_no_lines(workspace: Workspace, where: str) -> None:
+    assert rows_here(workspace, f"SELECT path, lines FROM documents WHERE {where}") == []
+    assert rows_here(workspace, f"SELECT coalesce(sum(lines), 0) FROM documents WHERE {where}") == [(0,)]
+
+
 def test_csv_rounds_no_number(workspace: Workspace, driftline: Driftline) -> None:
     text = "SELECT 123456789.125::DOUBLE a, 1e-300 b, 1/3 c, 12.5::DECIMAL(4, 2) d, '\\xff'::BLOB e, 2e20 f"
     shown = driftline("sql", text, "--workspace", workspace.objects.uri, "--format", "csv").out
