@@ -505,6 +505,9 @@ def test_a_failing_server_has_its_own_error(project: Checkout, git_server: GitSe
         open_source(git_server.url("team/app.git"))
     with pytest.raises(SourceNotFound):
         open_source(f"git+file://{project.folder}/none")
+    git(project.folder, "worktree", "add", "-q", "linked")
+    with pytest.raises(SourceNotFound, match="repository is elsewhere"):
+        open_source(f"git+file://{project.folder}/linked")
 
 
 def test_hits_are_read_from_the_mirror_without_a_request(
