@@ -278,15 +278,11 @@ def as_text(value: object, *, exact: bool = False) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        is_long = _MAX_ROUNDED <= abs(value) < _MAX_WHOLE
+        is_long = 1e6 <= abs(value) < 2**53  # six digits would hide some of the whole number
         return str(value) if exact else f"{value:.0f}" if is_long else f"{value:.6g}"
     if isinstance(value, bytes):
         return value.hex()
     return json.dumps(value, default=as_json) if isinstance(value, list | dict) else str(value)
-
-
-_MAX_ROUNDED, _MAX_WHOLE = 1e6, 2.0**53
-"""Between these, a rounded fraction is a whole number: six digits would hide some of it."""
 
 
 def csv_of(rows: Iterable[Sequence[object]]) -> str:
@@ -412,15 +408,8 @@ _LINES = pa.schema(
 )
 _OWNERS = pa.schema([(name, pa.string()) for name in ("entity", "path", "owner")])
 _DEFINITIONS = pa.schema(
-    [
-        ("entity", pa.string()),
-        ("path", pa.string()),
-        ("kind", pa.string()),
-        ("name", pa.string()),
-        ("line", pa.int32()),
-        ("first_line", pa.int32()),
-        ("last_line", pa.int32()),
-    ]
+    [(name, pa.string()) for name in ("entity", "path", "kind", "name")]
+    + [(name, pa.int32()) for name in ("line", "first_line", "last_line")]
 )
 _RUNS = pa.schema(
     [
