@@ -53,12 +53,13 @@ class Candidates:
     ``lines`` contains each line's position (``number`` 0-based), ``column`` ``(n,)`` the start of its row within a long
     line, and ``texts`` its text. ``block`` ``(n,)`` is its row among the blocks, -1 if it has none; ``block_documents``
     contains each block's document, and ``block_names`` the name in its head. ``near`` ``(n,) bool`` marks semantically
-    near lines. ``counts`` ``(n, t) float32`` is how often a line contains each of the ``t`` terms in ``words``;
-    ``lengths`` ``(n,) float32`` is its length. ``definition`` ``(n,)`` is its innermost enclosing definition in
-    ``definitions``, NO_DEFINITION, or UNKNOWN.
+    near lines. ``sequence`` contains the query's terms in order, and ``words`` the ``t`` distinct ones that count:
+    ``counts`` ``(n, t) float32`` is how often a line contains each. ``lengths`` ``(n,) float32`` is a line's length.
+    ``definition`` ``(n,)`` is its innermost enclosing definition in ``definitions``, NO_DEFINITION, or UNKNOWN.
     """
 
     words: Sequence[str]
+    sequence: Sequence[str]
     language: str
     names: Sequence[str]
     places: Sequence[tuple[str, int | None]]
@@ -127,6 +128,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
     counts, lengths = count_words(texts, words, language)
     return Candidates(
         words=words,
+        sequence=terms(query, language),
         language=language,
         names=names_in(query),
         places=places_in(query),
@@ -266,6 +268,12 @@ HEAD_OF_FILE = 0.9
 """The score of the lines after the first in the first block of a file named in the query."""
 MENTION_OF_CONSTANT = 0.25
 """The score of a line that mentions, but does not set, a constant named in the query."""
+MIN_QUOTED_WORDS = 3
+MIN_QUOTED_SHARE = 0.5
+"""The minimum number of the query's words in a row that a string literal shares, and their fraction of its weight. A
+pasted message has values where the literal has placeholders.
+"""
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)+"?|`[^`]+`?|(?<!\w)\'(?:[^\'\\]|\\.)+\'')
 _SETS = r"^[^#(=]*\b%s\b['\"]?\s*(?::[^=]*)?:?=(?!=)|^\s*['\"]?%s['\"]?:\s"
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
@@ -502,10 +510,39 @@ def _text_scores(
     lines = candidates.lines
     in_names, _ = counted([*(each.name for each in candidates.definitions), ""])
     in_names = in_names[candidates.definition.clip(-1)]  # the last row stands for no definition: it has no words
-    scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, idf, weights)
+    quoted = weights.quoted * _quoted(candidates, idf) if weights.quoted else 0.0
+    scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, idf, weights) + quoted
     scores += document_scores(document, bm25, len(candidates.documents), weights)[lines.document] * (scores > 0)
     held: list[bool] = np.any(counts_in > 0, axis=0).tolist()
     absent = sum(not known and not is_paired(word) for word, known in zip(words, held, strict=True))
     unknown = absent * max(LEAST_OF_UNKNOWN, idf.max(initial=0))
     max_score = (BM25_K1 + 1) * float(idf.sum() + unknown)
-    return scores, line_scores(counts, lengths, idf), max_score
+    return scores, line_scores(counts, lengths, idf) + quoted, max_score
+
+
+def _quoted(candidates: Candidates, idf: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the weight of the best run of the query's words in a string literal of each line of code, as ``(n,)``:
+    the query may be a message.
+
+    0 if the run is shorter than MIN_QUOTED_WORDS or lighter than MIN_QUOTED_SHARE, or if the query points to lines.
+    """
+    found = np.zeros(len(candidates), np.float32)
+    weight = dict(zip(candidates.words, idf.tolist(), strict=True))
+    least = MIN_QUOTED_SHARE * sum(weight.values())
+    if len(weight) < MIN_QUOTED_WORDS or not least or candidates.places:
+        return found
+    positions: dict[str, list[int]] = {}
+    for at, term in enumerate(candidates.sequence):
+        positions.setdefault(term, []).append(at)
+    code = ~_of_documents(candidates, is_prose)[candidates.lines.document]
+    for row in np.flatnonzero(code & (np.count_nonzero(candidates.counts, axis=1) >= MIN_QUOTED_WORDS)).tolist():
+        for literal in _LITERAL.findall(candidates.texts[row]):
+            starts: dict[int, int] = {}  # the first term of the run that ends with each term of the query
+            for term in terms(literal, candidates.language):
+                starts = {at: starts.get(at - 1, at) for at in positions.get(term, ())}
+                for at, start in starts.items():
+                    shared = {*candidates.sequence[start : at + 1]} & weight.keys()
+                    of_run = sum(map(weight.__getitem__, shared))
+                    if len(shared) >= MIN_QUOTED_WORDS and of_run >= max(least, found[row]):
+                        found[row] = of_run
+    return found

@@ -6,6 +6,7 @@ A line is scored together with its neighbours, because a single line says little
           + 0.06 x BM25 of the four best blocks of its document
           + 8 x cosine of the vectors around it; in prose 2 x, and 4 x the cosine of more distant vectors
           + half of the weights of the words in the names of its enclosing definitions
+          + the weights of the words in a run of the query that a string literal contains, in code
           + 5 if it begins a definition, in code
 
 The values are in ``Weights``; ``tests/benchmarks/weights.py`` tuned them on the tuning halves. Neighbouring lines are
@@ -48,7 +49,7 @@ class Weights:
     ``path`` and ``names`` are for words in the path and in the names of enclosing definitions, as fractions of the word
     weights. ``document`` is for the BM25 of a document's ``document_blocks`` best blocks. ``definition`` is for lines
     that start a definition, ``name`` for lines that start a definition named in the query; lines that only mention the
-    name gain the fraction ``mention`` of it.
+    name gain the fraction ``mention`` of it. ``quoted`` is for a run of the query's words in a string literal.
 
     A line keeps the fraction ``test`` of its relevance in tests, unless the query is about tests, ``text`` in prose,
     ``source`` in anything else, ``auxiliary`` in files that repeat, list or illustrate others, and, if the query is a
@@ -69,6 +70,7 @@ class Weights:
     path: float = 0.25
     names: float = 0.5
     document: float = 0.06
+    quoted: float = 1.0
     document_blocks: int = 4
     definition: float = 5.0
     name: float = 20.0
@@ -89,7 +91,7 @@ class Weights:
 
 
 WEIGHTS = Weights()
-USAGE_WEIGHTS = replace(WEIGHTS, definition=0.0, source=0.6, test=0.5, text=1.0, auxiliary=0.75)
+USAGE_WEIGHTS = replace(WEIGHTS, quoted=0.0, definition=0.0, source=0.6, test=0.5, text=1.0, auxiliary=0.75)
 """Weights for questions about how to use something or what it is: documentation answers these, not source code."""
 SENTENCE_WEIGHTS = replace(
     WEIGHTS, definition=6.0, name=4.0, file=0.0, stem=0.0, full_stem_match=0.0, again=0.0, phrase_words=1_000
@@ -97,10 +99,11 @@ SENTENCE_WEIGHTS = replace(
 """Weights for sentences, which describe one item in any file: a name in them more often refers to something that
 the described definition uses. They do not fade.
 """
-NAME_WEIGHTS = replace(WEIGHTS, unnamed=0.6, mention=0.25)
+NAME_WEIGHTS = replace(WEIGHTS, quoted=0.0, unnamed=0.6, mention=0.25)
 """Weights for queries that are a single name; among other words, WebSocket may be a topic."""
 WEIGHTS_OF_FORMS: Mapping[QueryForm, Weights] = {
     "name": NAME_WEIGHTS,
+    "question": replace(WEIGHTS, quoted=0.0),
     "usage": USAGE_WEIGHTS,
     "sentence": SENTENCE_WEIGHTS,
 }

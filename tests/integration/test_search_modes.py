@@ -164,6 +164,35 @@ def test_a_query_finds_the_line_the_file_and_the_constant_that_it_names(
     assert (best.path, best.line) == (path, line)
 
 
+STEPS = "step(0)\n" * 40
+MESSAGES = {
+    "a.py": ('raise E(f"table schema version isn\'t known: {got!r}")', "error: table schema version isn't known: 12"),
+    "b.go": ('return fmt.Errorf("\\"%s\\" has lost its parcel label", id)', 'ERROR "a-7" has lost its parcel label'),
+    "c.js": ("throw new E(`basket of ${who} holds stale prices`)", "at 9:30: basket of Ann holds stale prices"),
+    "d.rb": ("raise 'no printer is free for invoice ' + id", "RuntimeError: no printer is free for invoice 7"),
+}
+TOPICS = {
+    "p.py": "# The version of a schema: a table has a known schema, each schema a version.",
+    "q.go": "// A label of a parcel; a parcel without its label is lost.",
+    "r.js": "// The prices in a basket; a basket holds no stale prices.",
+    "s.rb": "# A free printer of invoices: an invoice waits until a printer is free for an invoice.",
+}
+
+
+@pytest.mark.parametrize(("path", "topic"), zip(MESSAGES, TOPICS, strict=True))
+def test_a_pasted_message_finds_the_string_literal_that_contains_it(
+    tmp_path_factory: pytest.TempPathFactory, path: str, topic: str
+) -> None:
+    workspace = tmp_path_factory.getbasetemp() / "messages.driftline"
+    if not workspace.exists():
+        tree = {name: statement for name, (statement, _) in MESSAGES.items()} | TOPICS
+        write(workspace.with_suffix(""), {name: f"{STEPS}{text}\n{STEPS}" for name, text in tree.items()})
+        dl.index(str(workspace.with_suffix("")), workspace=str(workspace))
+    message = MESSAGES[path][1]
+    assert found(workspace, message)[0].path == path
+    assert found(workspace, f"what is {message}?")[0].path == topic, "a question is not a message"
+
+
 def test_adjacent_lines_of_a_trace_are_separate_results(tmp_path: Path) -> None:
     write(tmp_path / "tree", PLACES)
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
