@@ -298,7 +298,7 @@ def rank(
     if not len(candidates):
         return iter(())
     lines, texts = candidates.lines, candidates.texts
-    of_words, of_own_words, max_score = _text_scores(candidates, blocks, weights)
+    of_words, of_own_words, covered, max_score = _text_scores(candidates, blocks, weights)
     max_score = max_score + (min(max_score, BEYOND_WORDS) if meaning else 0.0) or 1.0  # avoids a division by 0
     allowed = _allowed(candidates, only)
     best = np.flatnonzero((of_words > 0) & allowed)
@@ -336,6 +336,7 @@ def rank(
         relevance[order].tolist(),
         fit[order].tolist(),
         repeat(max_score),
+        np.maximum(covered, named)[at].tolist(),
         (named[at] > 0).tolist(),
         map(definitions.__getitem__, position.clip(-1).tolist()),
         (position != UNKNOWN).tolist(),
@@ -485,12 +486,12 @@ def _meaning(
 
 def _text_scores(
     candidates: Candidates, blocks: pa.Table, weights: Weights
-) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], float]:
     """Return two scores per candidate, ``(n,)`` each: for the words around it and in its document, and for its own
-    words.
+    words; and the fraction of the query's information in the words around it.
 
-    The third value is the score of a line that contains all query words many times. Words that no block contains are
-    included, but not character bigrams that no block contains: most of these span two words.
+    The last value is the score of a line that contains all query words many times. Words that no block contains are
+    included, but not character bigrams that no block contains, if others are known: most of these span two words.
     """
     words, counts, lengths = candidates.words, candidates.counts, candidates.lengths
     counted = partial(count_words, words=words, language=candidates.language)
@@ -511,13 +512,16 @@ def _text_scores(
     in_names, _ = counted([*(each.name for each in candidates.definitions), ""])
     in_names = in_names[candidates.definition.clip(-1)]  # the last row stands for no definition: it has no words
     quoted = weights.quoted * _quoted(candidates, idf) if weights.quoted else 0.0
-    scores = text_scores(lines, counts, lengths, in_path[lines.document], in_names, idf, weights) + quoted
+    scores, covered = text_scores(lines, counts, lengths, in_path[lines.document], in_names, idf, weights)
+    scores += quoted
     scores += document_scores(document, bm25, len(candidates.documents), weights)[lines.document] * (scores > 0)
     held: list[bool] = np.any(counts_in > 0, axis=0).tolist()
-    absent = sum(not known and not is_paired(word) for word, known in zip(words, held, strict=True))
+    known_pairs = any(known and is_paired(word) for word, known in zip(words, held, strict=True))
+    absent = sum(not known and not (known_pairs and is_paired(word)) for word, known in zip(words, held, strict=True))
     unknown = absent * max(LEAST_OF_UNKNOWN, idf.max(initial=0))
-    max_score = (BM25_K1 + 1) * float(idf.sum() + unknown)
-    return scores, line_scores(counts, lengths, idf) + quoted, max_score
+    information = float(idf.sum() + unknown)
+    covered = covered / (information or 1.0)
+    return scores, line_scores(counts, lengths, idf) + quoted, covered, (BM25_K1 + 1) * information
 
 
 def _quoted(candidates: Candidates, idf: NDArray[np.float32]) -> NDArray[np.float32]:

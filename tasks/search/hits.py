@@ -473,7 +473,8 @@ def hits(
         start, context = _shown(window, lines, passage.first, first)
         at = match_in(window.text, query)
         judged = judge(window, document, records.redaction(window.entity), unchanged=text is not None)
-        likely = likelihood(window.score + window.penalty, window.lead, window.max_score) if window.max_score else None
+        scored = window.score + window.penalty, window.lead, window.max_score, window.coverage
+        likely = likelihood(*scored) if window.max_score else None
         # Windows below the reranked ones use a different score scale.
         score = min(score, window.score if likely is None else likely)
         if likely is not None:  # a label is never stronger than an earlier one

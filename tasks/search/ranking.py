@@ -138,8 +138,9 @@ class FoundLine(NamedTuple):
     """A row that matches a query: its line, 0-based, and its scores.
 
     ``relevance`` orders the rows, ``max_score`` is its maximum, 0 if it is a cosine, and ``fit`` ignores the line's
-    neighbours. ``named`` means that it starts a definition named in the query; ``definition`` is its innermost
-    enclosing definition, if it is ``outlined``.
+    neighbours. ``covered`` is the fraction of the query's information in the words around the line. ``named`` means
+    that it starts a definition named in the query; ``definition`` is its innermost enclosing definition, if it is
+    ``outlined``.
     """
 
     document: DocumentVersion
@@ -150,6 +151,7 @@ class FoundLine(NamedTuple):
     relevance: float
     fit: float
     max_score: float = 0.0
+    covered: float = 1.0
     named: bool = False
     definition: Definition | None = None
     outlined: bool = False
@@ -182,9 +184,9 @@ def text_scores(
     in_names: NDArray[np.float32],
     idf: NDArray[np.float32],
     weights: Weights = WEIGHTS,
-) -> NDArray[np.float32]:
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the BM25 scores ``(n,)`` of the words around each line, in its path, and in its enclosing definitions'
-    names.
+    names, and the sum of the weights of those words, ``(n,)``.
 
     ``counts``, ``in_path`` and ``in_names`` ``(n, t)`` are how often a line, its path and those names contain each word
     of the query, ``lengths`` ``(n,)`` the length of a line, ``idf`` ``(t,)`` the weight of each word.
@@ -192,7 +194,8 @@ def text_scores(
     around = _around(lines, np.column_stack([counts, lengths]), weights.word_reach, weights.word_decay)
     scores: NDArray[np.float32] = _saturated(around[:, :-1] + in_path, around[:, -1]) @ idf
     named = weights.names * ((in_names > 0) @ idf)
-    return np.asarray(scores + weights.path * ((in_path > 0) @ idf) + named, np.float32)
+    covered = np.minimum(around[:, :-1] + in_path + in_names, 1) @ idf
+    return np.asarray(scores + weights.path * ((in_path > 0) @ idf) + named, np.float32), covered
 
 
 def line_scores(
@@ -381,6 +384,8 @@ MAX_TAIL_LINES = 6
 """Maximum number of lines by which a window is extended to the start or end of its definition."""
 JUDGED_WINDOWS = 80
 """Number of windows used to determine which files a query is about."""
+COVERING_WINDOWS = 10
+"""Among how many windows one must cover the query for the first of them to be likely."""
 MAX_WINDOWS_OF_DEFINITION = 3
 """Maximum number of windows per function, so none fills the results; prose sections have no limit."""
 
@@ -394,8 +399,10 @@ class Window:
     this hit's; the definition is unknown unless the window is ``outlined``. ``score`` ranks the window: it is a hit's
     relevance, at most ``max_score``, or the cosine if hits are sorted by cosine (``max_score`` is then 0). ``penalty``
     is the deduction from the score for better windows in the same place; it does not reduce the likelihood. ``lead`` is
-    the score in excess of the best later window in another file (``set_leads``). ``copies`` lists other documents with
-    nearly the same text. If the query ``named`` the definition, the window stays inside it.
+    the score in excess of the best later window in another file (``set_leads``). ``covered`` is the fraction of the
+    query's information in it and around it, and ``coverage`` the highest such fraction of it and the windows after it
+    (``set_leads``). ``copies`` lists other documents with nearly the same text. If the query ``named`` the definition,
+    the window stays inside it.
     """
 
     entity: str
@@ -412,6 +419,8 @@ class Window:
     score: float = field(default=0.0, compare=False)
     column: int = 0
     max_score: float = 0.0
+    covered: float = 1.0
+    coverage: float = field(default=1.0, compare=False)
     penalty: float = field(default=0.0, compare=False)
     lead: float = field(default=0.0, compare=False)
     copies: tuple[str, ...] = ()
@@ -444,6 +453,7 @@ class Window:
             score=found.relevance,
             column=found.column,
             max_score=found.max_score,
+            covered=found.covered,
             named=found.named,
         )
 
@@ -758,13 +768,16 @@ def with_whole_definitions(windows: Sequence[Window]) -> list[Window]:
 
 
 def set_leads(windows: Sequence[Window]) -> None:
-    """Set each window's ``lead`` over the next of ``windows``, best first, in another file.
+    """Set each window's ``lead`` over the next of ``windows``, best first, in another file, and its ``coverage``.
 
-    The lead of windows with no other file after them is 0, but if there is only one file, it depends on the score.
+    The lead of windows with no other file after them is 0, but if there is only one file, it depends on the score. The
+    coverage is the highest of a window and the COVERING_WINDOWS - 1 after it: a window is not weak if a lower one may
+    be relevant.
     """
     is_only = len({each.file for each in windows}) == 1
     other = following = None
-    for window in reversed(windows):
+    for at, window in reversed([*enumerate(windows)]):
+        window.coverage = max(each.covered for each in windows[at : at + COVERING_WINDOWS])
         if following is not None and following.file != window.file:
             other = following
         following = window

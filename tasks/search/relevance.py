@@ -26,11 +26,15 @@ LIKELIHOOD = (-2.9, 1.3, 5.0)
 fraction of such hits that are relevant: its intercept and its two slopes.
 
 Fitted on first hits, for the tuning halves of the benchmarks."""
+ENOUGH_COVERAGE, DEDUCTION = 0.43, 3.0
+"""Below this coverage, up to this much is deducted on that curve. Otherwise one rare word of a query about something
+else is a likely hit, with a lead that no other file contests. Chosen like the curve, with queries about other topics.
+"""
 MAX_SHARE, MAX_LEAD = 1.4, 0.4
 """Higher scores and leads, as fractions of the maximum score, are not more certain."""
 STRONG, WEAK = 0.55, 0.1
-"""The minimum likelihood of a strong hit, and the limit below which a hit is weak. Five in six strong first hits are
-relevant (three in four for sentences), and one in twenty-five weak hits.
+"""The minimum likelihood of a strong hit, and the limit below which a hit is weak. Seven in eight strong first hits are
+relevant (fewer for sentences), and one in thirteen weak hits.
 """
 
 
@@ -66,7 +70,7 @@ class Calibration:
         return allowed if allowed < math.inf else None
 
 
-def likelihood(score: float, lead: float, max_score: float) -> float:
+def likelihood(score: float, lead: float, max_score: float, coverage: float) -> float:
     """Return the probability that a hit with this ``score`` is relevant.
 
     Args:
@@ -74,10 +78,13 @@ def likelihood(score: float, lead: float, max_score: float) -> float:
         lead: By how much the score exceeds that of the next file (``Window.lead``): many equally good hits are rarely
             all relevant.
         max_score: The maximum score.
+        coverage: The fraction of the query's information that the hit, or one after it, contains (``Window.coverage``).
     """
     start, slope, slope_of_lead = LIKELIHOOD
     share, of_lead = min(score / max_score, MAX_SHARE), min(max(lead / max_score, 0.0), MAX_LEAD)
-    return round(1 / (1 + math.exp(-max(-50.0, start + slope * share + slope_of_lead * math.sqrt(of_lead)))), DIGITS)
+    uncovered = max(0.0, 1 - coverage / ENOUGH_COVERAGE)
+    logit = start + slope * share + slope_of_lead * math.sqrt(of_lead) - DEDUCTION * uncovered
+    return round(1 / (1 + math.exp(-max(-50.0, logit))), DIGITS)
 
 
 def label(likely: float) -> Label:

@@ -67,7 +67,10 @@ def reranked(
     cosines = (vectors[1:] @ vectors[0])[[distinct[text] for text in texts]]
     # Nonnegative gains keep them ahead of windows that are not reranked.
     gains = (weight * (cosines - cosines.min())).tolist()
-    scored = (replace(window, score=window.score + gain) for window, gain in zip(windows, gains, strict=True))
+    # An answer need not share words with the question.
+    scored = (
+        replace(window, score=window.score + gain, covered=1.0) for window, gain in zip(windows, gains, strict=True)
+    )
     return sorted(scored, key=lambda window: -window.score)
 
 

@@ -179,7 +179,7 @@ TOPICS = {
 }
 
 
-@pytest.mark.parametrize(("path", "topic"), zip(MESSAGES, TOPICS, strict=True))
+@pytest.mark.parametrize(("path", "topic"), [*zip(MESSAGES, TOPICS, strict=True)])
 def test_a_pasted_message_finds_the_string_literal_that_contains_it(
     tmp_path_factory: pytest.TempPathFactory, path: str, topic: str
 ) -> None:
@@ -208,6 +208,23 @@ def test_a_line_with_all_words_is_not_labelled_weak_in_a_tiny_workspace(tmp_path
         assert report.results[0].label != "weak"
         assert NO_GOOD_MATCH not in report.notes
     assert found(tmp_path / "ws", "heron zebra", mode="text")[0].label == "weak"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "knit purple response",
+        "how do I knit a response",
+        "wann blüht der response",
+        "MerinoWoolResponse",
+        "猫の餌の作り方",
+    ],
+)
+def test_one_word_of_a_query_about_something_else_is_not_a_good_match(corpus: Path, query: str) -> None:
+    report = ask(corpus, query)
+    assert {hit.label for hit in report.results} == {"weak"}
+    assert NO_GOOD_MATCH in report.notes
+    assert found(corpus, "get http response")[0].label != "weak"
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,10 @@ def test_words_around_a_line_and_in_its_path_determine_its_score(n: int) -> None
         )
         for i in range(n)
     ]
-    assert np.allclose(text_scores(lines, counts, lengths, in_path, in_names, weights), expected, rtol=1e-4)
+    covered = [
+        sum(weights[t] * min(1, near[i, t] + in_path[i, t] + in_names[i, t]) for t in range(3)) for i in range(n)
+    ]
+    assert np.allclose(text_scores(lines, counts, lengths, in_path, in_names, weights), (expected, covered), rtol=1e-4)
 
 
 @pytest.mark.parametrize("n", [1, 3, 60])
@@ -456,7 +459,7 @@ def test_a_longer_list_begins_like_a_shorter_one() -> None:
 
 @given(st.lists(st.floats(-50, 200), min_size=2, max_size=20), st.floats(0, 99), st.floats(1, 200))
 def test_likelihoods_and_labels_are_in_the_order_of_scores(scores: list[float], lead: float, max_score: float) -> None:
-    likely = [likelihood(score, lead, max_score) for score in sorted(scores)]
+    likely = [likelihood(score, lead, max_score, 0.4) for score in sorted(scores)]
     assert likely == sorted(likely)
     assert 0 <= likely[0] <= likely[-1] <= 1
     order = ["weak", "likely", "strong"]
@@ -468,11 +471,19 @@ def test_a_hit_is_more_certain_if_no_other_file_is_as_good() -> None:
     files = [window("a.py", 1, 9), window("a.py", 50, 8), window("b.py", 1, 7), window("c.py", 1, 6.5)]
     set_leads(files)
     assert [each.lead for each in files] == [2, 1, 0.5, 0]
-    assert label(likelihood(9, 0, 10)) == "likely"
-    assert label(likelihood(9, 3, 10)) == "strong"
+    assert label(likelihood(9, 0, 10, 1)) == "likely"
+    assert label(likelihood(9, 3, 10, 1)) == "strong"
     alone = [replace(window("a.py", line, score), max_score=10.0) for line, score in ((1, 9), (50, 2))]
     set_leads(alone)
-    assert [label(likelihood(each.score, each.lead, 10)) for each in alone] == ["strong", "likely"]
+    assert [label(likelihood(each.score, each.lead, 10, 1)) for each in alone] == ["strong", "likely"]
+
+
+def test_a_hit_with_one_of_several_words_is_weak_unless_a_later_one_has_the_others() -> None:
+    files = [replace(window(f"{at}.py", 1, 6 - 2 * at), max_score=20.0, covered=0.2) for at in range(2)]
+    for covered, expected in ((0.2, "weak"), (1.0, "likely")):
+        files[1] = replace(files[1], covered=covered)
+        set_leads(files)
+        assert label(likelihood(6, files[0].lead, 20, files[0].coverage)) == expected
 
 
 def test_windows_with_a_common_text_take_linear_time() -> None:
