@@ -95,7 +95,7 @@ class SearchAnswer:
             shown_lines(_trimmed(hit, 0), names[hit.source] if len(names) > 1 else None, with_label=False)
             for hit in best
         ]
-        return _within("\n".join([verdict, *lines, *self._places(report, names)]), self.max_tokens)
+        return _within("\n".join([verdict, *lines, *report.notes[1:], *self._places(report, names)]), self.max_tokens)
 
     def _nearest(self, nearest: Hit | None) -> list[str]:
         return [] if nearest is None else [f"nearest: {shown_lines(_trimmed(nearest, 0))}"]

@@ -439,13 +439,16 @@ class TableSearcher:
             self.blocks_at(found.rows.tolist()).append_column("bm25", pa.array(found.scores)).drop_columns(["_rowid"])
         )
 
-    def matching(self, words: str, limit: int) -> Scored:
-        """Return the ``limit`` blocks that best match ``words``, best first, with their BM25 scores."""
+    def matching(self, words: str, limit: int, edits: int = 0) -> Scored:
+        """Return the ``limit`` blocks that best match ``words``, best first, with their BM25 scores.
+
+        With ``edits``, ``words`` are stems, and match stems with the same first letter and at most so many edits.
+        """
         from lance.query import MatchQuery
 
         if limit == 0 or not words.strip():
             return NOTHING
-        search = MatchQuery(words, TEXT_COLUMN)
+        search = MatchQuery(words, TEXT_COLUMN, fuzziness=edits, prefix_length=min(edits, 1))
         if self.filters_afterwards:
             return self._matching_afterwards(search, limit, limit)
         if self.sql is not None and self.strategy == "auto" and self._share >= MIN_SHARE_AFTERWARDS:

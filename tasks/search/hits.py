@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any, Literal
 
@@ -33,11 +34,20 @@ from driftline.storage.documents import INSIDE, container_of, content_hash, hold
 from driftline.storage.errors import DriftlineError, ObjectNotFound
 from driftline.storage.lines.definition_lookup import outlines_of
 from driftline.storage.lines.line_filter import LineFilter
+from driftline.storage.lines.line_table import TEXT_COLUMN
 from driftline.storage.lines.outline import Definition, anchor_at, fragment_of, innermost, location_of
 from driftline.storage.lines.outline import decode as decode_outline
 from driftline.storage.lines.packs import lines_of
 from driftline.storage.lines.table_searcher import Passage, TableSearcher
-from driftline.storage.lines.tokenizer import keywords
+from driftline.storage.lines.tokenizer import (
+    WORDS_OF_A_NAME,
+    is_paired,
+    keywords,
+    language_of,
+    normalize_query,
+    terms,
+    tokens,
+)
 from driftline.storage.redaction import is_redacted, redact, redact_lines
 from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.records import html_table
@@ -54,6 +64,14 @@ from driftline.tasks.text import decode, is_utf8, lines_between, rows_of_line, s
 Read = bytes | DriftlineError
 """The result of reading a document."""
 NO_GOOD_MATCH = "No good match. These are the nearest lines, all weak."
+MAX_MISSPELT = 40
+"""Longer words, in characters, have no similar words: looking them up takes too long."""
+SIMILAR_BLOCKS, SIMILAR_WORDS = 30, 3
+"""In how many blocks to look for words similar to one that no block has, and how many of these to name."""
+MIN_SIMILARITY = 0.75
+"""The minimum similarity of such words (``difflib``)."""
+MAX_SHORT_STEM = 5
+"""The longest stem, in letters, that may differ in only one letter; longer ones may differ in two."""
 UNKNOWN_WORDS = "The model knows none of the query's words."
 
 
@@ -696,6 +714,25 @@ def _indexed(tables: Sequence[TableSearcher], passages: Sequence[Passage]) -> di
 def notes_on(found: Sequence[Hit]) -> tuple[str, ...]:
     """Return a note if no hit is likely to be relevant."""
     return (NO_GOOD_MATCH,) if all_weak(hit.label for hit in found) else ()
+
+
+def similar_words(tables: Sequence[TableSearcher], query: str) -> tuple[str, ...]:
+    """Return a note with the indexed words most similar to those of a short ``query``, if no line has any of these."""
+    words, language = keywords(query), language_of(query)
+    if len(words) > WORDS_OF_A_NAME or any(is_paired(word) or len(word) > MAX_MISSPELT for word in words):
+        return ()
+    if any(len(table.matching(normalize_query(words, language), 1).rows) for table in tables):
+        return ()
+    similar: list[str] = []
+    for word in words:
+        stems = " ".join(terms(word, language))
+        edits = 1 if len(stems) <= MAX_SHORT_STEM else 2
+        held: set[str] = set()
+        for table in tables:
+            blocks = table.blocks_at(table.matching(stems, SIMILAR_BLOCKS, edits).rows.tolist())
+            held.update(*(tokens(text, whole=True) for text in blocks[TEXT_COLUMN].to_pylist()))
+        similar += get_close_matches(word, sorted(held), SIMILAR_WORDS, MIN_SIMILARITY)
+    return (f"No line contains any of the query's words. Similar: {', '.join(similar)}.",) if similar else ()
 
 
 def nothing_indexed(workspace: Workspace) -> str:

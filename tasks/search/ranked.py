@@ -44,6 +44,7 @@ from driftline.tasks.search.hits import (
     notes_on,
     nothing_indexed,
     of_distinct_files,
+    similar_words,
     why_left_out,
     why_nothing,
 )
@@ -172,7 +173,8 @@ def search_ranked(workspace: Workspace, request: SearchRequest) -> SearchReport:
     if request.facets:
         nothing = replace(nothing, facets=counted(finder.matches(), request))
     if found:
-        return replace(nothing, results=found, notes=notes_on(found))
+        notes = notes_on(found)
+        return replace(nothing, results=found, notes=(*notes, *(similar_words(tables, query) if notes else ())))
     return _explained(nothing, workspace, finder, request, records)
 
 
@@ -184,6 +186,8 @@ def _explained(
     windows = replace(finder, max_distance=None).nearest_allowed() if finder.embedded.any() else []
     near = [*hits(workspace, tables, windows, report.query, 0, records, calibration, False)]
     unmatched, notes = why_nothing(workspace, tables, request, any_matches)
+    if not notes and request.mode != "vector":
+        notes = similar_words(tables, report.query)
     notes = notes or (why_left_out(near, request.mode, finder.max_distance, finder.only),)
     return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
 

@@ -302,6 +302,31 @@ def test_a_query_without_results_says_so_in_every_interface(corpus: Path, driftl
     assert (exact.out.count("client.py:5"), "No good match" in exact.out) == (1, False), "it matches exactly"
 
 
+@pytest.mark.parametrize(
+    ("query", "similar"),
+    [
+        ("connektion", "connection"),
+        ("carots", "carrots"),
+        ("brwead zzqx", "bread"),
+        ("lissten()", "listen"),
+        ("autmobiel", "automobile"),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_most_similar_one(
+    corpus: Path, driftline: Driftline, query: str, similar: str
+) -> None:
+    expected = f"No line contains any of the query's words. Similar: {similar}."
+    assert ask(corpus, query).notes == (NO_GOOD_MATCH, expected)
+    assert ask(corpus, query, mode="text").notes == (expected,)
+    assert driftline("search", query, "--workspace", corpus).out.endswith(f"\n{expected}\n")
+    assert expected in SearchAnswer().of(ask(corpus, query))
+
+
+@pytest.mark.parametrize("query", ["zzqx", "connektion of carots and salt", "connektion http", "a" * 5000, "猫"])
+def test_no_similar_word_is_offered_if_there_is_none_or_the_query_has_a_known_one(corpus: Path, query: str) -> None:
+    assert "Similar" not in " ".join(ask(corpus, query).notes)
+
+
 CHAPTERS = {
     "cache.md": ("キャッシュは最近の結果を保存します。\n", "缓存保存最近的结果。\n"),
     "signature.md": ("パッケージの署名を検証します。\n", "验证软件包的签名。\n"),
