@@ -66,9 +66,12 @@ def search(
 
     ``run`` executes it in this or another process. Raises the same errors as ``driftline.search``.
     """
-    from driftline.tasks.search.search import search as search_lines
+    from driftline.tasks.search.opening import open_ahead
 
     opened, complete = resolved(workspace, request, within, config)
+    open_ahead(opened, complete)
+    from driftline.tasks.search.search import search as search_lines
+
     started = time.monotonic()
     report: SearchReport = run(search_lines, opened, replace(complete, explain=True))
     record_search(opened, report.explanation, time.monotonic() - started)

@@ -118,7 +118,8 @@ def search(
         return search_on(remote, request, {"--cache": cache, "--config": config}, as_json=as_json)
     named = given.get("workspace_name")
     view_workspace = view(named, config)[1] if named is not None else None
-    opened = open_for_reading(workspace, config, default=view_workspace, opened=_opener(cache))
+    of_main = given.get("branch") is None
+    opened = open_for_reading(workspace, config, default=view_workspace, opened=_opener(cache), opens_tables=of_main)
     from driftline.flows.search import search as run_search
 
     request = search_request(query, given | _exact_defaults(query, given, EXACT_LINES), on_this_machine=True)

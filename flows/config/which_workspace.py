@@ -66,20 +66,27 @@ def open_for_reading(
     *,
     default: str | None = None,
     opened: Opener | None = None,
+    opens_tables: bool = False,
 ) -> Workspace:
     """Open the workspace that a command reads: ``given``, then ``default``, then the nearest.
 
     It has the storage options of its ``driftline.toml``, and may read only the sources that ``source_access`` allows.
     ``config`` is the configuration file that the caller specified, if any; ``opened`` replaces ``Workspace.open``.
-    Propagates errors from ``workspace_for_reading`` and ``Workspace.open``.
+    If the caller ``opens_tables`` for a search next, a bucket is read ahead. Propagates errors from
+    ``workspace_for_reading`` and ``Workspace.open``.
     """
     target = workspace_for_reading(given or default)
-    from driftline.storage.workspace.workspace import Workspace
-
     access = source_access(target, given, config)
     if opened is not None:
         return opened(target, options_for(target), access)
-    return Workspace.open(target, options_for(target), access, lists_tenants=True)
+    from driftline.storage.objects.store import ObjectStore
+    from driftline.storage.workspace.early_reads import EarlyReads
+
+    objects = ObjectStore.open(target, options_for(target))
+    early = EarlyReads.begin(objects, opens_tables=opens_tables)
+    from driftline.storage.workspace.workspace import Workspace  # loads Arrow while the bucket answers
+
+    return Workspace.read_from(objects, access, early)
 
 
 def workspace_for_indexing(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, get_args
@@ -240,6 +241,8 @@ class TableSearcher:
     fallback_threshold: float = FALLBACK_THRESHOLD
     exact: bool = False
     version: int | None = None
+    opened: Future[LanceDataset] | None = None
+    """The version, if it is already being opened."""
 
     def __post_init__(self) -> None:
         if self.strategy not in get_args(Strategy):
@@ -249,7 +252,7 @@ class TableSearcher:
 
     @locked_property
     def dataset(self) -> LanceDataset:
-        return self.table.open(self.version, cached=True)
+        return self.opened.result() if self.opened else self.table.open(self.version, cached=True)
 
     def open(self, *, words: bool = False, lines: bool = False, blocks: bool = False) -> None:
         """Open the table now instead of on first use.

@@ -21,7 +21,7 @@ import threading
 import time
 import zlib
 from bisect import insort
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from html import escape
@@ -74,6 +74,8 @@ FILES_REMEMBERED = 10_000
 CLIENTS_REMEMBERED = 16
 LISTED_SECONDS = 60
 """How long a version's etag from a listing is valid; Lance reads the version right after listing it."""
+LISTED_AHEAD_SECONDS = 5
+"""How long a listing that was requested ahead is valid."""
 ATTEMPTS = 3
 """How often a read tries to get its blocks, which other processes may evict concurrently."""
 
@@ -243,7 +245,7 @@ class RemoteFiles(Protocol):
         """Return the object's bytes ``[start, end)``, or from ``start`` if ``end`` is None, with its size and etag."""
         ...
 
-    def page(self, prefix: str, after: str) -> tuple[Sequence[tuple[str, int, str, str]], bool]:
+    def page(self, prefix: str, after: str) -> _Page:
         """Return key, size, etag and time of objects under ``prefix`` that sort after ``after``, and whether there may
         be more.
         """
@@ -251,6 +253,8 @@ class RemoteFiles(Protocol):
 
 
 _Part = tuple[int, int]
+_Page = tuple[Sequence[tuple[str, int, str, str]], bool]
+"""A part of a listing; see ``RemoteFiles.page``."""
 _Memory = LRUCache[tuple[str, Block], bytes]
 """Block bytes, by file name."""
 
@@ -304,8 +308,11 @@ class _Files:
         self.bucket, self._disk, self._pool, self._memory = bucket, disk, pool, memory
         self._files: LRUCache[str, _CachedFile] = LRUCache(FILES_REMEMBERED)
         self._ahead_bytes = AHEAD_BYTES
-        self.listed: dict[str, tuple[str, float]] = {}
+        self._listed: dict[str, tuple[str, float]] = {}
         """The etags of versions in recent listings, with the loop's time."""
+        self._pages: dict[str, tuple[asyncio.Future[_Page], float]] = {}
+        self._versions: dict[str, asyncio.Task[tuple[bytes, int, str]]] = {}
+        """Listings and versions requested ahead; each serves one read."""
 
     async def read(self, key: str, start: int, end: int | None) -> tuple[bytes, int]:
         """Return the bytes from ``start`` to ``end`` (exclusive), or to the end of the file, and the file's size."""
@@ -327,18 +334,48 @@ class _Files:
         A table version that was just listed is cached under its etag.
         """
         loop = asyncio.get_running_loop()
-        etag, since = self.listed.pop(key, ("", 0.0))
-        if start or end is not None or loop.time() - since > LISTED_SECONDS:
-            etag = ""
+        etag, since = self._listed.pop(key, ("", 0.0))
+        if start or end is not None or not etag or loop.time() - since > LISTED_SECONDS:
+            return await loop.run_in_executor(self._pool, self.bucket.fetch, key, start, end)
+        read = await self._versions.pop(key) if key in self._versions else None
+        return read if read and read[2] == etag else await self._version(key, etag)
+
+    async def _version(self, key: str, etag: str) -> tuple[bytes, int, str]:
+        """Read a version that a listing showed with ``etag``."""
         name = hashlib.sha256(f"{self.bucket.identity}\0{key}\0{etag}".encode()).hexdigest()[:40]
-        for block in self._disk.blocks(name) if etag else ():
+        for block in self._disk.blocks(name):
             kept = self._disk.read(name, block) if block.end - block.start == block.size else None
             if kept is not None:
                 return kept, block.size, etag
-        data, size, found = await loop.run_in_executor(self._pool, self.bucket.fetch, key, start, end)
-        if etag and found == etag:
+        loop = asyncio.get_running_loop()
+        data, size, found = await loop.run_in_executor(self._pool, self.bucket.fetch, key, 0, None)
+        if found == etag:
             self._pool.submit(self._disk.write, name, Block.of(0, data, size), data)
         return data, size, found
+
+    async def page(self, prefix: str, after: str) -> _Page:
+        """Same as ``RemoteFiles.page``; remembers the etags of versions."""
+        loop = asyncio.get_running_loop()
+        ahead, since = self._pages.pop(prefix, (None, 0.0))
+        if after or ahead is None or loop.time() - since > LISTED_AHEAD_SECONDS:
+            ahead = loop.run_in_executor(self._pool, self.bucket.page, prefix, after)
+        found, more = await ahead
+        if len(self._listed) > FILES_REMEMBERED:
+            self._listed.clear()
+        self._listed |= {key: (etag, loop.time()) for key, _, etag, _ in found if _VERSION.search(key)}
+        return found, more
+
+    async def open_ahead(self, table: str) -> None:
+        """List the versions of a table, and read the newest one, for the next reader that opens the table."""
+        loop, prefix = asyncio.get_running_loop(), f"{table}/_versions/"
+        listing = loop.run_in_executor(self._pool, self.bucket.page, prefix, "")
+        self._pages[prefix] = listing, loop.time()
+        with contextlib.suppress(DriftlineError):  # the reader reports the error
+            versions = [(key, etag) for key, _, etag, _ in (await listing)[0] if _VERSION.search(key)]
+            if versions:
+                newest, etag = min(versions)
+                self._versions[newest] = loop.create_task(self._version(newest, etag))
+                await self._versions[newest]
 
     async def read_ahead(self, key: str, start: int, end: int | None) -> None:
         """Read a range, or a whole small file if ``end`` is None, unless part of it is already cached or requested."""
@@ -564,12 +601,22 @@ class ReadServer:
             "client_max_retries": "0",  # the bucket's client already retried
         }
 
+    def _files_of(self, bucket: RemoteFiles) -> _Files:
+        secret = self.options(bucket)["aws_access_key_id"]
+        return self._files[secret]
+
     def read_ahead(self, bucket: RemoteFiles, ranges: Mapping[str, ByteRange]) -> None:
         """Prefetch immutable files; see ``ObjectStore.read_ahead``."""
-        files = self._files[self.options(bucket)["aws_access_key_id"]]
+        files = self._files_of(bucket)
         for key, wanted in ranges.items():
             if _IMMUTABLE.search(key):
                 asyncio.run_coroutine_threadsafe(files.read_ahead(key, *wanted), self._loop)
+
+    def open_ahead(self, bucket: RemoteFiles, tables: Iterable[str]) -> None:
+        """See ``ObjectStore.open_ahead``."""
+        files = self._files_of(bucket)
+        for table in tables:
+            asyncio.run_coroutine_threadsafe(files.open_ahead(table), self._loop)
 
     async def answer(self, method: str, target: str, head: bytes) -> _Answer:
         """Handle one request; ``head`` ends with a line break."""
@@ -609,10 +656,7 @@ class ReadServer:
     async def _listing(self, files: _Files, query: dict[str, list[str]]) -> _Answer:
         prefix = query.get("prefix", [""])[0]
         after = (query.get("continuation-token") or query.get("start-after") or [""])[0]
-        found, more = await self._loop.run_in_executor(self._pool, files.bucket.page, prefix, after)
-        if len(files.listed) > FILES_REMEMBERED:
-            files.listed.clear()
-        files.listed |= {key: (etag, self._loop.time()) for key, _, etag, _ in found if _VERSION.search(key)}
+        found, more = await files.page(prefix, after)
         contents = "".join(
             f"<Contents><Key>{escape(key)}</Key><LastModified>{modified}</LastModified><ETag>{escape(etag)}</ETag>"
             f"<Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
@@ -663,6 +707,12 @@ def read_ahead(bucket: RemoteFiles, ranges: Mapping[str, ByteRange]) -> None:
     """Prefetch immutable files of ``bucket``, if its reads are cached."""
     if cached_reads(bucket) and (server := _servers.get(cache_folder() or Path())):
         server.read_ahead(bucket, ranges)
+
+
+def open_ahead(bucket: RemoteFiles, tables: Iterable[str]) -> None:
+    """Request the newest versions of ``tables`` in ``bucket``, if its reads are cached."""
+    if cached_reads(bucket) and (server := _servers.get(cache_folder() or Path())):
+        server.open_ahead(bucket, tables)
 
 
 def _is_proxied(environ: Mapping[str, str]) -> bool:

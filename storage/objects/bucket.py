@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import obstore
-import pyarrow as pa
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
@@ -41,11 +40,12 @@ from driftline.storage.errors import (
     UsageError,
 )
 from driftline.storage.layout import ByteRange, ObjectInfo
-from driftline.storage.objects.block_cache import cached_reads, read_ahead
+from driftline.storage.objects.block_cache import cached_reads, open_ahead, read_ahead
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
 from driftline.storage.objects.store_requests import count, delays, is_exhausted, with_retries
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from obstore import GetOptions, ListResult, ObjectMeta, PutResult, UpdateVersion
 
 CONNECT_TIMEOUT = "3s"
@@ -422,6 +422,9 @@ class Bucket:
     def read_ahead(self, ranges: Mapping[str, ByteRange]) -> None:
         read_ahead(self, {self._key(path): wanted for path, wanted in ranges.items()})
 
+    def open_ahead(self, tables: Iterable[str]) -> None:
+        open_ahead(self, map(self._key, tables))
+
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
         """Return bytes ``[start, end)`` of the object at ``key`` (None: to its end), with its size and etag."""
         options: GetOptions = {"range": (start, end) if end is not None else {"offset": start}} if start or end else {}
@@ -455,6 +458,8 @@ class Bucket:
         return self._retried("read", path, get)
 
     def open_input(self, path: str) -> pa.NativeFile:
+        import pyarrow as pa
+
         def get() -> pa.NativeFile:
             count("get")
             result = obstore.get(self._reader, self._key(path))

@@ -12,8 +12,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from driftline.storage.errors import (
     AccessDenied,
@@ -24,6 +23,9 @@ from driftline.storage.errors import (
     UnsafeStore,
 )
 from driftline.storage.layout import ByteRange, ObjectInfo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TEMPORARY_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
@@ -77,6 +79,9 @@ class LocalDisk:
     def read_ahead(self, ranges: Mapping[str, ByteRange]) -> None:
         """Do nothing: prefetching local files does not pay off."""
 
+    def open_ahead(self, tables: Iterable[str]) -> None:
+        """Do nothing, for the same reason."""
+
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
         return None
 
@@ -85,6 +90,8 @@ class LocalDisk:
             return file.read(), _version(os.fstat(file.fileno()))
 
     def open_input(self, path: str) -> pa.NativeFile:
+        import pyarrow as pa
+
         with self._reported("read", path):
             absolute = self._absolute(path)
             os.close(_open_regular(absolute, os.O_RDONLY))

@@ -13,10 +13,9 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
-import pyarrow as pa
 from cachetools import LRUCache
 
 from driftline.storage.errors import (
@@ -34,6 +33,9 @@ from driftline.storage.objects.local_disk import TEMPORARY_PREFIX, LocalDisk
 from driftline.storage.objects.store_requests import REQUESTS_AT_ONCE
 from driftline.storage.option_table import path_or_uri
 from driftline.storage.shared_cache import SharedCache
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_CACHED_BYTES = 64 * 1024 * 1024
 """Size of the cache of immutable bucket objects, per open store: enough for the deltas of many commits."""
@@ -58,6 +60,8 @@ class Backend(Protocol):
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None: ...
 
     def read_ahead(self, ranges: Mapping[str, ByteRange]) -> None: ...
+
+    def open_ahead(self, tables: Iterable[str]) -> None: ...
 
     def get(self, path: str) -> tuple[bytes, str]: ...
 
@@ -90,7 +94,7 @@ class ObjectStore:
         self.uri = uri
         self._backend = backend
         self._storage_options = dict(storage_options)
-        self._cache = SharedCache[str, pa.Buffer](
+        self._cache: SharedCache[str, pa.Buffer] = SharedCache(
             LRUCache(0 if self.is_local else MAX_CACHED_BYTES, lambda buffer: buffer.size)
         )
 
@@ -189,6 +193,10 @@ class ObjectStore:
         """
         self._backend.read_ahead({_checked(path): wanted for path, wanted in ranges.items()})
 
+    def open_ahead(self, tables: Iterable[str]) -> None:
+        """Request the newest versions of Lance ``tables`` in a bucket, each for the next reader that opens one."""
+        self._backend.open_ahead([_checked(path) for path in tables])
+
     def get(self, path: str) -> bytes:
         """Return the bytes of an object. Raises ObjectNotFound."""
         return self.get_versioned(path)[0]
@@ -203,6 +211,8 @@ class ObjectStore:
         For a large object in a bucket, only the requested ranges are fetched. Smaller ``immutable`` objects in a bucket
         are cached for later calls. Raises ObjectNotFound.
         """
+        import pyarrow as pa  # imported here, as in the backends: the first reads of a search do not wait for it
+
         cached = self._cache.get(path) if immutable else None
         if cached is not None:
             return pa.BufferReader(cached)

@@ -6,12 +6,9 @@ The tokens of a source's lease keep increasing even if the lease file is lost (D
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -38,7 +35,6 @@ from driftline.storage.layout import (
     branch_directory,
     branch_lease_path,
     branches_directory,
-    is_tenant,
     lease_path,
     table_fingerprint,
     tables_directory,
@@ -48,6 +44,7 @@ from driftline.storage.lines.line_table import LineTable
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.sources.access import LOCAL, SourceAccess, only_owner_reads
+from driftline.storage.workspace.early_reads import EarlyReads, tenants_in
 from driftline.storage.workspace.records import (
     BranchRecord,
     DeepRecord,
@@ -65,11 +62,10 @@ from driftline.storage.workspace.records import (
 if TYPE_CHECKING:  # a search loads neither
     from driftline.storage.deltas.manifest import Manifest
     from driftline.storage.leases.lease import Lease
+    from driftline.storage.lines.table_searcher import TableSearcher
 
 _Item = TypeVar("_Item")
 _Read = TypeVar("_Read")
-LISTING_SECONDS = 5.0
-"""How long the listing started on opening a workspace is valid."""
 _RESTORE = "Run 'driftline verify --repair'."
 
 log = logging.getLogger(__name__)
@@ -136,30 +132,6 @@ class Branch:
         return f"{self.directory}/{self.cut}"
 
 
-@dataclass(slots=True)
-class _EarlyListing:
-    """A listing of tenants that starts when a workspace is opened, and serves one call; pickling drops it."""
-
-    names: Future[list[str]] | None = None
-    began: float = 0.0
-
-    @classmethod
-    def begin(cls, objects: ObjectStore) -> _EarlyListing:
-        """List the tenants in the background."""
-        pool, context = ThreadPoolExecutor(1), contextvars.copy_context()
-        listing = cls(pool.submit(context.run, objects.list_dirs), time.monotonic())
-        pool.shutdown(wait=False)
-        return listing
-
-    def take(self) -> list[str] | None:
-        """Return the tenants' directory names if this is the first call and within LISTING_SECONDS; otherwise None."""
-        names, self.names = self.names, None
-        return names.result() if names and time.monotonic() - self.began < LISTING_SECONDS else None
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _EarlyListing, ()
-
-
 def check_is_folder(objects: ObjectStore) -> None:
     """Raise WorkspaceNotFound if a file is at the place of a workspace."""
     if objects.is_local and os.path.isfile(objects.uri):
@@ -177,7 +149,7 @@ class Workspace:
     config: WorkspaceConfig
     access: SourceAccess = LOCAL
     branches: Mapping[Entity, Branch] = field(default_factory=dict)
-    early_listing: _EarlyListing = field(default_factory=_EarlyListing, repr=False, compare=False)
+    early: EarlyReads = field(default_factory=EarlyReads, repr=False, compare=False)
 
     def on(self, branches: Iterable[Branch]) -> Workspace:
         """Return the workspace with sources on ``branches``, one per source, and all others on the main index."""
@@ -206,25 +178,28 @@ class Workspace:
         uri: str | os.PathLike[str],
         storage_options: Mapping[str, str] | None = None,
         access: SourceAccess | None = None,
-        *,
-        lists_tenants: bool = False,
     ) -> Workspace:
         """Open an existing workspace; readers may read the sources within ``access``, by default only local ones.
 
-        If the caller ``lists_tenants`` next, a bucket's tenants are requested in parallel with the configuration.
         Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
         """
-        objects = ObjectStore.open(uri, storage_options)
-        early = lists_tenants and not objects.is_local
-        listing = _EarlyListing.begin(objects) if early else _EarlyListing()
-        return cls(objects, WorkspaceConfig(), access or LOCAL, early_listing=listing).reread()
+        return cls.read_from(ObjectStore.open(uri, storage_options), access)
+
+    @classmethod
+    def read_from(
+        cls, objects: ObjectStore, access: SourceAccess | None = None, early: EarlyReads | None = None
+    ) -> Workspace:
+        """Like ``open``, for an open store, whose ``early`` reads may have begun."""
+        return cls(objects, WorkspaceConfig(), access or LOCAL, early=early or EarlyReads()).reread()
 
     def reread(self) -> Workspace:
         """Return the workspace with its current configuration.
 
         Raises WorkspaceNotFound, WorkspaceTooNew, CorruptFile, AccessDenied.
         """
-        config = read_record(self.objects, CONFIG, WorkspaceConfig)
+        data = self.early.take_config()
+        known = parse_record(self.objects, CONFIG, data, WorkspaceConfig) if data else None
+        config = known or read_record(self.objects, CONFIG, WorkspaceConfig)
         if config is None:
             if self.tenants():
                 raise CorruptFile("A workspace file is missing", f"{self.objects.uri}/{CONFIG}", _RESTORE)
@@ -425,10 +400,14 @@ class Workspace:
 
     def tenants(self) -> list[Entity]:
         """Return all tenants, sorted; the first level may have any type, because memory may have its own levels."""
-        names = self.early_listing.take()
-        if names is None:
-            names = self.objects.list_dirs()
-        return [Entity.of_directory(name) for name in names if is_tenant(name)]
+        names = self.early.take_names()
+        return tenants_in(self.objects.list_dirs() if names is None else names)
+
+    def open_ahead(self, read: Callable[[TableSearcher], None]) -> None:
+        """Start opening the main indexes' tables, if the workspace was opened for a search; see ``EarlyReads.open``."""
+        early = self.early
+        if early.opens_tables and early.names is not None and self.config.fingerprint is not None and not self.branches:
+            early.open(map(self.lines, tenants_in(early.names.result())), read)
 
     def sources(self, below: Entity | None = None) -> Iterator[tuple[Entity, SourceRecord]]:
         """Yield the sources at or below an entity (default: all) and their records, sorted."""

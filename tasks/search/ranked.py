@@ -265,7 +265,8 @@ def open_tables(
 
     def opened_table(found: tuple[Entity, LineFilter | None]) -> TableSearcher | None:
         entity, narrowed = found
-        searcher = TableSearcher(workspace.lines(entity), narrowed, *filtering)
+        table = workspace.lines(entity)
+        searcher = TableSearcher(table, narrowed, *filtering, opened=workspace.early.take_table(table))
         try:
             open_table(searcher)
         except DriftlineError:

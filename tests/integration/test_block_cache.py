@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 import driftline as dl
+from driftline.storage.errors import StorageError
 from driftline.storage.objects import block_cache
 from driftline.storage.objects.block_cache import Block, BlockCache, ReadServer, cached_reads
 from driftline.storage.objects.bucket import Bucket
@@ -193,44 +194,84 @@ def test_the_server_answers_only_its_own_process_and_is_read_only(
     assert others["aws_access_key_id"] != secret
 
 
-def test_a_version_of_a_table_is_kept_only_under_the_etag_that_was_just_listed(tmp_path: Path) -> None:
-    class Changing:
-        identity, credentials = "changing", ()
-        content, reads = b"one", 0
+class ChangingTable:
+    """A bucket with one version of a table, which another table at the same location may replace."""
 
-        @property
-        def etag(self) -> str:
-            return f'"{self.content.decode()}"'
+    identity, credentials = "changing", ()
+    content, reads, listings = b"one", 0, 0
 
-        def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
-            self.reads += 1
-            return self.content[start:end], len(self.content), self.etag
+    @property
+    def etag(self) -> str:
+        return f'"{self.content.decode()}"'
 
-        def page(self, prefix: str, after: str) -> tuple[list[tuple[str, int, str, str]], bool]:
-            return [("t.lance/_versions/1.manifest", len(self.content), self.etag, "2026-01-01")], False
+    def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
+        self.reads += 1
+        return self.content[start:end], len(self.content), self.etag
 
-    bucket = Changing()
+    def page(self, prefix: str, after: str) -> tuple[list[tuple[str, int, str, str]], bool]:
+        self.listings += 1
+        return [("t.lance/_versions/1.manifest", len(self.content), self.etag, "2026-01-01")], False
 
-    def read(server: ReadServer, *, lists: bool = True) -> tuple[bytes, int]:
-        options, before = server.options(bucket), bucket.reads
+    def read(self, server: ReadServer, *, lists: bool = True) -> tuple[bytes, int]:
+        """Return the version, and the number of reads that this took."""
+        options, before = server.options(self), self.reads
         credential = f"AWS4-HMAC-SHA256 Credential={options['aws_access_key_id']}/20260101/us-east-1/s3/aws4_request"
         for path in (*(["?list-type=2&prefix=t.lance/_versions/"] if lists else []), "/t.lance/_versions/1.manifest"):
             url = f"{options['aws_endpoint']}/bucket{path}"
             request = urllib.request.Request(url, headers={"Authorization": credential})
             with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
                 data = answer.read()
-        return data, bucket.reads - before
+        return data, self.reads - before
 
-    server = ReadServer(tmp_path, 10**6)
-    assert read(server) == (b"one", 1)
+
+def test_a_version_of_a_table_is_kept_only_under_the_etag_that_was_just_listed(tmp_path: Path) -> None:
+    bucket, server = ChangingTable(), ReadServer(tmp_path, 10**6)
+    assert bucket.read(server) == (b"one", 1)
     until(lambda: blocks_in(tmp_path), "the version is on the disk")
-    assert read(server) == read(ReadServer(tmp_path, 10**6)) == (b"one", 0)
-    assert read(server, lists=False) == (b"one", 1)
+    assert bucket.read(server) == bucket.read(ReadServer(tmp_path, 10**6)) == (b"one", 0)
+    assert bucket.read(server, lists=False) == (b"one", 1)
     bucket.content = b"two"  # another table at the same location
-    assert read(server, lists=False) == (b"two", 1)
-    assert read(server) == (b"two", 1)
+    assert bucket.read(server, lists=False) == (b"two", 1)
+    assert bucket.read(server) == (b"two", 1)
     bucket.content = b"one"
-    assert read(server) == (b"one", 0)
+    assert bucket.read(server) == (b"one", 0)
+
+
+def test_a_table_that_is_opened_ahead_serves_the_next_reader_and_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, server = ChangingTable(), ReadServer(tmp_path, 0)
+
+    def opened_ahead() -> None:
+        listings, reads = bucket.listings, bucket.reads
+        server.open_ahead(bucket, ["t.lance"])
+        until(lambda: (bucket.listings, bucket.reads) == (listings + 1, reads + 1), "the version is read")
+
+    monkeypatch.setattr(block_cache, "LISTED_AHEAD_SECONDS", PATIENCE_SECONDS)
+    opened_ahead()
+    assert (bucket.read(server), bucket.listings) == ((b"one", 0), 1)
+    bucket.content = b"two"
+    assert (bucket.read(server), bucket.listings) == ((b"two", 1), 2)
+    opened_ahead()
+    bucket.content = b"three"
+    monkeypatch.setattr(block_cache, "LISTED_AHEAD_SECONDS", -1)
+    assert (bucket.read(server), bucket.listings) == ((b"three", 1), 4)
+
+
+def test_a_failure_to_open_ahead_is_an_error_of_the_next_reader(tmp_path: Path) -> None:
+    class Failing(ChangingTable):
+        def page(self, prefix: str, after: str) -> tuple[list[tuple[str, int, str, str]], bool]:
+            self.listings += 1
+            if self.listings == 1:
+                raise StorageError("no answer", prefix)
+            return super().page(prefix, after)
+
+    bucket, server = Failing(), ReadServer(tmp_path, 10**6)
+    server.open_ahead(bucket, ["t.lance"])
+    until(lambda: bucket.listings, "the listing has failed")
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        bucket.read(server)
+    assert bucket.read(server) == (b"one", 1)
 
 
 def test_an_unexpected_failure_of_a_read_reaches_all_waiters(tmp_path: Path) -> None:

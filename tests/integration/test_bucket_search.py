@@ -8,14 +8,15 @@ import random
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import driftline as dl
+from driftline.storage.workspace import early_reads
 from driftline.storage.workspace.branch_cuts import on_branch
-from driftline.storage.workspace.workspace import Workspace, _EarlyListing
+from driftline.storage.workspace.early_reads import EarlyReads
+from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.hits import SearchReport
 from tests.servers.delaying import DelayingProxy, Exchange, delaying, rounds
 from tests.servers.s3_server import S3Server
@@ -81,26 +82,35 @@ def test_a_warm_search_takes_few_rounds_even_if_the_documents_are_gone(
     assert rounds(alone) <= rounds(warm) + 6  # all hits' context is read at once
 
 
-def test_the_listing_that_begins_with_the_opening_serves_one_call_and_is_not_pickled(tmp_path: Path) -> None:
-    workspace = Workspace.open_for_writing(str(tmp_path))
-    (tmp_path / "org:one").mkdir()
-    listing = _EarlyListing.begin(workspace.objects)
-    assert listing.names is not None
-    assert listing.names.result() == ["org:one"]
-    opened = replace(workspace, early_listing=listing)
-    (tmp_path / "org:two").mkdir()
-    assert len(pickle.loads(pickle.dumps(opened)).tenants()) == 2
-    assert len(opened.tenants()) == 1
-    assert len(opened.tenants()) == 2
+def test_early_reads_serve_one_call_soon_and_are_not_pickled(
+    s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace.open_for_writing(s3_bucket)
+    objects = workspace.objects
+    objects.create("org:one/_leases/a.json", b"{}")
+
+    def opened() -> Workspace:
+        early = EarlyReads.begin(objects, opens_tables=True)
+        assert early.names is not None
+        early.names.result()
+        return Workspace.read_from(objects, early=early)
+
+    first, later, sent = (opened() for _ in range(3))
+    objects.create("org:two/_leases/a.json", b"{}")
+    assert len(pickle.loads(pickle.dumps(sent)).tenants()) == 2
+    assert [len(first.tenants()), len(first.tenants())] == [1, 2]
+    monkeypatch.setattr(early_reads, "EARLY_SECONDS", -1)
+    assert len(later.tenants()) == 2
 
 
-def test_a_command_asks_for_each_range_once(proxy: DelayingProxy, workspace: str) -> None:
-    command = [str(forked_command()), "search", WORDS[7], "--workspace", workspace, "--json"]
+@pytest.mark.parametrize("query", [(WORDS[7],), (WORDS[7], "--mode", "text"), ("-F", WORDS[7])])
+def test_a_command_asks_for_nothing_twice(proxy: DelayingProxy, workspace: str, query: tuple[str, ...]) -> None:
+    command = [str(forked_command()), "search", *query, "--workspace", workspace, "--json"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(found.stdout)["results"]
-    indexes = [(each.path, each.range) for each in proxy.take() if "/_indices/" in each.path and each.range]
-    assert len(indexes) <= 80
-    assert len(indexes) == len(set(indexes))
+    requests = [(each.path, each.range) for each in proxy.take()]
+    assert len(requests) <= 80
+    assert len(requests) == len(set(requests))
 
 
 def test_a_search_of_branches_reads_the_files_that_they_share_from_the_main_table(

@@ -95,8 +95,10 @@ LIMITS = (
     ("driftline.flows.web.search_processes", "SEARCH_SECONDS"),
     ("driftline.flows.web.search_processes", "WAIT_SECONDS"),
     ("driftline.flows.web.guard", "ANSWER_SECONDS"),
+    ("driftline.storage.objects.block_cache", "LISTED_AHEAD_SECONDS"),
     ("driftline.storage.objects.bucket", "READ_TIMEOUT_SECONDS"),
     ("driftline.storage.objects.local_disk", "LOCK_TIMEOUT_SECONDS"),
+    ("driftline.storage.workspace.early_reads", "EARLY_SECONDS"),
     ("driftline.storage.sources.mirror", "ASK_SECONDS"),
     ("driftline.storage.sources.git_isolation", "_TIMEOUT_SECONDS"),
 )

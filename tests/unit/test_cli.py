@@ -247,9 +247,10 @@ def test_an_unexpected_exception_keeps_its_traceback_and_exits_with_3(
     assert json.loads(out)["error"] == "unexpected"
 
 
-def test_the_command_line_starts_without_heavy_libraries() -> None:
+def test_the_command_line_and_its_first_reads_of_a_bucket_start_without_heavy_libraries() -> None:
     code = (
         "import sys, driftline.flows.commands.main as main; main.load(); "
+        "import driftline.storage.objects.bucket, driftline.storage.workspace.early_reads; "
         f"print([m for m in {HEAVY!r} if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
