@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cachetools import LRUCache
 
 import driftline as dl
+from driftline.storage.lines import table_searcher
+from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace import early_reads
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.early_reads import EarlyReads
@@ -80,6 +83,20 @@ def test_a_warm_search_takes_few_rounds_even_if_the_documents_are_gone(
     assert len(cold) <= 200
     assert rounds(warm) <= MAX_ROUNDS
     assert rounds(alone) <= rounds(warm) + 6  # all hits' context is read at once
+
+
+def test_a_process_reads_the_blocks_of_a_small_table_once(
+    proxy: DelayingProxy, workspace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRIFTLINE_BLOCK_CACHE", "off")
+    opened = Workspace.open(workspace)
+    found = [requested(proxy, opened, word) for word in WORDS[7:11]]
+    reads = [sum("/data/" in each.path for each in exchanges) for _, exchanges in found]
+    assert reads[-1] == 0 < reads[0]
+    monkeypatch.setattr(table_searcher, "_BLOCKS", SharedCache(LRUCache(0)))
+    again, exchanges = requested(proxy, opened, WORDS[10])
+    assert again.results == found[-1][0].results
+    assert any("/data/" in each.path for each in exchanges)
 
 
 def test_early_reads_serve_one_call_soon_and_are_not_pickled(
