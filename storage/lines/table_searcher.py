@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, get_args
 
@@ -90,14 +91,16 @@ _BLOCKS_READ: SharedCache[_Filtered, int] = SharedCache(LRUCache(1_024))
 """How many blocks this process read one by one."""
 _ALLOWED: SharedCache[_Filtered, RowIds] = SharedCache(LRUCache(64 * 2**20, lambda rows: rows.nbytes))
 """The row ids that pass each filter."""
+_MASKS: SharedCache[_Filtered, bytes] = SharedCache(LRUCache(32 * 2**20, len))
+"""These rows as Lance's masks, so that it does not evaluate the filter in each search."""
 _ALLOWED_CODES: SharedCache[_Filtered, BlockCodes] = SharedCache(LRUCache(64 * 2**20, lambda codes: codes.nbytes))
 MAX_COPIED_BYTES = 32 * 2**20
 """Limit for copies of the codes that pass a filter. For more, all codes are compared, and the others then dropped."""
 MAX_JOINED_BYTES = 16 * 2**20
 """Limit for several tables' joined codes; smaller joins are cached as well."""
-MIN_SHARE_AFTERWARDS = 1 / 100
-"""If a filter passes at least this share of all lines, words are searched without it, and the known rows are
-intersected: this is faster than having Lance evaluate the filter in each search.
+MAX_MASKED_ROWS = 2_000_000
+"""If a filter passes more rows, words are searched without it, and the results filtered: a mask of that many rows would
+take longer to make, and 40 bytes per row meanwhile.
 """
 _ROW = pa.field("_rowid", pa.uint64())
 _Value = TypeVar("_Value")
@@ -188,6 +191,9 @@ class RowIds:
 
     def __len__(self) -> int:
         return int((self.ends - self.starts).sum())
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(map(range, self.starts.tolist(), self.ends.tolist()))
 
     @property
     def nbytes(self) -> int:
@@ -415,23 +421,23 @@ class TableSearcher:
             if indexed:
                 return self.dataset.scanner(columns=list(columns), **search).to_table()
             if "full_text_query" in search:
-                words = {name: search[name] for name in ("full_text_query", "limit", "filter")}
-                return self._scan_copy_for_words(**words)
+                where = self.sql if "row_addr_allowlist" in search else search.get("filter")
+                return self._scan_copy_for_words(search["full_text_query"], search["limit"], where)
             nearest = {"nearest": {**search["nearest"], "use_index": False}} if "nearest" in search else {}
             options = {**search, **nearest, "use_scalar_index": False}
             return self.dataset.scanner(columns=list(columns), **options).to_table()
 
         return with_indexes(self.dataset, self.table.TITLE, scan)
 
-    def _scan_copy_for_words(self, *, full_text_query: Any, limit: int, filter: str | None = None) -> pa.Table:
+    def _scan_copy_for_words(self, words: Any, limit: int, filtered: str | None) -> pa.Table:
         """Run the full-text search on an in-memory copy, because Lance always uses a table's index."""
         import lance
 
-        where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({filter})" if filter else "")
+        where = f"{TEXT_COLUMN} IS NOT NULL" + (f" AND ({filtered})" if filtered else "")
         rows = self.dataset.scanner(columns=[TEXT_COLUMN], filter=where, use_scalar_index=False, with_row_id=True)
         copied = rows.to_table().rename_columns([TEXT_COLUMN, "row"])
         copy = lance.write_dataset(copied, f"memory://{uuid.uuid4().hex}")
-        found = copy.scanner(columns=["row", "_score"], full_text_query=full_text_query, limit=limit).to_table()
+        found = copy.scanner(columns=["row", "_score"], full_text_query=words, limit=limit).to_table()
         return found.rename_columns(["_rowid", "_score"])
 
     def blocks(self, words: str, limit: int) -> pa.Table:
@@ -456,12 +462,14 @@ class TableSearcher:
         search = MatchQuery(words, TEXT_COLUMN, fuzziness=edits, prefix_length=min(edits, 1))
         if self.filters_afterwards:
             return self._matching_afterwards(search, limit, limit)
-        if self.sql is not None and self.strategy == "auto" and self._share >= MIN_SHARE_AFTERWARDS:
+        if self.sql is None or self.strategy != "auto":
+            return self._matching(search, limit, filter=self.sql, prefilter=True)
+        if len(self._allowed) > MAX_MASKED_ROWS:
             return self._matching_afterwards(search, limit, int(2 * limit / self._share))
-        return self._matching(search, limit, where=self.sql, prefilter=True)
+        return self._matching(search, limit, row_addr_allowlist=self._mask) if len(self._allowed) else NOTHING
 
-    def _matching(self, search: Any, limit: int, where: str | None, **options: Any) -> Scored:
-        found = self.scan(["_score"], filter=where, full_text_query=search, limit=limit, with_row_id=True, **options)
+    def _matching(self, search: Any, limit: int, **options: Any) -> Scored:
+        found = self.scan(["_score"], full_text_query=search, limit=limit, with_row_id=True, **options)
         return Scored(found["_rowid"].to_numpy(), found["_score"].to_numpy())
 
     def passing(self, rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -483,6 +491,13 @@ class TableSearcher:
 
     def _read_allowed(self) -> RowIds:
         return RowIds.of(self.scan([], filter=self.sql, with_row_id=True)["_rowid"])
+
+    @locked_property
+    def _mask(self) -> bytes:
+        """The rows that pass the filter, for Lance."""
+        from lance.dataset import serialize_row_addrs
+
+        return _MASKS.get_or_compute(self._filtered, lambda: serialize_row_addrs(self._allowed))
 
     @locked_property
     def _share(self) -> float:
@@ -602,7 +617,7 @@ class TableSearcher:
     def _matching_afterwards(self, search: Any, limit: int, fetch: int) -> Scored:
         """Like ``_matching``, but search all blocks, then filter the best ``fetch`` or more until enough remain."""
         while True:
-            found = self._matching(search, fetch, where=None)
+            found = self._matching(search, fetch)
             if self.filters_afterwards:
                 self.examined_blocks.append(len(found))
             held = self._allowed.has(found.rows)

@@ -21,6 +21,7 @@ from driftline.storage.entities import Entity
 from driftline.storage.layout import new_ulid
 from driftline.storage.lines import block_codes, table_searcher
 from driftline.storage.lines.commit_marker import SourceCommit
+from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import CODE_COLUMN, LINES_PER_BLOCK, LineTable
 from driftline.storage.lines.table_searcher import RowIds, TableSearcher, nearest_blocks
@@ -276,14 +277,43 @@ def test_repeated_searches_read_nothing_until_a_commit(
     assert locations(near_blocks(TableSearcher(table, where), query, 5)) != locations(first)
 
 
+@pytest.mark.parametrize(
+    ("index", "masked_rows"), [("none", 2_000), ("of half", 2_000), ("of half", 0), ("lost", 2_000)]
+)
 @pytest.mark.parametrize("folders", [0, 1, 5])
-def test_words_are_found_alike_before_and_after_a_filter(table: LineTable, folders: int) -> None:
+def test_words_are_found_alike_with_and_without_a_mask(
+    table: LineTable, tmp_path: Path, folders: int, index: str, masked_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_searcher, "MAX_MASKED_ROWS", masked_rows)
     paths = [f"{at % 10}/{at}.py" for at in range(60)]
-    committed(table, vectors_of(60, 20, seed=12), paths)
-    where = LineFilter(dirs=tuple(f"{folder}/" for folder in range(folders)) or ("elsewhere/",))
+    committed(table, vectors_of(30, 20, seed=12), paths[:30])
+    if index != "none":
+        maintain(table, "text")
+    committed(table, vectors_of(30, 20, seed=12), paths[30:])
+    if index == "lost":
+        for file in tmp_path.rglob("_indices/*/*.lance"):
+            file.unlink()
+    where = LineFilter(globs=tuple(f"{folder}/**" for folder in range(folders)) or ("elsewhere/**",))
     before, after = (TableSearcher(table, where, strategy).blocks("line", 500) for strategy in ("prefilter", "auto"))
     assert (
         sorted(locations(before))
         == sorted(locations(after))
         == sorted((path, first) for path in paths if int(path[0]) < folders for first in (0, 16))
     )
+
+
+def test_a_search_for_words_does_not_evaluate_a_filter_again(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed(table, vectors_of(60, 20, seed=12), [f"{at % 10}/{at}.py" for at in range(60)])
+    where = LineFilter(globs=("3/**",))
+    first = TableSearcher(table, where).matching("line", 10)
+    scanned = list[dict[str, object]]()
+    scan = TableSearcher.scan
+
+    def watched(searcher: TableSearcher, columns: Sequence[str], **search: object) -> pa.Table:
+        scanned.append(search)
+        return scan(searcher, columns, **search)
+
+    monkeypatch.setattr(TableSearcher, "scan", watched)
+    again = TableSearcher(table, where).matching("line", 10)
+    assert len(again) == len(first) == 10
+    assert [search.get("filter") for search in scanned] == [None]
