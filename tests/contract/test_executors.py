@@ -26,6 +26,8 @@ from driftline.flows.output.run_reports import IndexReport
 from driftline.flows.runs import source_run
 from driftline.flows.runs.executors import (
     NO_WORKERS_VARIABLE,
+    SPAWN_VARIABLES,
+    WORKER_VARIABLES,
     DaskExecutor,
     Executor,
     InlineExecutor,
@@ -301,6 +303,10 @@ def _fail(spec: int, _: TaskContext) -> int:
     return spec * 2
 
 
+def _variable(name: str, context: TaskContext) -> tuple[str, str | None]:
+    return name, os.environ.get(name)
+
+
 def _double(spec: int, context: TaskContext) -> tuple[int, int]:
     assert context.workspace.config.workspace_id
     return spec, spec * 2
@@ -390,6 +396,12 @@ def _kill_once(spec: tuple[int, str], context: TaskContext) -> int:
 def _kill_always(spec: int, context: TaskContext) -> int:
     os.kill(os.getpid(), signal.SIGKILL)
     return spec
+
+
+def test_only_local_workers_read_few_fragments_ahead(local: Executor) -> None:
+    expected = WORKER_VARIABLES | SPAWN_VARIABLES
+    assert dict(local.map(_variable, expected)) == expected
+    assert not WORKER_VARIABLES.keys() & os.environ.keys()
 
 
 def test_the_tasks_of_a_killed_worker_are_run_again(local: Executor, tmp_path: Path) -> None:
