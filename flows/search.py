@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from driftline.storage.entities import Boundary
     from driftline.storage.lines.line_filter import LineFilter
+    from driftline.storage.lines.table_searcher import TableSearcher
     from driftline.storage.workspace.records import RunRecord
     from driftline.storage.workspace.workspace import Workspace
     from driftline.tasks.search.hits import SearchReport
@@ -66,16 +67,34 @@ def search(
 
     ``run`` executes it in this or another process. Raises the same errors as ``driftline.search``.
     """
-    from driftline.tasks.search.opening import open_ahead
-
     opened, complete = resolved(workspace, request, within, config)
-    open_ahead(opened, complete)
+    _open_ahead(opened, complete)
     from driftline.tasks.search.search import search as search_lines
 
     started = time.monotonic()
     report: SearchReport = run(search_lines, opened, replace(complete, explain=True))
     record_search(opened, report.explanation, time.monotonic() - started)
     return report if request.explain else replace(report, explanation=None)
+
+
+def _open_ahead(workspace: Workspace, request: SearchRequest) -> None:
+    """Start reading a bucket's tables for ``request``, if ``workspace`` was opened for a search.
+
+    The caller meanwhile imports the modules that search.
+    """
+    from driftline.tasks.search.query_language import parse_request
+
+    query = parse_request(request)
+
+    def read(table: TableSearcher) -> None:
+        from driftline.storage.lines.packs import packs_of
+
+        by_words = not query.is_exact and request.mode != "vector"
+        table.open(words=by_words, blocks=by_words and request.mode == "hybrid")
+        if query.terms.patterns:
+            packs_of(table)
+
+    workspace.open_ahead(read)
 
 
 def search_request(query: str, given: Mapping[str, Any], **more: Any) -> SearchRequest:

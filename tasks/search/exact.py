@@ -44,6 +44,7 @@ from driftline.storage.lines.table_searcher import Passage, TableSearcher
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Match, counted
 from driftline.tasks.search.filters import LineKinds, line_filter, only_documents
+from driftline.tasks.search.freshness import current_lines, freshness_after_read, is_unchanged
 from driftline.tasks.search.hits import (
     ExactCounts,
     Hit,
@@ -53,11 +54,8 @@ from driftline.tasks.search.hits import (
     anchors_of,
     clipped,
     clipped_context,
-    current_lines,
     file_of,
-    freshness_after_read,
     identity_of,
-    is_unchanged,
     links_of,
     nothing_indexed,
     read_documents,

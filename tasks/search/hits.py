@@ -1,13 +1,12 @@
 """Turn line hits into a search's report: windows with text, context and freshness.
 
-A file is shown once, even if several sources contain it. ``freshness_of`` compares a hit with the current file.
+A file is shown once, even if several sources contain it.
 ``why_nothing`` and others explain a search with no results, or only weak ones: an empty index, filters that match
 nothing, unknown words, or the distance of the nearest line.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 import os
 import posixpath
@@ -16,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -24,14 +23,13 @@ import pyarrow as pa
 from driftline.storage.defaults import (
     CUT,
     DEFAULT_MAX_DOCUMENT_BYTES,
-    DEFAULT_REDACTION,
     MAX_SHOWN_CHARACTERS,
     Mode,
     Redaction,
     all_weak,
 )
-from driftline.storage.documents import INSIDE, container_of, content_hash, holds_records, is_prose
-from driftline.storage.errors import DriftlineError, ObjectNotFound
+from driftline.storage.documents import INSIDE, container_of, holds_records, is_prose
+from driftline.storage.errors import DriftlineError
 from driftline.storage.lines.definition_lookup import outlines_of
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import TEXT_COLUMN
@@ -48,21 +46,27 @@ from driftline.storage.lines.tokenizer import (
     terms,
     tokens,
 )
-from driftline.storage.redaction import is_redacted, redact, redact_lines
+from driftline.storage.redaction import redact_lines
 from driftline.storage.sources.source import Source, known_source
 from driftline.storage.workspace.records import html_table
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.extraction.extractor import is_extracted, is_named_like_document
 from driftline.tasks.search.facets import Facets
 from driftline.tasks.search.filters import ALL_LINES, LineKinds, conditions, line_filter
+from driftline.tasks.search.freshness import (
+    Freshness,
+    LinesOfData,
+    Read,
+    current_lines,
+    freshness_after_read,
+    is_unchanged,
+)
 from driftline.tasks.search.links import Links, SourceRecords, find_links
 from driftline.tasks.search.ranking import MAX_HEAD_LINES, MAX_WINDOW_LINES, Window
 from driftline.tasks.search.relevance import Calibration, Label, label, likelihood
 from driftline.tasks.search.request import Explanation, SearchFilter, SearchRequest
-from driftline.tasks.text import decode, is_utf8, lines_between, rows_of_line, split_lines
+from driftline.tasks.text import decode, is_utf8, lines_between
 
-Read = bytes | DriftlineError
-"""The result of reading a document."""
 NO_GOOD_MATCH = "No good match. These are the nearest lines, all weak."
 MAX_MISSPELT = 40
 """Longer words, in characters, have no similar words: looking them up takes too long."""
@@ -73,98 +77,6 @@ MIN_SIMILARITY = 0.75
 MAX_SHORT_STEM = 5
 """The longest stem, in letters, that may differ in only one letter; longer ones may differ in two."""
 UNKNOWN_WORDS = "The model knows none of the query's words."
-
-
-class State(enum.StrEnum):
-    """The state of an indexed line."""
-
-    FRESH = "fresh"
-    MOVED = "moved"
-    STALE = "stale"
-    GONE = "gone"
-
-
-@dataclass(frozen=True, slots=True)
-class Freshness:
-    """A line's state; ``line`` is its current number (1-based), None if it is stale or gone."""
-
-    state: State
-    line: int | None = None
-
-
-class CurrentLines:
-    """The ``lines`` of a document as it is now."""
-
-    def __init__(self, lines: Sequence[str]) -> None:
-        self.lines = lines
-
-    @cached_property
-    def numbers(self) -> Mapping[tuple[int, str], Sequence[int]]:
-        """The numbers (1-based, ascending) of the lines that have each row, ``(column, text)``."""
-        numbers: dict[tuple[int, str], list[int]] = {}
-        for number, line in enumerate(self.lines, start=1):
-            for row in rows_of_line(line):
-                numbers.setdefault(row, []).append(number)
-        return numbers
-
-
-def freshness_of(text: str, line: int, current: CurrentLines, column: int = 0) -> Freshness:
-    """Determine the freshness of ``text``, indexed as ``line`` (1-based), in a file whose lines are now ``current``.
-
-    ``text`` is the part of the line that starts at ``column`` (0-based), as split by ``tasks.text.rows_of_line``. A
-    line found elsewhere is treated as moved to the nearest equal line, or to the later of two equally near ones.
-    """
-    if 1 <= line <= len(current.lines) and (column, text) in rows_of_line(current.lines[line - 1]):
-        return Freshness(State.FRESH, line)
-    numbers = current.numbers.get((column, text))
-    if numbers is None:
-        return Freshness(State.STALE)
-    return Freshness(State.MOVED, min(numbers, key=lambda number: (abs(number - line), -number)))
-
-
-LinesOfData = Callable[[bytes, Redaction | None], CurrentLines | None]
-
-
-def current_lines(data: bytes, redaction: Redaction | None) -> CurrentLines | None:
-    """Return the lines of a document's ``data``, redacted unless ``redaction`` is None, or None if it is not text."""
-    content, reason = decode(data)
-    if reason is not None:
-        return None
-    return CurrentLines(split_lines(redact([content], redaction)[0][0] if redaction is not None else content))
-
-
-def is_unchanged(read: Read | None, indexed_hash: str) -> bool:
-    """Return whether a document that was read still has the indexed hash."""
-    return isinstance(read, bytes) and content_hash(read) == indexed_hash
-
-
-def freshness_after_read(
-    text: str,
-    line: int,
-    read: Read | None,
-    *,
-    unchanged: bool,
-    column: int = 0,
-    path: str = "",
-    redaction: Redaction = DEFAULT_REDACTION,
-    lines_of_data: LinesOfData = current_lines,
-) -> Freshness | None:
-    """Like ``freshness_of``, from the result of reading the document, or None if that is inconclusive.
-
-    Lines of an ``unchanged`` document (``is_unchanged``) are not compared. Text is not extracted again from a changed
-    document. ``redaction`` is the source's setting. A search passes a cached ``current_lines``: many of its hits may
-    be in one large changed file.
-    """
-    if isinstance(read, ObjectNotFound):
-        return Freshness(State.GONE)
-    if read is None or isinstance(read, DriftlineError):
-        return None
-    if unchanged:
-        return Freshness(State.FRESH, line)
-    if is_extracted(path, read):
-        return None
-    current = lines_of_data(read, redaction if is_redacted(text) else None)
-    return freshness_of(text, line, current, column) if current is not None else Freshness(State.STALE)
 
 
 _BEFORE_CHARACTERS = 100

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftline.storage.errors import AccessDenied, ObjectNotFound
-from driftline.tasks.search.hits import (
+from driftline.tasks.search.freshness import (
     CurrentLines,
     Freshness,
     Read,
@@ -18,8 +18,8 @@ from driftline.tasks.search.hits import (
     freshness_after_read,
     freshness_of,
     is_unchanged,
-    lines_to_skip,
 )
+from driftline.tasks.search.hits import lines_to_skip
 from driftline.tasks.text import MAX_ROW_CHARACTERS, rows_of_line
 
 
