@@ -453,10 +453,12 @@ class _Finder:
             with self.explanation.timed("text"):
                 words = normalize_query(keywords(self.query), language_of(self.query))
                 matching = _best(self._of_tables(lambda table: table.matching(words, blocks)), blocks)
+            n_words = sum(map(len, matching))
+            all_words = n_words < blocks or blocks >= MAX_BLOCKS
             if self.max_distance is None:
                 near_blocks = finding.result()
-                n_words, n_near = (sum(map(len, each)) for each in (matching, near_blocks))
-                is_complete = (n_words < blocks or blocks >= MAX_BLOCKS) and (not near or n_near < near)
+                n_near = sum(map(len, near_blocks))
+                is_complete = all_words and (not near or n_near < near)
                 if n_words and n_near and blocks < MAX_BLOCKS:
                     floor = float(min(each.scores[-1] for each in matching if len(each))) if n_words == blocks else 0.0
                     matching, near_blocks = _best_of_both(matching, near_blocks, read, floor)
@@ -465,8 +467,9 @@ class _Finder:
                 return found, is_complete, lines_of(found, self.query)
             found = self._read(matching, named, [NOTHING] * len(self.tables))
             lines = lines_of(found, self.query)  # while the search for the nearest is still running
+            nearest = finding.result()
             # If the nearest lines are complete, so are all lines within the distance.
-            return found, len(finding.result()) < near, gather(lines, finding.result())
+            return found, len(nearest) < near if near else all_words, gather(lines, nearest)
         finally:
             wait([finding])  # leave nothing running if a search fails
 

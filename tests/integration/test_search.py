@@ -137,7 +137,7 @@ def test_a_changed_file_is_decoded_once_for_all_of_its_hits(
         decoded.append(len(data))
         return decode(data)
 
-    monkeypatch.setattr("driftline.tasks.search.hits.decode", counted)
+    monkeypatch.setattr("driftline.tasks.search.freshness.decode", counted)
     found = dl.search(str(workspace), "" if "fixed" in options else "timed", **options).results
     assert sorted((hit.line_now, hit.freshness) for hit in found) == [(31 * number + 2, "moved") for number in range(5)]
     assert len(decoded) == 1
