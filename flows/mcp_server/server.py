@@ -11,18 +11,29 @@ import inspect
 import json
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp.server.mcpserver.tools import Tool
+from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    ToolAnnotations,
+    jsonrpc_message_adapter,
+)
 from mcp_types import Tool as ListedTool
-from mcp_types import ToolAnnotations
 from pydantic import Field, ValidationError, create_model, model_validator
 
 from driftline.flows.mcp_server.tools import LineTools, MemoryTools, protocol_errors
@@ -30,6 +41,7 @@ from driftline.storage.errors import DriftlineError
 from driftline.storage.option_table import nearest_name
 
 if TYPE_CHECKING:
+    from mcp.shared._stream_protocols import ReadStream, WriteStream
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from driftline.flows.http_server import HttpServer
@@ -170,9 +182,17 @@ def server_of(workspaces: Mapping[str, WorkspaceTools]) -> MCPServer[Any]:
 
 
 class _Server(MCPServer[Any]):
-    """Lists only the arguments that are of use in a workspace when the client asks for the tools."""
+    """Lists only the arguments that are of use in a workspace when the client asks for the tools.
+
+    Over standard input, it answers every message.
+    """
 
     unlisted: tuple[Callable[[], frozenset[str]], ...] = ()
+
+    async def run_stdio_async(self) -> None:
+        async with stdio_server() as (read, write):
+            server = self._lowlevel_server
+            await server.run(_Messages(read, write), write, server.create_initialization_options())
 
     async def list_tools(self) -> list[ListedTool]:
         tools = await super().list_tools()
@@ -181,6 +201,57 @@ class _Server(MCPServer[Any]):
             of_use = {name: each for name, each in tool.input_schema["properties"].items() if name not in useless}
             tool.input_schema = {**tool.input_schema, "properties": of_use}
         return tools
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """A client's messages. Those that the SDK cannot parse are repaired or answered; it would drop them in silence."""
+
+    read: ReadStream[SessionMessage | Exception]
+    write: WriteStream[SessionMessage]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        async for item in self.read:
+            if not isinstance(item, ValidationError):
+                return item
+            message = SessionMessage(_repaired(item))
+            if not isinstance(message.message, JSONRPCError):
+                return message
+            await self.write.send(message)
+        raise StopAsyncIteration
+
+    receive = __anext__
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self.read.aclose()
+
+
+def _repaired(error: ValidationError) -> JSONRPCMessage:
+    """Return the message that caused ``error``, without lone surrogates, or else the error that answers it.
+
+    JSON has lone surrogates where a client cut a text within a character, such as an emoji.
+    """
+    found = error.errors()
+    given = next((each["input"] for each in found if isinstance(each["input"], dict)), None)
+    is_json = found[0]["type"] != "json_invalid"
+    if not is_json:
+        with suppress(ValueError, RecursionError):
+            given = json.loads(found[0]["input"])
+            return jsonrpc_message_adapter.validate_json(json.dumps(given, ensure_ascii=False).encode(errors="replace"))
+    known = given.get("id") if isinstance(given, dict) else None
+    code, text = (INVALID_REQUEST, "Not a JSON-RPC message") if is_json else (PARSE_ERROR, "Not JSON")
+    return JSONRPCError(
+        jsonrpc="2.0", id=known if isinstance(known, int | str) else None, error=ErrorData(code=code, message=text)
+    )
 
 
 def _of_workspace(tools: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

@@ -77,6 +77,38 @@ def test_a_client_finds_a_line_over_stdio(location: Path) -> None:
     assert numbered_lines(text_of(context)) == ["---", "namespace", "two"]
 
 
+def test_every_message_over_stdio_is_answered(location: Path) -> None:
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    find = {"name": "search_lines", "arguments": {"query": "namespace"}}
+    messages = [
+        json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}),
+        json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}),
+        json.dumps({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": find}).replace(
+            "space", "space \\ud83d"
+        ),
+        '{"jsonrpc": "2.0", "id": 3, "method": 7}',
+        '[{"jsonrpc": "2.0", "id": "4", "method": "ping"}]',
+        "{oops",
+        "[" * 100_000,
+        json.dumps({"jsonrpc": "2.0", "id": 5, "method": "ping"}),
+    ]
+    command = [str(forked_command()), "mcp", "--workspace", str(location / "ws")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        answers = []
+        for number, message in enumerate(messages):
+            server.stdin.write(f"{message}\n")
+            server.stdin.flush()
+            if number != 1:
+                answers.append(json.loads(server.stdout.readline()))
+        server.stdin.close()
+        assert server.wait(PATIENCE_SECONDS) == 0
+    errors = [(each["id"], each.get("error", {}).get("code")) for each in answers]
+    assert errors == [(1, None), (2, None), (3, -32600), (None, -32600), (None, -32700), (None, -32700), (5, None)]
+    assert "namespace" in answers[1]["result"]["content"][0]["text"]
+
+
 def test_clients_show_the_sources_and_a_prompt(location: Path) -> None:
     async def talk() -> tuple[Any, Any, Any]:
         server = make_server(Workspace.open(str(location / "ws")))
