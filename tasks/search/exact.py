@@ -526,16 +526,26 @@ class ExactSearch:
         return found
 
     def _declared(self, name: str) -> dict[DocumentKey, list[tuple[IndexedDocument, Definition]]]:
-        """Return the lines that declare a name without a definition, such as a constant, as definitions of one line."""
-        if len(parts_of_name(name)) != 1 or not _DECLARABLE.fullmatch(name):
+        """Return the lines that declare a name without a definition, such as a constant, as definitions of one line.
+
+        For a qualified name, they must be inside a definition with the name before its last part.
+        """
+        if not _DECLARABLE.fullmatch(name) or not (parts := parts_of_name(name)):
             return {}
-        pattern = declaration_of(name, any_case=self.terms.any_case)
-        finder = ExactFinder(self.tables, [pattern], self.late, by_importance, lambda _: True, max_packs=self.max_packs)
-        found: dict[DocumentKey, list[tuple[IndexedDocument, Definition]]] = {
-            document.key: [(document, Definition("property", name, line, line, line)) for line in numbers.tolist()]
-            for document, numbers, _ in finder.lines()
-            if not is_prose(document.path)
-        }
+        *outer, own = parts
+        scopes = self._defined(".".join(outer)) if outer else {}
+        pattern = declaration_of(own, any_case=self.terms.any_case)
+        only = frozenset(scopes) if outer else None
+        finder = ExactFinder(
+            self.tables, [pattern], self.late, by_importance, lambda _: True, only, max_packs=self.max_packs
+        )
+        found: dict[DocumentKey, list[tuple[IndexedDocument, Definition]]] = {}
+        for document, numbers, _ in finder.lines():
+            around = [scope for _, scope in scopes.get(document.key, ())]
+            for line in () if is_prose(document.path) else numbers.tolist():
+                if not outer or any(scope.line <= line <= scope.last for scope in around):
+                    of_line = Definition("property", name, line, line, line)
+                    found.setdefault(document.key, []).append((document, of_line))
         self.cut |= finder.cut
         return found
 

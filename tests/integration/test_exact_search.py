@@ -442,7 +442,12 @@ def test_constants_are_found_where_they_are_declared(tmp_path: Path) -> None:
         "def:RED": [("b.java", 2)],
         "def:check": [("a.py", 4)],
         "def:limit case:no": [("a.py", 1)],
-        "def:Colour.RED": [],
+        "def:Colour.RED": [("b.java", 2)],
+        "def:Colour::RED": [("b.java", 2)],
+        "def:colour.RED": [],
+        "def:colour.RED case:no": [("b.java", 2)],
+        "def:Box.RED": [],
+        "def:Elsewhere.RED": [],
         "def:missing": [],
     }
     for query, lines in expected.items():
