@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from driftline.flows.config.driftline_toml import load_config
+from driftline.flows.runs.executors import SPAWN_VARIABLES, WORKER_VARIABLES
 from tests.servers.compose import BIN, FILE, compose_command, services
 from tests.servers.ports import free_port
 from tests.servers.prefect_server import PrefectServer, answers, started, wait_until
@@ -144,6 +145,10 @@ def test_pods_run_the_commands_of_the_compose_file() -> None:
     same["prefect-worker/deploy"] = "deploy"
     for name, service in same.items():
         assert found[name]["args"] == services()[service]["command"], name
+    saving_memory = {**WORKER_VARIABLES, **SPAWN_VARIABLES}
+    set_in_pods = {each["name"]: each.get("value") for each in found["dask-worker/worker"]["env"]}
+    for given in (set_in_pods, services()["dask-worker"]["environment"]):
+        assert saving_memory.items() <= given.items()
     worker = found["prefect-worker/worker"]["args"]
     assert worker[: len(services()["worker"]["command"])] == services()["worker"]["command"]
     options = run(BIN / "prefect", "worker", "start", "--help").stdout
