@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import resource
 import signal
 import sys
+import traceback
 from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
@@ -27,6 +29,8 @@ from driftline.storage.helper_process import (
     environment_of_helper,
     limit_cpu_time,
 )
+
+log = logging.getLogger(__name__)
 
 CPU_SECONDS = 60
 """CPU time limit per document; a PDF of thousands of pages takes less."""
@@ -76,6 +80,8 @@ def extract_apart(target: str, data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
         raise Refused(SkipReason.DAMAGED) from error
     if "reason" in answer:
+        if "error" in answer:  # damage, or a bug of the extractor
+            log.debug("%s: %.200r", target, answer["error"])
         known = answer["reason"] in [*SkipReason]
         raise Refused(SkipReason(answer["reason"]) if known else SkipReason.DAMAGED)
     return answer
@@ -133,8 +139,10 @@ def _answer(function: Any, data: bytes) -> bytes:
         return json.dumps({"reason": refused.reason}).encode()
     except MemoryError:  # a decompression bomb; less memory may be left for the next document
         raise
-    except Exception:  # libraries raise anything for malformed input
-        return json.dumps({"reason": SkipReason.DAMAGED}).encode()
+    except Exception as error:  # libraries raise anything for malformed input
+        place = traceback.extract_tb(error.__traceback__)[-1]  # not the message: it may quote the document
+        found = f"{type(error).__name__} at {os.path.basename(place.filename)}:{place.lineno}"
+        return json.dumps({"reason": SkipReason.DAMAGED, "error": found}).encode()
 
 
 def _leave_network() -> None:

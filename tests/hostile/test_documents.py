@@ -7,6 +7,7 @@ import gzip
 import lzma
 import os
 import random
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -209,6 +210,8 @@ def deep(data):
     process.json.dumps = lambda said: "[" * 200_000
 def list(data):
     process.json.dumps = lambda said: "[]"
+def bug(data):
+    raise KeyError(data.decode())
 """
 
 
@@ -245,6 +248,14 @@ def test_children_of_an_extractor_end_with_it(name: str, reason: SkipReason) -> 
         extract_apart(f"bad_readers:{name}", b"")
     assert refused.value.reason is reason
     assert read_document("a.rtf", DOCUMENTS["a.rtf"]).reason is None
+
+
+@pytest.mark.usefixtures("readers")
+def test_the_log_names_the_place_of_an_exception_but_not_the_document(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", process.log.name)
+    with pytest.raises(Refused):
+        extract_apart("bad_readers:bug", b"private")
+    assert re.fullmatch(r"bad_readers:bug: 'KeyError at bad_readers\.py:\d+'", caplog.messages[-1])
 
 
 def echoed(text: str) -> str:
