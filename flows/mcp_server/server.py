@@ -241,7 +241,9 @@ def _repaired(error: ValidationError) -> JSONRPCMessage:
     JSON has lone surrogates where a client cut a text within a character, such as an emoji.
     """
     found = error.errors()
-    given = next((each["input"] for each in found if isinstance(each["input"], dict)), None)
+    given = next(
+        (each["input"] for each in found if isinstance(each["input"], dict) and "jsonrpc" in each["input"]), None
+    )
     is_json = found[0]["type"] != "json_invalid"
     if not is_json:
         with suppress(ValueError, RecursionError):
@@ -249,9 +251,8 @@ def _repaired(error: ValidationError) -> JSONRPCMessage:
             return jsonrpc_message_adapter.validate_json(json.dumps(given, ensure_ascii=False).encode(errors="replace"))
     known = given.get("id") if isinstance(given, dict) else None
     code, text = (INVALID_REQUEST, "Not a JSON-RPC message") if is_json else (PARSE_ERROR, "Not JSON")
-    return JSONRPCError(
-        jsonrpc="2.0", id=known if isinstance(known, int | str) else None, error=ErrorData(code=code, message=text)
-    )
+    is_id = isinstance(known, int | str) and not isinstance(known, bool)
+    return JSONRPCError(jsonrpc="2.0", id=known if is_id else None, error=ErrorData(code=code, message=text))
 
 
 def _of_workspace(tools: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

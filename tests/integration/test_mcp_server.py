@@ -86,7 +86,8 @@ def test_every_message_over_stdio_is_answered(location: Path) -> None:
         json.dumps({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": find}).replace(
             "space", "space \\ud83d"
         ),
-        '{"jsonrpc": "2.0", "id": 3, "method": 7}',
+        '{"jsonrpc": "2.0", "id": 3, "method": {"id": "other"}}',
+        '{"jsonrpc": "2.0", "id": true, "method": 7}',
         '[{"jsonrpc": "2.0", "id": "4", "method": "ping"}]',
         "{oops",
         "[" * 100_000,
@@ -105,7 +106,7 @@ def test_every_message_over_stdio_is_answered(location: Path) -> None:
         server.stdin.close()
         assert server.wait(PATIENCE_SECONDS) == 0
     errors = [(each["id"], each.get("error", {}).get("code")) for each in answers]
-    assert errors == [(1, None), (2, None), (3, -32600), (None, -32600), (None, -32700), (None, -32700), (5, None)]
+    assert errors == [(1, None), (2, None), (3, -32600), *[(None, -32600)] * 2, *[(None, -32700)] * 2, (5, None)]
     assert "namespace" in answers[1]["result"]["content"][0]["text"]
 
 
