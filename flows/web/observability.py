@@ -36,7 +36,7 @@ from driftline.flows.web.access import granted
 from driftline.flows.web.responses import JsonAnswer
 from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.environment import install_command
-from driftline.storage.errors import CorruptFile, DriftlineError, MissingExtra
+from driftline.storage.errors import BadEntity, CorruptFile, DriftlineError, MissingExtra
 from driftline.storage.workspace.fleet_state import FleetRecord, entities_in_use
 from driftline.storage.workspace.records import DONE, RunHistory, RunRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
@@ -44,9 +44,9 @@ from driftline.storage.workspace.workspace import Workspace
 log = logging.getLogger(__name__)
 
 INDEX_SECONDS = 15.0
-MAX_RUNS_READ = 200
-"""Number of runs of a tenant that a server looks at when it starts."""
 """Maximum age of cached index metrics."""
+MAX_RUNS_READ = 100
+"""Maximum run records to read at once, newest first; the next update reads older ones. Prometheus waits 10 s."""
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -100,9 +100,9 @@ class IndexMetrics:
     _known_fleets: Mapping[str, FleetRecord] = field(default_factory=dict)
     _last: RunRecord | None = None
     _indexed: float | None = None
-    _ends: dict[str, float] = field(default_factory=dict)
+    _ends: dict[Entity, float] = field(default_factory=dict)
     """When the last successful run of each source ended, according to the runs read so far."""
-    _runs_read: set[str] = field(default_factory=set)
+    _runs_read: set[tuple[str, Entity]] = field(default_factory=set)
     _readable: bool = False
     _model: str = ""
     _compared: float | None = None
@@ -151,24 +151,26 @@ class IndexMetrics:
 
     def _last_of_sources(self, workspace: Workspace) -> float | None:
         """Return when the last run of a source outside the fleets ended; a sync without changes records no run."""
-        for tenant in workspace.tenants():
-            history = RunHistory(workspace.objects, tenant)
-            for run_id in set(history.ids()[:MAX_RUNS_READ]) - self._runs_read:
-                self._runs_read.add(run_id)
-                with suppress(CorruptFile):
-                    self._note_ends(history.get(run_id))
+        histories = {tenant: RunHistory(workspace.objects, tenant) for tenant in workspace.tenants()}
+        runs = {(run_id, tenant) for tenant, history in histories.items() for run_id in history.ids()}
+        self._runs_read &= runs  # cleanups delete old records
+        for run_id, tenant in sorted(runs - self._runs_read, reverse=True)[:MAX_RUNS_READ]:
+            with suppress(CorruptFile, BadEntity):
+                self._note_ends(histories[tenant].get(run_id))
+            self._runs_read.add((run_id, tenant))
         in_fleets = entities_in_use(self._known_fleets.values())
-        own = (entity for entity in self._ends if normalized_name(entity) not in in_fleets)
+        own = (entity for entity in self._ends if normalized_name(str(entity)) not in in_fleets)
         for entity in sorted(own, key=lambda each: self._ends[each], reverse=True):
-            if workspace.source(Entity.parse(entity)) is not None:
+            if workspace.readable_source(entity) is not None:
                 return self._ends[entity]
-            del self._ends[entity]  # it was removed
+            del self._ends[entity]  # it was removed, or is damaged until its next run
         return None
 
     def _note_ends(self, run: RunRecord | None) -> None:
         if run is not None and run.outcome == DONE:
             for source in run.main_sources:
-                self._ends[source["entity"]] = max(_end(run), self._ends.get(source["entity"], 0.0))
+                entity = Entity.parse(source["entity"])
+                self._ends[entity] = max(_end(run), self._ends.get(entity, 0.0))
 
 
 def _end(run: RunRecord) -> float:

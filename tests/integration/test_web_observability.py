@@ -21,6 +21,7 @@ import driftline as dl
 from driftline.flows.config.which_workspace import boundary_in
 from driftline.flows.http_server import HttpServer
 from driftline.flows.runs.pull import PullRequest, pull_workspace
+from driftline.flows.web import observability
 from driftline.flows.web.access import Authentication, KnownTokens
 from driftline.flows.web.api import Reader
 from driftline.flows.web.observability import IndexMetrics, tracer
@@ -185,6 +186,39 @@ def test_only_runs_of_sources_outside_the_fleets_make_the_index_fresh(tmp_path: 
     assert record("index", DONE, member, own) == freshness()
     metrics.fleets = lambda: {"acme": FleetRecord(repositories={"1": known, "2": replace(known, entity=own["entity"])})}
     assert freshness() is None
+
+
+def test_a_server_finds_the_last_run_of_a_source_among_many_runs_of_fleets(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for org in "ab":
+        (tmp_path / org).mkdir()
+        (tmp_path / org / "notes.md").write_text("who renews the lease\n")
+    sources = [dl.SourceRequest(str(tmp_path / org), entity=f"org:{org}/project:p/source:s") for org in "ab"]
+    done = dl.index(sources, workspace=str(tmp_path / "ws"), model=str(tiny_model), executor="inline")
+    workspace = Workspace.open(str(tmp_path / "ws"))
+    tenant, known = workspace.tenants()[0], KnownRepository(listed=HostedRepository("1", "acme/a"))
+    fleets = {"acme": FleetRecord(repositories={"1": replace(known, entity=sources[0].entity)})}
+    for _ in range(5):
+        run = RunHistory(workspace.objects, tenant).get(done.run_id)
+        RunHistory(workspace.objects, tenant).record(replace(run, run_id=new_ulid()))
+    monkeypatch.setattr(observability, "MAX_RUNS_READ", 2)
+    metrics, read = IndexMetrics(workspace.reread, lambda: fleets), RunHistory.get
+
+    def freshness() -> float | None:
+        metrics._read_at = -60.0
+        found = {each.name: each.samples[0].value for each in metrics.collect() if each.samples}
+        return found.get("driftline_sources_last_run_timestamp_seconds")
+
+    def failing(self: RunHistory, run_id: str) -> RunRecord | None:
+        if run_id == done.run_id and self.tenant != tenant and len(metrics._runs_read) > 4:
+            raise StorageError("The store does not answer", "here")
+        return read(self, run_id)
+
+    monkeypatch.setattr(RunHistory, "get", failing)
+    assert [freshness() for _ in range(4)] == [None] * 4
+    monkeypatch.setattr(RunHistory, "get", read)
+    assert freshness() is not None
 
 
 def test_a_bound_token_sees_no_figures_of_the_index(workspace: Workspace) -> None:
