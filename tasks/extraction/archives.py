@@ -338,6 +338,13 @@ def _from_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: _Limits) 
         return SkipReason.ENCRYPTED
     if stat.S_ISLNK(info.external_attr >> 16):
         return SkipReason.LINK
+    try:
+        return _unpacked(archive, info, limits)
+    except MemoryError:  # the dictionary of an xz or LZMA member, which other members do not need
+        return SkipReason.BOMB
+
+
+def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: _Limits) -> _Content:
     if info.compress_type in _METHODS_OF_STREAMS:
         content = _limited(stream_of(_packed(archive, info)), limits)
         is_whole = not isinstance(content, bytes) or zlib.crc32(content) == info.CRC

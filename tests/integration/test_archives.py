@@ -411,6 +411,22 @@ def test_members_that_are_compressed_with_zstd_or_xz_are_read(method: int, pack:
     assert reasons(zipped_as(method, pack(bomb), bomb)) == {path: SkipReason.TOO_LARGE}
 
 
+def test_a_member_that_needs_too_much_memory_does_not_hide_the_others() -> None:
+    content = b"the bittern\n"
+    packed = bytearray(lzma.compress(content))
+    header = packed[12 : 12 + 4 * (packed[12] + 1)]
+    header[header.index(b"\x21\x01") + 2] = 37  # a dictionary of 1.5 GiB
+    header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
+    packed[12 : 12 + len(header)] = header
+    data = bytearray(zipped_as(95, bytes(packed), content))
+    with zipfile.ZipFile(held := io.BytesIO(data), "a") as archive:
+        archive.writestr("b.txt", "the grebe\n")
+    assert {each.path: each.reason for each in members_of("a.zip", held.getvalue())} == {
+        "a.zip!/a.txt": SkipReason.BOMB,
+        "a.zip!/b.txt": None,
+    }
+
+
 @pytest.mark.parametrize("method", [9, 98])
 def test_members_whose_compression_is_not_read_say_so(method: int) -> None:
     """Deflate64 and PPMd."""
