@@ -22,7 +22,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -308,13 +307,20 @@ def as_json(value: Any) -> object:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-_NOT_IN_ARROW = re.compile(r"\b(BIGNUM|BIT|INTERVAL|TIME WITH TIME ZONE|UHUGEINT|UNION|VARIANT)\b")
+_NOT_IN_ARROW = frozenset(("bignum", "bit", "interval", "time with time zone", "uhugeint", "union", "variant"))
 """Types that DuckDB changes, or hides in bytes, on the way to Arrow, or that files and programs cannot read."""
+_NESTED = frozenset(("array", "list", "map", "struct"))
+
+
+def _is_odd(kind: Any) -> bool:  # a DuckDBPyType
+    if kind.id in _NESTED:
+        return any(_is_odd(each) for _, each in kind.children if not isinstance(each, int))  # an array has its size
+    return kind.id in _NOT_IN_ARROW
 
 
 def _in_arrow(relation: DuckDBPyRelation) -> DuckDBPyRelation:
     """Return ``relation`` with values of these types as text."""
-    odd = [bool(_NOT_IN_ARROW.search(str(each))) for each in relation.types]
+    odd = [_is_odd(each) for each in relation.types]
     if not any(odd):
         return relation
     names = (name.replace('"', '""') for name in relation.columns)

@@ -495,6 +495,11 @@ def test_values_that_arrow_lacks_are_text(
         assert all(value in out.decode() for value in expected)
 
 
+def test_names_that_equal_those_of_types_do_not_make_values_text(workspace: Workspace) -> None:
+    values = {"{'UNION': 1, 'VARIANT': 2}": {"UNION": 1, "VARIANT": 2}, "['BIT']::ENUM('BIT', 'x')[]": ["BIT"]}
+    assert rows_here(workspace, f"SELECT {', '.join(values)}") == [(*values.values(),)]
+
+
 @pytest.mark.parametrize("where", ["path = 'nope'", "etag < ''", "lang = 'cobol'", "path IN ('x', 'y') AND ext = ''"])
 def test_documents_that_no_filter_passes_have_no_lines(workspace: Workspace, where: str) -> None:
     assert rows_here(workspace, f"SELECT path, lines FROM documents WHERE {where}") == []
