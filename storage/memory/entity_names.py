@@ -277,7 +277,8 @@ class EntityRegistry:
         """
         if entity_id is not None:
             above = () if parent is None else self.names.find(parent).parts
-            entity = Entity((*above, (self.names.hierarchy.check_type(str(entity)), entity_id)))
+            level = self.names.hierarchy.check_type(str(entity))
+            entity = Entity((*above, *self.names.hierarchy.parts((level, entity_id))))
         elif parent is not None:
             raise UsageError("A parent requires entity_id", fix='Write ("user", "alice", parent).')
         node = self.names.find(entity)

@@ -442,6 +442,12 @@ def test_fifty_threads_storing_one_key_leave_one_entry(store: MemoryStore) -> No
         assert indexed(store, session) == ({"key": owner} if session == owner else {})
 
 
+@pytest.mark.parametrize("entity_id", [5, "", b"beta", ("beta",)])
+def test_an_id_that_is_not_a_name_is_refused(store: MemoryStore, entity_id: Any) -> None:
+    with pytest.raises(BadEntity):
+        store.register_entity("project", entity_id, "org:acme")
+
+
 def test_the_same_entities_may_be_registered_concurrently(opened: Callable[..., MemoryStore]) -> None:
     stores = [opened() for _ in range(4)]
     barrier = threading.Barrier(8)
