@@ -183,7 +183,7 @@ def test_the_web_servers_read_the_configuration_of_the_worker() -> None:
     assert f"./driftline.toml:{service['environment']['DRIFTLINE_CONFIG']}:ro" in service["volumes"]
     assert service["environment"]["PREFECT_API_URL"] == "http://prefect:4200/api"
     worker, web = containers()["prefect-worker/worker"], containers()["driftline-web/web"]
-    for name in ("DRIFTLINE_CONFIG", "PREFECT_API_URL"):
+    for name in ("DRIFTLINE_CONFIG", "PREFECT_API_URL", "PREFECT_HOME"):  # the home folder is read-only
         values = [each["value"] for container in (worker, web) for each in container["env"] if each["name"] == name]
         assert values == [values[0]] * 2
     mounts = [{mount["mountPath"] for mount in container["volumeMounts"]} for container in (worker, web)]
