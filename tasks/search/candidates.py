@@ -273,7 +273,9 @@ MIN_QUOTED_SHARE = 0.5
 """The minimum number of the query's words in a row that a string literal shares, and their fraction of its weight. A
 pasted message has values where the literal has placeholders.
 """
-_LITERAL = re.compile(r'"(?:[^"\\]|\\.)+"?|`[^`]+`?|(?<!\w)\'(?:[^\'\\]|\\.)+\'')
+MAX_REPEATS = 4
+"""How many places of a repeated word a run may pass: otherwise `0 1 0 1 …` would take minutes."""
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)+"?|`[^`]+`?|(?<![\w\\])\'(?:[^\'\\]|\\.)+\'')
 _SETS = r"^[^#(=]*\b%s\b['\"]?\s*(?::[^=]*)?:?=(?!=)|^\s*['\"]?%s['\"]?:\s"
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
@@ -535,18 +537,24 @@ def _quoted(candidates: Candidates, idf: NDArray[np.float32]) -> NDArray[np.floa
     least = MIN_QUOTED_SHARE * sum(weight.values())
     if len(weight) < MIN_QUOTED_WORDS or not least or candidates.places:
         return found
-    positions: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
+    before: list[int] = []  # where each term of the query was last
     for at, term in enumerate(candidates.sequence):
-        positions.setdefault(term, []).append(at)
+        of_term = places.setdefault(term, [])
+        before.append(of_term[-1] if of_term else -1)
+        of_term.append(at)
     code = ~_of_documents(candidates, is_prose)[candidates.lines.document]
     for row in np.flatnonzero(code & (np.count_nonzero(candidates.counts, axis=1) >= MIN_QUOTED_WORDS)).tolist():
         for literal in _LITERAL.findall(candidates.texts[row]):
-            starts: dict[int, int] = {}  # the first term of the run that ends with each term of the query
+            # For each term of the query: the start, distinct words and weight of the run that ends with it.
+            runs: dict[int, tuple[int, int, float]] = {}
             for term in terms(literal, candidates.language):
-                starts = {at: starts.get(at - 1, at) for at in positions.get(term, ())}
-                for at, start in starts.items():
-                    shared = {*candidates.sequence[start : at + 1]} & weight.keys()
-                    of_run = sum(map(weight.__getitem__, shared))
-                    if len(shared) >= MIN_QUOTED_WORDS and of_run >= max(least, found[row]):
+                ends, runs = runs, {}
+                for at in places.get(term, ())[:MAX_REPEATS]:
+                    start, shared, of_run = ends.get(at - 1, (at, 0, 0.0))
+                    if term in weight and before[at] < start:
+                        shared, of_run = shared + 1, of_run + weight[term]
+                    runs[at] = start, shared, of_run
+                    if shared >= MIN_QUOTED_WORDS and of_run >= max(least, found[row]):
                         found[row] = of_run
     return found

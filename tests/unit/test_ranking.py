@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from driftline.storage.lines.outline import Definition
 from driftline.storage.lines.tokenizer import terms
 from driftline.tasks.search import ranking
-from driftline.tasks.search.candidates import share_of_name
+from driftline.tasks.search.candidates import _LITERAL, _quoted, lines_of, share_of_name
 from driftline.tasks.search.query_language import QueryForm, name_in, query_form
 from driftline.tasks.search.ranking import (
     WEIGHTS,
@@ -506,3 +507,20 @@ def test_the_largest_part_of_a_class_fits_its_name_best() -> None:
     shares = [share_of_name(part, ["Store"]) for part in parts]
     assert shares == sorted(set(shares), reverse=True)
     assert share_of_name(Definition("function", "Store.store", 0, 0, 4_000), ["Store"]) < shares[-1]
+
+
+def test_string_literals_are_found_in_linear_time() -> None:
+    lines = ["'" + "\\'" * 500, "'\\" * 500] * 256
+    started = time.process_time()
+    assert not any(map(_LITERAL.findall, lines))
+    assert time.process_time() - started < 0.5, "0.04 s; 2 s or more if each quote begins another attempt"
+
+
+def test_a_repetitive_message_is_compared_with_a_repetitive_literal_quickly() -> None:
+    query, line = "yellow zebra xylophone " * 300, f'print("{"yellow zebra xylophone " * 100}")'
+    columns = {"entity": "source:a", "path": "a.py", "hash": "1", "block": f"a.py\n{line}", "outline": ""}
+    blocks = pa.table({name: [value] for name, value in columns.items()}).append_column("line_number", pa.array([0]))
+    candidates = lines_of(blocks.append_column("column_number", pa.array([0])), query)
+    started = time.process_time()
+    assert _quoted(candidates, np.ones(3, np.float32)).tolist() == [3]
+    assert time.process_time() - started < 0.5, "0.01 s; 2 s or more if each run is summed up for each of its words"
