@@ -234,6 +234,8 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 "distributed.comm.timeouts.connect": f"{connect_seconds}s",
                 # By default, a worker that takes more than 15 s to restart is given up, even if it is the last one.
                 "distributed.deploy.lost-worker-timeout": f"{no_workers_seconds}s",
+                # Unlike the argument env of a cluster, these leave what the user's own environment sets.
+                **{f"distributed.nanny.environ.{name}": each for name, each in WORKER_VARIABLES.items()},
                 **{f"distributed.nanny.pre-spawn-environ.{name}": each for name, each in SPAWN_VARIABLES.items()},
             }
             stack.enter_context(dask.config.set(timeouts))
@@ -250,7 +252,6 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                         # The HTTP server starts in any case; a free port avoids its warning about a port in use.
                         scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
                         local_directory=scratch,
-                        env=WORKER_VARIABLES,
                         silence_logs=50,
                     )
                 )
