@@ -31,13 +31,14 @@ TABLES_AT_ONCE = 8
 
 @dataclass(slots=True)
 class EarlyReads:
-    """Reads in the background. Each serves one call, within EARLY_SECONDS of the last start; pickling drops them."""
+    """Reads in the background. Each serves one call, within EARLY_SECONDS of its start; pickling drops them."""
 
     config: Future[bytes] | None = None
     names: Future[list[str]] | None = None
     opens_tables: bool = False
     tables: dict[str, Future[LanceDataset]] = field(default_factory=dict)
     began: float = 0.0
+    opened: float = 0.0
 
     @classmethod
     def begin(cls, objects: ObjectStore, *, opens_tables: bool = False) -> EarlyReads:
@@ -60,7 +61,7 @@ class EarlyReads:
         """Start opening ``tables``; ``read`` reads what the search needs."""
         import lance  # noqa: F401  # in a thread, its import would take turns with the caller's
 
-        self.began = time.monotonic()
+        self.opened = time.monotonic()
         pool = ThreadPoolExecutor(TABLES_AT_ONCE, "driftline-early")
         for table in tables:
             self.tables[table.uri] = pool.submit(contextvars.copy_context().run, _opened, table, read)
@@ -70,25 +71,26 @@ class EarlyReads:
         """Return the configuration. Like the other calls, returns None if there is no valid read."""
         config, self.config = self.config, None
         try:
-            return config.result() if config and self._are_valid() else None
+            return config.result() if config and _is_valid(self.began) else None
         except ObjectNotFound:
             return None
 
     def take_names(self) -> list[str] | None:
         """Return the names of the tenants' directories."""
         names, self.names = self.names, None
-        return names.result() if names and self._are_valid() else None
+        return names.result() if names and _is_valid(self.began) else None
 
     def take_table(self, table: LineTable) -> Future[LanceDataset] | None:
         """Return the newest version of ``table``."""
         opened = self.tables.pop(table.uri, None)
-        return opened if self._are_valid() else None
-
-    def _are_valid(self) -> bool:
-        return time.monotonic() - self.began < EARLY_SECONDS
+        return opened if _is_valid(self.opened) else None
 
     def __reduce__(self) -> tuple[object, ...]:
         return EarlyReads, ()
+
+
+def _is_valid(began: float) -> bool:
+    return time.monotonic() - began < EARLY_SECONDS
 
 
 def tenants_in(names: Iterable[str]) -> list[Entity]:
