@@ -194,13 +194,15 @@ def test_a_server_finds_the_last_run_of_a_source_among_many_runs_of_fleets(
     for org in "ab":
         (tmp_path / org).mkdir()
         (tmp_path / org / "notes.md").write_text("who renews the lease\n")
-    sources = [dl.SourceRequest(str(tmp_path / org), entity=f"org:{org}/project:p/source:s") for org in "ab"]
+    entities = [f"org:{org}/project:p/source:s" for org in "ab"]
+    sources = [dl.SourceRequest(str(tmp_path / org), entity=each) for org, each in zip("ab", entities, strict=True)]
     done = dl.index(sources, workspace=str(tmp_path / "ws"), model=str(tiny_model), executor="inline")
     workspace = Workspace.open(str(tmp_path / "ws"))
     tenant, known = workspace.tenants()[0], KnownRepository(listed=HostedRepository("1", "acme/a"))
-    fleets = {"acme": FleetRecord(repositories={"1": replace(known, entity=sources[0].entity)})}
+    fleets = {"acme": FleetRecord(repositories={"1": replace(known, entity=entities[0])})}
     for _ in range(5):
         run = RunHistory(workspace.objects, tenant).get(done.run_id)
+        assert run is not None
         RunHistory(workspace.objects, tenant).record(replace(run, run_id=new_ulid()))
     monkeypatch.setattr(observability, "MAX_RUNS_READ", 2)
     metrics, read = IndexMetrics(workspace.reread, lambda: fleets), RunHistory.get
