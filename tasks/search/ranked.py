@@ -109,7 +109,7 @@ MAX_TENANTS_AT_ONCE, MAX_TABLES_AT_ONCE = 8, 8
 MAX_THREADS = 64
 """Maximum number of threads shared by all searches of a process."""
 MAX_BLOCKS = 6_400
-"""Maximum number of candidate blocks."""
+"""From this many candidate blocks on, fetch more only while the last ones contained results."""
 MAX_COPIES = 64
 """If copies leave fewer results than requested, at most this many times as many lines and windows are ranked."""
 
@@ -174,7 +174,8 @@ def search_ranked(workspace: Workspace, request: SearchRequest) -> SearchReport:
         nothing = replace(nothing, facets=counted(finder.matches(), request))
     if found:
         notes = notes_on(found)
-        return replace(nothing, results=found, notes=(*notes, *(similar_words(tables, query) if notes else ())))
+        notes = (*notes, *(similar_words(tables, query) if notes else ()), *_note_on_blocks(explanation))
+        return replace(nothing, results=found, notes=notes)
     return _explained(nothing, workspace, finder, request, records)
 
 
@@ -189,7 +190,14 @@ def _explained(
     if not notes and request.mode != "vector":
         notes = similar_words(tables, report.query)
     notes = notes or (why_left_out(near, request.mode, finder.max_distance, finder.only),)
+    notes = (*notes, *_note_on_blocks(finder.explanation))
     return replace(report, notes=notes, nearest=near[0] if near else None, unmatched=unmatched)
+
+
+def _note_on_blocks(explanation: Explanation) -> tuple[str, ...]:
+    if explanation.complete:
+        return ()
+    return ("Only the best blocks were searched: others may match. Narrow the query, or filter by path.",)
 
 
 def any_matches(workspace: Workspace, where: LineFilter | None) -> bool:
@@ -395,6 +403,7 @@ class _Finder:
         judged, most = max(n_windows, MIN_RESULTS), MAX_COPIES * n_windows
         found: list[Window] = []
         while True:
+            n_found = len(found)
             n_read = READ_BLOCKS[form] * n_blocks // CANDIDATE_BLOCKS
             blocks, is_complete, lines = self._candidates(n_blocks, n_near, n_read)
             self.records.read_ahead(search_threads(), {entity for entity, _, _ in lines.documents})
@@ -419,7 +428,10 @@ class _Finder:
             if len(found) < n_windows and n_copies and judged < most:  # copies took the places of other documents
                 judged *= 4
                 continue
-            if len(found) >= n_windows or is_complete:
+            # A filter of kinds that few lines pass would otherwise read the whole index.
+            is_vain = n_blocks >= MAX_BLOCKS and len(found) == n_found
+            if len(found) >= n_windows or is_complete or is_vain:
+                self.explanation.complete = is_complete or not is_vain
                 return found[:n_windows]
             n_blocks, n_near = 4 * n_blocks, 4 * n_near
 

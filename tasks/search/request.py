@@ -497,8 +497,8 @@ class Explanation:
 
     ``lines`` counts all lines, ``matches`` counts the lines that pass the filter, and ``examined`` counts the compared
     vectors. ``index`` is the type of the vector index, None for an exhaustive comparison.
-    ``blocks_without_definitions`` is the number of blocks whose definitions were not determined. ``seconds`` is keyed
-    by phase.
+    ``blocks_without_definitions`` is the number of blocks whose definitions were not determined. ``complete`` is false
+    if more lines might match than were read. ``seconds`` is keyed by phase.
     """
 
     mode: str
@@ -510,6 +510,7 @@ class Explanation:
     blocks: int = 0
     blocks_without_definitions: int = 0
     candidates: int = 0
+    complete: bool = True
     seconds: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from driftline.storage.entities import Entity
 from driftline.storage.lines.indexes import coverage
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.line_table import TEXT
+from driftline.storage.lines.table_searcher import Scored
+from driftline.tasks.search import ranked
 from driftline.tasks.search.hits import NO_GOOD_MATCH, Hit, SearchReport
 from tests.support.mcp import hits_of
 from tests.support.searches import search
@@ -574,3 +576,25 @@ def test_lines_not_yet_in_the_text_index_are_found(tmp_path: Path, tiny_model: P
     assert found(workspace, "exclusiveGroup", mode=mode)[0].path == "new.txt"
     assert found(workspace, "prefix", mode=mode)[0].text == "prefix"
     assert all(hit.text != "parser" for hit in found(workspace, "parser", mode=mode, top_k=50, n_lines=0))
+
+
+def test_a_filter_that_nothing_passes_does_not_read_the_whole_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "tree", {"a.txt": "a connection of the pool\n" * 16 * 40})
+    dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))
+    monkeypatch.setattr(ranked, "CANDIDATE_BLOCKS", 1)
+    monkeypatch.setattr(ranked, "CANDIDATE_NEAR_BLOCKS", dict.fromkeys(ranked.CANDIDATE_NEAR_BLOCKS, 1))
+    monkeypatch.setattr(ranked, "MAX_BLOCKS", 4)
+    limits: list[int] = []
+    near_blocks = ranked._Finder._near_blocks
+
+    def counted(finder: ranked._Finder, limit: int) -> list[Scored]:
+        limits.append(limit)
+        return near_blocks(finder, limit)
+
+    monkeypatch.setattr(ranked._Finder, "_near_blocks", counted)
+    report = ask(tmp_path / "ws", "failed connection", kinds=("class",))
+    assert not report.results
+    assert report.notes[-1].startswith("Only the best blocks were searched")
+    assert limits == [1, 4]
