@@ -93,7 +93,8 @@ def test_the_store_accepts_a_workspace_only_with_its_password(tmp_path: Path) ->
         *(f"{part}.port{kind}" for part in ("master", "volume", "filer") for kind in ("", ".grpc")),
     ]
     ports = [f"-{name}={free_port()}" for name in names]
-    command = [*compose_command("s3", replaced, "weed"), "-ip=127.0.0.1", "-s3.port.iceberg=0", *ports]
+    fixed = ("-s3.port.iceberg=0", "-s3.port.lance=0")  # the same in every test run
+    command = [*compose_command("s3", replaced, "weed"), "-ip=127.0.0.1", *fixed, *ports]
     environment = os.environ | {"AWS_ACCESS_KEY_ID": "compose", "AWS_SECRET_ACCESS_KEY": "password"}
     with started(command, tmp_path / "weed.log", environment, tmp_path) as process:
         address = f"http://127.0.0.1:{port}"
