@@ -309,13 +309,11 @@ def as_json(value: Any) -> object:
 
 _NOT_IN_ARROW = frozenset(("bignum", "bit", "interval", "time with time zone", "uhugeint", "union", "variant"))
 """Types that DuckDB changes, or hides in bytes, on the way to Arrow, or that files and programs cannot read."""
-_NESTED = frozenset(("array", "list", "map", "struct"))
 
 
 def _is_odd(kind: Any) -> bool:  # a DuckDBPyType
-    if kind.id in _NESTED:
-        return any(_is_odd(each) for _, each in kind.children if not isinstance(each, int))  # an array has its size
-    return kind.id in _NOT_IN_ARROW
+    children = kind.children if kind.id in ("array", "list", "map", "struct") else ()
+    return kind.id in _NOT_IN_ARROW or any(_is_odd(each) for _, each in children if not isinstance(each, int))
 
 
 def _in_arrow(relation: DuckDBPyRelation) -> DuckDBPyRelation:
@@ -403,13 +401,9 @@ class _Scanned(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
 SEARCHES = pa.schema([("started", _TIME), ("seconds", pa.float64()), ("hit_rate", pa.float64())])
 _LINES = pa.schema(
     [
-        ("entity", pa.string()),
-        ("path", pa.string()),
-        ("ext", pa.string()),
-        ("line_number", pa.int32()),
-        ("column_number", pa.int32()),
-        ("text", pa.string()),
-        ("hash", pa.string()),
+        *((name, pa.string()) for name in ("entity", "path", "ext")),
+        *((name, pa.int32()) for name in ("line_number", "column_number")),
+        *((name, pa.string()) for name in ("text", "hash")),
     ]
 )
 _OWNERS = pa.schema([(name, pa.string()) for name in ("entity", "path", "owner")])
