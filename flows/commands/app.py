@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from driftline.flows.config.index_request import OPTIONS
 from driftline.flows.output.logs import log_more
 from driftline.flows.output.plain_text import COLORS, print_json, show_as, warn
+from driftline.storage.defaults import all_weak
 from driftline.storage.option_table import Option
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -317,8 +318,9 @@ def show_search(found: dict[str, Any], as_json: bool, print_text: Callable[[dict
     from driftline.tasks.search.request import in_flags
 
     show(found, as_json, print_text)
-    for note in () if found["results"] and "exact" not in found else found.get("notes", ()):
-        warn(in_flags(note))  # the note on weak results is printed above the results
+    none_good = "exact" not in found and all_weak(hit.get("label") for hit in found["results"])
+    for note in found.get("notes", ())[none_good:]:  # the first is printed above weak results
+        warn(in_flags(note))
     if found["results"] or found.get("exact", {}).get("documents"):
         return DONE
     return WRONG_USE if found.get("unmatched") else NOTHING_FOUND

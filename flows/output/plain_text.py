@@ -150,7 +150,6 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
         folder = (folders or {}).get(hit["source"])
         shown_lines = _window({**hit, "context": ()} if none_good else hit, styled)
         shown.append("".join([_header(hit, folder, with_source, styled), *shown_lines]))
-    shown += [f"{note}\n" for note in result.get("notes", ())[none_good:]] if exact is None else []
     emit("\n".join(shown) + _facets(result))
 
 

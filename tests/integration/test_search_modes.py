@@ -320,7 +320,12 @@ def test_a_misspelt_word_is_answered_with_the_most_similar_one(
     expected = f"No line contains any of the query's words. Similar: {similar}."
     assert ask(corpus, query).notes == (NO_GOOD_MATCH, expected)
     assert ask(corpus, query, mode="text").notes == (expected,)
-    assert driftline("search", query, "--workspace", corpus).out.endswith(f"\n{expected}\n")
+    weak = driftline("search", query, "--workspace", corpus)
+    assert weak.out.startswith("No good match")
+    assert weak.err.endswith(f"{expected}\n")
+    nothing = driftline("search", query, "--mode", "text", "--workspace", corpus)
+    assert nothing.out == ""
+    assert nothing.err.count(expected) == 1
     assert expected in SearchAnswer().of(ask(corpus, query))
 
 
