@@ -335,9 +335,10 @@ class _Files:
         """
         loop = asyncio.get_running_loop()
         etag, since = self._listed.pop(key, ("", 0.0))
+        ahead = self._versions.pop(key, None)
         if start or end is not None or not etag or loop.time() - since > LISTED_SECONDS:
             return await loop.run_in_executor(self._pool, self.bucket.fetch, key, start, end)
-        read = await self._versions.pop(key) if key in self._versions else None
+        read = await ahead if ahead else None
         return read if read and read[2] == etag else await self._version(key, etag)
 
     async def _version(self, key: str, etag: str) -> tuple[bytes, int, str]:
