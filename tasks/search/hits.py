@@ -1,8 +1,7 @@
 """Turn line hits into a search's report: windows with text, context and freshness.
 
-A file is shown once, even if several sources contain it.
-``why_nothing`` and others explain a search with no results, or only weak ones: an empty index, filters that match
-nothing, unknown words, or the distance of the nearest line.
+A file is shown once, even if several sources contain it. ``why_nothing`` and others explain a search with no results,
+or only weak ones: an empty index, filters that match nothing, unknown words, or the distance of the nearest line.
 """
 
 from __future__ import annotations
