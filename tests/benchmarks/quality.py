@@ -69,20 +69,22 @@ def main() -> int:
     options = measure.begin(__doc__, queries=300, tuning=0, rerank=0, deep=0, keep=0, sets=",".join(SETS))
     half: Half = "tuning" if options.tuning else "reporting"
     verdict = measure.Verdict(options.small)
-    with _kept() if options.keep else measure.scratch() as folder:
+    with index_folder(keep=bool(options.keep)) as folder:
         for name in ["python", "prose"] if options.small else options.sets.split(","):
             _compare(name, half, options, folder, verdict)
     return verdict.exit_code
 
 
-def _kept() -> AbstractContextManager[Path]:
-    """Return the folder for indexes that are kept between runs."""
+def index_folder(*, keep: bool) -> AbstractContextManager[Path]:
+    """Return the folder for indexes, which is removed unless they are kept for the next run."""
+    if not keep:
+        return measure.scratch()
     folder = corpus.CACHE / "quality-kept"
     folder.mkdir(parents=True, exist_ok=True)
     return nullcontext(folder)
 
 
-def _set(name: str, *, small: bool) -> tuple[QuerySet, ...]:
+def query_sets(name: str, *, small: bool) -> tuple[QuerySet, ...]:
     """Return the queries of a set; questions cover several trees."""
     if name == "python":
         return (code_set(("toolz",), 4) if small else code_set(),)
@@ -94,14 +96,14 @@ def _set(name: str, *, small: bool) -> tuple[QuerySet, ...]:
 def _compare(name: str, half: Half, options: Any, folder: Path, verdict: measure.Verdict) -> None:
     """Run a set's queries with every contender; print and judge its scores."""
     found: dict[str, list[Answer]] = {}
-    for queries in _set(name, small=options.small):
+    for queries in query_sets(name, small=options.small):
         requested = queries.half(half, options.queries)
         print(f"\n{name}: {len(requested)} queries ({half} half) over {queries.tree}")
         for contender, answer in _contenders(queries, folder, rerank=bool(options.rerank), deep=bool(options.deep)):
             answer(requested[0].text)
-            found.setdefault(contender, []).extend(_answers(answer, requested))
+            found.setdefault(contender, []).extend(answers(answer, requested))
     print(f"{'':22} {'MRR@10':>7} {'recall@10':>10} {'strict':>7} {'NDCG@10':>8} {'p50 ms':>7} {'lines':>6}")
-    scores = {contender: _score(contender, answers) for contender, answers in found.items()}
+    scores = {contender: _score(contender, answered) for contender, answered in found.items()}
     measure.bars(f"MRR@10 on {name}", "", {contender: score.mrr for contender, score in scores.items()})
     hybrid, semble = scores["driftline, hybrid"], scores["semble 0.7"]
     mrr_ratio, recall_ratio = RATIOS.get(name, (2.2, 1.8))
@@ -115,30 +117,34 @@ def _compare(name: str, half: Half, options: Any, folder: Path, verdict: measure
 
 
 def _contenders(queries: QuerySet, folder: Path, *, rerank: bool, deep: bool) -> Iterator[tuple[str, Contender]]:
-    tree = str(queries.tree.path)
-    target = folder / f"{queries.tree.path.parent.name}.driftline"
-    model = corpus.model()
-    if target not in _UP_TO_DATE:
-        command = [*measure.DRIFTLINE, "index", tree, "--workspace", str(target), "--model", str(model)]
-        measure.run([*command, *(["--deep"] if deep else [])])
-        _UP_TO_DATE.add(target)
-    workspace = Workspace.open(str(target))
+    workspace = indexed(queries, folder, deep=deep)
     for mode in MODES:
-        yield f"driftline, {mode}", _driftline(workspace, mode)
+        yield f"driftline, {mode}", of_driftline(workspace, mode)
     if rerank:
-        yield "driftline, reranked", _driftline(workspace, "hybrid", rerank=True)
+        yield "driftline, reranked", of_driftline(workspace, "hybrid", rerank=True)
     if deep:
-        yield "driftline, deep", _driftline(workspace, "hybrid", deep=True)
+        yield "driftline, deep", of_driftline(workspace, "hybrid", deep=True)
     if rerank and deep:
-        yield "driftline, deep, reranked", _driftline(workspace, "hybrid", rerank=True, deep=True)
+        yield "driftline, deep, reranked", of_driftline(workspace, "hybrid", rerank=True, deep=True)
     os.environ["SEMBLE_CACHE_LOCATION"] = str(folder / "semble")
+    tree, model = str(queries.tree.path), corpus.model()
     content = ContentType.DOCS if queries.kind == "prose" else ContentType.CODE
     yield "semble 0.7", _semble(SembleIndex.from_path(tree, content=content, model_path=str(model)))
     if queries.kind in ("code", "prose"):
         yield f"BM25, {CHUNK_LINES}-line chunks", _bm25(queries.tree.path)
 
 
-def _driftline(workspace: Workspace, mode: Mode, *, rerank: bool = False, deep: bool = False) -> Contender:
+def indexed(queries: QuerySet, folder: Path, *, deep: bool = False) -> Workspace:
+    """Return the workspace with the tree of ``queries``, which is indexed once in a run."""
+    target = folder / f"{queries.tree.path.parent.name}.driftline"
+    if target not in _UP_TO_DATE:
+        command = [*measure.DRIFTLINE, "index", str(queries.tree.path), "--workspace", str(target)]
+        measure.run([*command, "--model", str(corpus.model()), *(["--deep"] if deep else [])])
+        _UP_TO_DATE.add(target)
+    return Workspace.open(str(target))
+
+
+def of_driftline(workspace: Workspace, mode: Mode, *, rerank: bool = False, deep: bool = False) -> Contender:
     def answer(query: str) -> list[Result]:
         found = search(workspace, query, top_k=TOP_K, mode=mode, rerank=rerank, deep=deep).results
         return [(hit.path, hit.start_line, hit.end_line, hit.line) for hit in found]
@@ -185,7 +191,7 @@ class Answer:
     lengths: tuple[int, ...]
 
 
-def _answers(answer: Contender, queries: Sequence[Query]) -> Iterator[Answer]:
+def answers(answer: Contender, queries: Sequence[Query]) -> Iterator[Answer]:
     for query in queries:
         started = time.perf_counter()
         found = answer(query.text)
