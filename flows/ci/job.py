@@ -220,7 +220,7 @@ def _duplicates(request: CiRequest, report: CiReport, progress: Progress) -> lis
     if request.duplicates_of is None or report.index_branch is None:
         return []
     from driftline.storage.workspace.branch_cuts import on_branch
-    from driftline.tasks.search.branch_diff import find_duplicates
+    from driftline.tasks.search.new_on_branch import find_duplicates
 
     progress.phase("looking for similar existing code")
     workspace = Workspace.open(request.run.workspace, request.run.storage_options)

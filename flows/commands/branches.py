@@ -142,7 +142,7 @@ def diff(
     opened = open_for_reading(workspace)
     from driftline.flows.output.plain_text import print_search
     from driftline.storage.workspace.branch_cuts import on_branch
-    from driftline.tasks.search.branch_diff import new_lines
+    from driftline.tasks.search.new_on_branch import new_lines
 
     report = new_lines(on_branch(opened, branch), SearchRequest.of(query, given))
     return show_search(report.to_dict(), as_json, lambda result: print_search(result, None))

@@ -28,7 +28,7 @@ from driftline.storage.globs import literal_glob
 from driftline.storage.lines.outline import OF_TEXT
 from driftline.storage.option_table import Option
 from driftline.storage.workspace.records import DONE, RunRecord
-from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.definitions.find_definitions import definitions
 from driftline.tasks.search.documents import Folder, FoundDocuments
 from driftline.tasks.search.facets import Facets, chosen
 from driftline.tasks.search.hits import Hit, SearchReport

@@ -26,7 +26,7 @@ from driftline.storage.defaults import Redaction
 from driftline.storage.documents import INSIDE, NAMED_LIKE_ARCHIVE, SkipReason
 from driftline.storage.lines.outline import Anchor, Definition
 from driftline.storage.redaction import redact, split_mark
-from driftline.tasks.definitions.outlines import nested_sections
+from driftline.tasks.definitions.find_definitions import nested_sections
 from driftline.tasks.extraction.compression import COMPRESSIONS, Compression, compression_of, is_tar
 from driftline.tasks.extraction.process import Refused, extract_apart
 from driftline.tasks.text import decode, has_replaced_bytes

@@ -27,7 +27,7 @@ from driftline.storage.lines.outline import Definition
 from driftline.storage.redaction import contains_private_key, suspected, with_mark
 from driftline.storage.sources.content_encoding import StoredBytes
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
-from driftline.tasks.definitions.outlines import definitions_in_worker
+from driftline.tasks.definitions.find_definitions import definitions_in_worker
 from driftline.tasks.extraction.archives import OF_CONTENT, is_member_etag, read_members, reason_in, without_opened
 from driftline.tasks.extraction.extractor import (
     UNOPENED,

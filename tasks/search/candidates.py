@@ -22,7 +22,7 @@ from driftline.storage.embedding import Embedder
 from driftline.storage.lines.line_table import CONTINUED, LINES_PER_BLOCK, SPELLED, TEXT_COLUMN
 from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, parts_of_name
 from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, language_of, terms
-from driftline.tasks.definitions.outlines import begins_definition
+from driftline.tasks.definitions.find_definitions import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
 from driftline.tasks.search.query_language import is_constant, names_in, other_spellings, places_in
 from driftline.tasks.search.ranking import (

@@ -25,7 +25,7 @@ from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import Definition, innermost
 from driftline.storage.sources.source import INODE_BITS, storable_ns
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.definitions.find_definitions import definitions
 from driftline.tasks.extraction.extractor import Extracted, definitions_by_part, read_document, redacted
 from driftline.tasks.git.encodings import as_utf8, declared_encodings
 from driftline.tasks.scanning.overlap import below

@@ -24,7 +24,7 @@ from quality_sets import (
 )
 
 from driftline.storage.documents import is_test
-from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.definitions.find_definitions import definitions
 
 _GO = "usr/share/go-1.19/src"
 _JAVA = "usr/lib/jvm/openjdk-17/lib"

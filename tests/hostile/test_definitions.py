@@ -7,7 +7,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from driftline.tasks.definitions.outlines import MAX_DEPTH, MAX_NAME_CHARACTERS, definitions
+from driftline.tasks.definitions.find_definitions import MAX_DEPTH, MAX_NAME_CHARACTERS, definitions
 from driftline.tasks.indexing.rows import RowPositions, outlines
 
 MAX_CPU_SECONDS = 5.0

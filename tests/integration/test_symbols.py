@@ -15,7 +15,7 @@ from driftline.storage.defaults import Mode
 from driftline.storage.lines.line_filter import LineFilter
 from driftline.storage.lines.outline import OUTLINE_COLUMN, innermost
 from driftline.storage.workspace.workspace import Workspace
-from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.definitions.find_definitions import definitions
 from tests.support.searches import search
 
 Driftline = Callable[..., Any]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import driftline
 from driftline.storage.lines.outline import KINDS, Definition, decode, encode, innermost
-from driftline.tasks.definitions.outlines import (
+from driftline.tasks.definitions.find_definitions import (
     _SYNTAXES,
     BY_EXTENSION,
     HEADINGS,

@@ -17,7 +17,7 @@ import pytest
 from driftline.storage.documents import SkipReason
 from driftline.storage.lines.outline import Anchor
 from driftline.storage.redaction import with_mark
-from driftline.tasks.definitions.outlines import definitions
+from driftline.tasks.definitions.find_definitions import definitions
 from driftline.tasks.extraction import compression, extractor
 from driftline.tasks.extraction.extractor import (
     Draft,

@@ -13,35 +13,35 @@ import pytest
 
 import driftline
 from driftline.storage import helper_process
-from driftline.tasks.definitions import outlines
-from driftline.tasks.definitions.outlines import definitions, definitions_in_worker
+from driftline.tasks.definitions import find_definitions
+from driftline.tasks.definitions.find_definitions import definitions, definitions_in_worker
 from tests.support.waiting import until
 
 PARSER = """
 import os, time
-from driftline.tasks.definitions import outlines
-found = outlines.definitions
+from driftline.tasks.definitions import find_definitions
+found = find_definitions.definitions
 def hostile(path, text):
     if text.startswith("die"): os.abort()
     if text.startswith("spin"):
         while True: pass
     if text.startswith("raise"): raise RecursionError
-    if text.startswith("lie"): outlines.marshal.dumps = lambda _: b"["
+    if text.startswith("lie"): find_definitions.marshal.dumps = lambda _: b"["
     if text.startswith("once") and not os.path.exists(path):
         open(path, "w").close()
         os._exit(0)
     return found(path, text)
-outlines.definitions, outlines.CPU_SECONDS = hostile, 0
-outlines.serve()
+find_definitions.definitions, find_definitions.CPU_SECONDS = hostile, 0
+find_definitions.serve()
 """
 
 
 @pytest.fixture
 def pool() -> Iterator[helper_process.HelperPool[helper_process.HelperProcess]]:
     """The pool of this process, without processes."""
-    outlines._pool().end()
-    yield outlines._pool()
-    outlines._pool().end()
+    find_definitions._pool().end()
+    yield find_definitions._pool()
+    find_definitions._pool().end()
 
 
 @pytest.fixture
@@ -106,9 +106,9 @@ def test_a_parser_that_dies_once_is_replaced(started: list[str], tmp_path: Path)
 def test_the_process_ends_with_its_parent() -> None:
     program = """
 import os, signal
-from driftline.tasks.definitions import outlines
-assert outlines.definitions_in_worker([("a.py", "def f(): pass")])()
-print(outlines._pool()._idle[os.getpid()][0].pid, flush=True)
+from driftline.tasks.definitions import find_definitions
+assert find_definitions.definitions_in_worker([("a.py", "def f(): pass")])()
+print(find_definitions._pool()._idle[os.getpid()][0].pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from driftline.flows.prefect_flows import page_of_run
+from driftline.flows.output.artifacts import page_of_run
 
 
 @pytest.mark.parametrize(

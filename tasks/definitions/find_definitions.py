@@ -253,7 +253,7 @@ CPU_SECONDS = 20
 """CPU time limit per document; one of MAX_PARSED_CHARACTERS takes less than two."""
 WALL_SECONDS = 600.0
 """Wall-clock time limit per request, long enough even on a heavily overloaded machine."""
-_SERVE = "from driftline.tasks.definitions.outlines import serve; serve()"
+_SERVE = "from driftline.tasks.definitions.find_definitions import serve; serve()"
 PathAndText = tuple[str, str]
 """Path and text."""
 
