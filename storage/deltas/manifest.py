@@ -109,10 +109,6 @@ class Manifest(DeltaIndex):
         names = (info.path.rsplit("/", 1)[-1] for info in self.objects.list(self.directory, recursive=False))
         return sorted(BatchId(*parsed) for name in names if (parsed := parse_staged_name(name)))
 
-    def snapshot_with(self, staged: Iterable[BatchId]) -> tuple[bytes, int]:
-        """Like ``snapshot``, but include staged deltas. Raises ObjectNotFound if one was published concurrently."""
-        return self.snapshot([staged_name(batch.run_id, batch.batch) for batch in staged])
-
     def staged_path(self, batch: BatchId) -> str:
         """Return the path of a staged delta."""
         return self._path(staged_name(batch.run_id, batch.batch))

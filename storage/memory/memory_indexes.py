@@ -35,7 +35,7 @@ from driftline.storage.entities import Entity, directories
 from driftline.storage.errors import BadEntity, CommitConflict, CorruptFile, DriftlineError, LeaseHeld, UsageError
 from driftline.storage.json_records import decode_cursor, encode_cursor
 from driftline.storage.lance.lance_table import commit_compaction, plan_compaction, remove_old_versions, rewrite
-from driftline.storage.layout import BASE, ObjectKind, lease_path, new_ulid, parse_name
+from driftline.storage.layout import BASE, ObjectKind, PathName, lease_path, new_ulid, parse_name
 from driftline.storage.leases.lease import acquire
 from driftline.storage.lines.definition_table import DeepTable, deep_tables
 from driftline.storage.memory.catalog import entity_tree, entry_queries, entry_writes, outbox
@@ -75,6 +75,14 @@ class MemoryIndex(DeltaIndex):
 
     def __init__(self, objects: ObjectStore, directory: str, encoding: Encoding = DEFAULT_ENCODING) -> None:
         super().__init__(objects, directory, KIND, (*FIELDS, *VALUE_FIELDS), encoding)
+
+
+def index_files(workspace: Workspace, paths: Iterable[str]) -> Iterator[PathName]:
+    """Yield the bases and deltas of memory indexes among ``paths``; those of sources are manifests."""
+    for name in map(parse_name, paths):
+        is_index = name.kind in (ObjectKind.BASE, ObjectKind.DELTA)
+        if is_index and Entity.of_directory(name.directory).type != workspace.config.hierarchy[-1]:
+            yield name
 
 
 def publish(
@@ -265,11 +273,8 @@ def compact_indexes(
 
     Raises LeaseHeld while this tenant's indexes are being compacted or rebuilt.
     """
-    deltas: Counter[str] = Counter()
-    for info in workspace.objects.list(top.directory):
-        name = parse_name(info.path)
-        if name.kind is ObjectKind.DELTA and Entity.of_directory(name.directory).type != workspace.config.hierarchy[-1]:
-            deltas[name.directory] += 1
+    files = index_files(workspace, (info.path for info in workspace.objects.list(top.directory)))
+    deltas = Counter(name.directory for name in files if name.kind is ObjectKind.DELTA)
     return _fold(workspace, top.tenant, sorted(n for n, number in deltas.items() if number > max_deltas), encoding)
 
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, get_args
 
 from sqlalchemy.engine import Connection
@@ -167,9 +166,7 @@ class MemoryStore(EntityRegistry):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- writing -----------------------------------------------------------------------------
@@ -651,7 +648,8 @@ class MemoryStore(EntityRegistry):
             for rank, (each, hit) in enumerate(found, start=1)
         )
         if visible.allowed is not None or visible.within != visible.within.tenant:
-            answer.explanation.hide_tenant()
+            # Statistics of the whole tenant would reveal other entities' entries.
+            answer.explanation.entries, answer.explanation.unindexed_words = answer.explanation.matches, 0
         hits.explanation = answer.explanation if request.explain else None
         return hits
 

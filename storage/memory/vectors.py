@@ -72,17 +72,6 @@ class MemoryExplanation:
     dropped: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def hide_tenant(self) -> None:
-        """Remove whole-tenant statistics, which a search of a part of the tenant must not reveal.
-
-        Examples:
-            >>> figures = driftline.MemoryExplanation("text", entries=9, matches=2)
-            >>> figures.hide_tenant()
-            >>> figures.entries
-            2
-        """
-        self.entries, self.unindexed_words = self.matches, 0
-
     def to_dict(self) -> dict[str, Any]:
         """Convert the statistics to JSON.
 

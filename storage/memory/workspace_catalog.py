@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
-from sqlalchemy.engine import URL, Connection
+from sqlalchemy.engine import Connection
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import (
@@ -43,7 +43,7 @@ from driftline.storage.memory.catalog.entity_tree import chunks, ensure, lock_te
 from driftline.storage.memory.catalog.entry_queries import COLUMNS, EntryRow, has_no_entries
 from driftline.storage.memory.catalog.entry_writes import add_to_owners
 from driftline.storage.memory.catalog.tables import entities, entries
-from driftline.storage.memory.memory_indexes import FIELDS, VALUE_FIELDS, MemoryIndex
+from driftline.storage.memory.memory_indexes import FIELDS, VALUE_FIELDS, MemoryIndex, index_files
 from driftline.storage.memory.vectors import last_change, vector_tables
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.records import FORMAT_VERSION, read_record
@@ -362,12 +362,7 @@ def _location(workspace: Workspace, record: CatalogRecord) -> str:
 
 def location_of(workspace: Workspace, catalog: Catalog) -> str:
     """Return a catalog's location in ``CatalogRecord`` format."""
-    return CATALOG if _is_embedded(workspace, catalog) else public_url(catalog.url)
-
-
-def public_url(url: URL) -> str:
-    """Return ``url`` without user, password and options."""
-    return url.set(username=None, password=None, query={}).render_as_string()
+    return CATALOG if _is_embedded(workspace, catalog) else catalog.where
 
 
 def _is_embedded(workspace: Workspace, catalog: Catalog) -> bool:
@@ -489,12 +484,9 @@ def _check_is_lost(workspace: Workspace, catalog: Catalog, record: CatalogRecord
 
 
 def _restore_tenant(workspace: Workspace, catalog: Catalog, tenant: Entity, restored: Restored) -> bool:
-    objects, of_sources = workspace.objects, workspace.config.hierarchy[-1]
-    directories = set[str]()
-    for info in objects.list(tenant.directory):
-        name = parse_name(info.path)
-        if name.kind in (ObjectKind.BASE, ObjectKind.DELTA) and Entity.of_directory(name.directory).type != of_sources:
-            directories.add(name.directory)
+    objects = workspace.objects
+    paths = (info.path for info in objects.list(tenant.directory))
+    directories = {name.directory for name in index_files(workspace, paths)}
     if not directories:
         return False
     rev = max(MemoryIndex(objects, directory).max_rev() for directory in directories)

@@ -20,7 +20,7 @@ from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import NotIndexed, ObjectNotFound, PreconditionFailed, StorageError, UsageError
 from driftline.storage.json_records import to_json
 from driftline.storage.lance.failures import with_lance_retries, writing
-from driftline.storage.layout import BASE, BRANCH, branches_directory, cut_of, lance_branch, new_ulid
+from driftline.storage.layout import BASE, BRANCH, branches_directory, cut_of, lance_branch, new_ulid, staged_name
 from driftline.storage.lines.commit_marker import CommitMarker
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.records import BranchRecord, parse_record, read_record
@@ -163,9 +163,9 @@ def _state(workspace: Workspace, entity: Entity, table: LineTable) -> tuple[Lanc
     for _ in range(CUT_ATTEMPTS):
         dataset = table.open()
         marker = table.marker_in(dataset, entity)
-        unpublished = [batch for batch in documents.staged() if marker.holds(batch)]
+        staged = [staged_name(batch.run_id, batch.batch) for batch in documents.staged() if marker.holds(batch)]
         with contextlib.suppress(ObjectNotFound):  # published concurrently
-            data, reached = documents.snapshot_with(unpublished)
+            data, reached = documents.snapshot(staged)
             if table.commit_marker(entity) == marker:
                 return dataset, marker, data, reached
     raise StorageError("Runs commit faster than a branch can be created", str(entity), "Try again.")

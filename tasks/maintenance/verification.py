@@ -36,11 +36,9 @@ from driftline.storage.lance.reader_process import ProcessDied, run_in_worker
 from driftline.storage.layout import (
     CONFIG,
     SOURCE,
-    ObjectKind,
     branch_lease_path,
     lease_path,
     leased_entity,
-    parse_name,
 )
 from driftline.storage.leases.lease import LeaseStatus, acquire, peek
 from driftline.storage.lines.block_codes import encode
@@ -59,7 +57,7 @@ from driftline.storage.lines.line_table import (
 from driftline.storage.lines.packs import has_own_grams, text_in
 from driftline.storage.memory.catalog import entity_tree, outbox
 from driftline.storage.memory.catalog.database import Catalog
-from driftline.storage.memory.memory_indexes import MemoryIndex, pages, rebuild_indexes
+from driftline.storage.memory.memory_indexes import MemoryIndex, index_files, pages, rebuild_indexes
 from driftline.storage.memory.vectors import vector_tables
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
@@ -74,17 +72,8 @@ ROUNDED_BITS = 4
 """Bits of a block's code that may depend on how a processor rounds."""
 
 
-@dataclass(frozen=True, slots=True)
-class BranchFinding:
-    """A branch whose content does not match its record or its manifest, with a description of the mismatch."""
-
-    entity: Entity
-    name: str
-    detail: str
-
-
-def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFinding]:
-    """Yield a tenant's inconsistent branches, except those that a run is working on.
+def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[Finding]:
+    """Yield a tenant's branches whose content does not match their record or manifest, unless a run works on them.
 
     Compares the lines of documents that differ from the main index, the line counts of all others, and the values in
     fragments that only the branch has. Raises CorruptFile for an unreadable record, StorageError.
@@ -106,7 +95,7 @@ def check_branches(workspace: Workspace, tenant: Entity) -> Iterator[BranchFindi
         except CorruptFile as error:
             detail = str(error)
         if detail and is_idle(entity, record):  # no run has started since
-            yield BranchFinding(entity, record.name, detail)
+            yield Finding(FindingKind.BRANCH, str(entity), record.name, detail)
 
 
 def _difference(workspace: Workspace, entity: Entity, record: BranchRecord) -> str:
@@ -247,8 +236,7 @@ class _TenantCheck:
                     self._add(FindingKind.CHANGED_LINES, name, path, detail, table.fingerprint)
             for index, detail in damaged_indexes(table, self._run_id) if exists else ():
                 self._add(FindingKind.INDEX, self._tenant, index, detail, table.fingerprint)
-        for found in check_branches(self._workspace, self._tenant):
-            self._add(FindingKind.BRANCH, found.entity, found.name, found.detail)
+        self._findings += check_branches(self._workspace, self._tenant)
         after = self._look(sources)
         busy = {str(source) for source in sources if not before[source].is_free or before[source] != after[source]}
         self._verification.busy += sorted(busy)
@@ -435,11 +423,7 @@ def _check(workspace: Workspace, catalog: Catalog, tenant: Entity) -> tuple[list
     indexed_entries = entries.filter(entries["is_indexed"]).select(_COMPARED).sort_by("entity")
     entities = catalog.read(lambda connection: entity_tree.descendants(connection, tenant))
     directories = {tenant.directory, *(record.entity.directory for record in entities)}
-    of_sources = workspace.config.hierarchy[-1]
-    for path in listing:
-        name = parse_name(path)
-        if name.kind in (ObjectKind.BASE, ObjectKind.DELTA) and Entity.of_directory(name.directory).type != of_sources:
-            directories.add(name.directory)
+    directories.update(name.directory for name in index_files(workspace, listing))
 
     def compare(directory: str) -> Finding | None:
         return _compare(workspace, tenant, directory, _at_or_below(indexed_entries, directory), waiting, now)

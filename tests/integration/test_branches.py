@@ -642,7 +642,7 @@ def test_a_branch_whose_values_changed_on_the_disk_is_found(repository: Path, tm
     def findings(path: Path, column: str) -> list[str]:
         sound, values = path.read_bytes(), values_of(path, column)
         path.write_bytes(sound[: values.start] + bytes(byte ^ 8 for byte in sound[values]) + sound[values.stop :])
-        found = [each.name for each in check_branches(opened, tenant)]
+        found = [each.path for each in check_branches(opened, tenant)]
         path.write_bytes(sound)
         return found
 

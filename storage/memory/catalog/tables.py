@@ -6,7 +6,6 @@ All names start with ``ltm_``, because an application may keep its own tables in
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -40,11 +39,6 @@ class UtcTime(sa.types.TypeDecorator[datetime]):
 def text(length: int) -> sa.types.TypeEngine[str]:
     """Return a text type that both databases compare by code point, like the Parquet indexes."""
     return sa.String(length).with_variant(sa.String(length, collation="C"), "postgresql")
-
-
-def json_object() -> sa.types.TypeEngine[Any]:
-    """Return the type of a searchable JSON object."""
-    return sa.JSON().with_variant(JSONB(), "postgresql")
 
 
 number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -120,7 +114,7 @@ entries = sa.Table(
     sa.Column("blob_path", path),
     sa.Column("content_hash", sa.String(32), nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
-    sa.Column("metadata", json_object(), nullable=False),
+    sa.Column("metadata", sa.JSON().with_variant(JSONB(), "postgresql"), nullable=False),
     sa.Column("created", UtcTime, nullable=False),
     sa.Column("updated", UtcTime, nullable=False),
     sa.Column("expires", UtcTime),
