@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import itemgetter
-from string import ascii_lowercase, ascii_uppercase, digits
+from string import ascii_letters, ascii_uppercase, digits
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,19 +47,13 @@ _BITS_PER_GRAM = 1.5
 literal has several grams.
 """
 _SIZES = sorted(part << exponent for part in (9, 13) for exponent in range(5, 14))
-"""Filter sizes, in bits. Their odd factor shows what a filter contains: earlier sizes were powers of two for trigrams
-alone, and 5 and 7 times these for trigrams and runs of four letters.
-"""
-_TRIGRAMS, _LETTERS, _WORDS = range(3)
+"""Filter sizes, in bits."""
 _SEAL, _SEAL_BYTES = b"\0%08x\0", 10
-"""Ends a pack: the checksum of its text. Packs of earlier versions have none, but their texts may end with NULs."""
-_MIN_DIGITS = 5
-"""A changed seal still has this many digits between its NULs; few texts have."""
+"""Ends a pack: the checksum of its text."""
 _MAX_GRAMS = 64
 """Maximum number of grams of a literal to look up; more would rule out hardly any other pack."""
-_LOWER, _UPPER = (string.encode() for string in (ascii_lowercase, ascii_uppercase))
-_IS_LETTER, _IS_CAPITAL, _IS_OF_WORD = (
-    bytes(byte in held for byte in range(256)) for held in (_LOWER, _UPPER, _LOWER + _UPPER + digits.encode() + b"_")
+_IS_CAPITAL, _IS_OF_WORD = (
+    bytes(byte in held.encode() for byte in range(256)) for held in (ascii_uppercase, f"{ascii_letters}{digits}_")
 )
 """Tables for ``bytes.translate``: 1 for each byte of a kind, otherwise 0."""
 
@@ -123,15 +117,11 @@ def text_in(pack: bytes) -> bytes | None:
     """Return the text in a pack, or None if the pack was changed since it was written.
 
     >>> pack = _sealed(b"a line")
-    >>> text_in(pack), text_in(pack.replace(b"line", b"lime")), text_in(b"a line of an earlier version")
-    (b'a line', None, b'a line of an earlier version')
+    >>> text_in(pack), text_in(pack.replace(b"line", b"lime"))
+    (b'a line', None)
     """
-    text, seal = pack[:-_SEAL_BYTES], pack[-_SEAL_BYTES:]
-    own = _SEAL % zlib.crc32(text)
-    if seal == own:
-        return text
-    between_nuls = seal[:1] == seal[-1:] == b"\0" and sum(byte in b"0123456789abcdef" for byte in seal) >= _MIN_DIGITS
-    return None if between_nuls or seal[1:-1] == own[1:-1] else pack
+    text = pack[:-_SEAL_BYTES]
+    return text if pack == _sealed(text) else None
 
 
 def texts_in(packs: pa.StringArray | pa.ChunkedArray, where: str) -> pa.StringArray:
@@ -141,17 +131,7 @@ def texts_in(packs: pa.StringArray | pa.ChunkedArray, where: str) -> pa.StringAr
     own = pa.array([_SEAL % zlib.crc32(text.as_buffer()) for text in texts], pa.binary())
     if own.equals(pc.binary_slice(data, -_SEAL_BYTES)):  # without a copy of each text, which takes three times as long
         return texts.cast(pa.string())
-    found = [text_in(pack) for pack in data.to_pylist()]
-    if None in found:
-        raise CorruptFile(
-            "Cannot read the lines table (the checksum of a document's text does not match)", where, REPAIR
-        )
-    return pa.array(found, pa.binary()).cast(pa.string())
-
-
-def has_own_grams(text: bytes, filter: bytes) -> bool:
-    """Return whether ``filter`` is the gram filter of a text; those of earlier versions are not checked."""
-    return 8 * len(filter) not in _SIZES or filter == grams(text)
+    raise CorruptFile("Cannot read the lines table (the checksum of a document's text does not match)", where, REPAIR)
 
 
 def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
@@ -164,9 +144,9 @@ def text_of_lines(line: Sequence[int], text: Sequence[str]) -> str:
     return "".join(f"{each}\n" for each in lines)
 
 
-def _hashes(data: bytes, content: int = _WORDS) -> NDArray[np.uint32]:
-    """Return a ``_HASH_BITS``-bit hash of each gram of a text: its folded trigrams and, depending on the ``content`` of
-    a filter, folded runs of four and five characters of words, and runs of four with a capital letter.
+def _hashes(data: bytes) -> NDArray[np.uint32]:
+    """Return a ``_HASH_BITS``-bit hash of each gram of a text: its folded trigrams, folded runs of four and five
+    characters of words, and runs of four with a capital letter.
 
     A long text often contains all trigrams of a word it does not contain, but rarely all of the longer runs.
     """
@@ -174,20 +154,18 @@ def _hashes(data: bytes, content: int = _WORDS) -> NDArray[np.uint32]:
     codes = np.frombuffer(text, np.uint8).astype(np.uint32)
     grams = (codes[:-2] << 16 | codes[1:-1] << 8 | codes[2:]) * _HASH
     found = [grams]
-    if content != _TRIGRAMS:
-        part = _which(text, _IS_LETTER if content == _LETTERS else _IS_OF_WORD)
-        held = part[:-2] & part[1:-1] & part[2:]
-        for last in (3,) if content == _LETTERS else (3, 4):
-            grams = (grams[:-1] ^ codes[last:]) * _HASH
-            held = held[:-1] & part[last:]
-            found.append(grams[held])
-    if content == _WORDS:
-        part, capital = _which(data, _IS_OF_WORD), _which(data, _IS_CAPITAL)
-        runs = part[:-3] & part[1:-2] & part[2:-1] & part[3:]
-        runs &= capital[:-3] | capital[1:-2] | capital[2:-1] | capital[3:]
-        starts = np.flatnonzero(runs)
-        four = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(4)].view(">u4").ravel()
-        found.append(four.astype(np.uint32) * _HASH)
+    part = _which(text, _IS_OF_WORD)
+    held = part[:-2] & part[1:-1] & part[2:]
+    for last in (3, 4):
+        grams = (grams[:-1] ^ codes[last:]) * _HASH
+        held = held[:-1] & part[last:]
+        found.append(grams[held])
+    part, capital = _which(data, _IS_OF_WORD), _which(data, _IS_CAPITAL)
+    runs = part[:-3] & part[1:-2] & part[2:-1] & part[3:]
+    runs &= capital[:-3] | capital[1:-2] | capital[2:-1] | capital[3:]
+    starts = np.flatnonzero(runs)
+    four = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(4)].view(">u4").ravel()
+    found.append(four.astype(np.uint32) * _HASH)
     return np.right_shift(np.concatenate(found), _SHIFT)
 
 
@@ -196,8 +174,8 @@ def _which(data: bytes, table: bytes) -> NDArray[np.bool_]:
 
 
 @lru_cache(1_024)
-def _grams_of(literal: bytes, content: int) -> list[int]:
-    return sorted({*_hashes(literal, content).tolist()})[:_MAX_GRAMS]
+def _grams_of(literal: bytes) -> list[int]:
+    return sorted({*_hashes(literal).tolist()})[:_MAX_GRAMS]
 
 
 def grams(data: bytes) -> bytes:
@@ -263,9 +241,9 @@ class Packs:
 
 def _hold(filters: NDArray[np.uint8], literal: bytes) -> NDArray[np.bool_]:
     size = 8 * len(filters)
-    odd_part = size // (size & -size)
-    content = _TRIGRAMS if odd_part == 1 else _LETTERS if odd_part in (5, 7) else _WORDS
-    at = np.array([each % size for each in _grams_of(literal, content)], np.int64)
+    if size not in _SIZES:  # a damaged filter rules nothing out: reading the pack reports the damage
+        return np.ones(filters.shape[1], np.bool_)
+    at = np.array([each % size for each in _grams_of(literal)], np.int64)
     found: NDArray[np.bool_] = (filters[at >> 3] & (1 << (at & 7)).astype(np.uint8)[:, None]).all(axis=0)
     return found
 

@@ -54,7 +54,7 @@ from driftline.storage.lines.line_table import (
     LineTable,
     take_inventory,
 )
-from driftline.storage.lines.packs import has_own_grams, text_in
+from driftline.storage.lines.packs import grams, text_in
 from driftline.storage.memory.catalog import entity_tree, outbox
 from driftline.storage.memory.catalog.database import Catalog
 from driftline.storage.memory.memory_indexes import MemoryIndex, index_files, pages, rebuild_indexes
@@ -486,7 +486,7 @@ def changed_documents(batches: Iterator[pa.RecordBatch]) -> set[tuple[str, str]]
 
     A disk may change a bit that no reader of the table notices. Texts are compared with blocks, packs with their
     checksums, their grams with their text, codes with vectors, and folders and extensions with paths. Nothing can be
-    compared with vectors, outlines, or packs of earlier versions.
+    compared with vectors or outlines.
     """
     found, rest = set[tuple[str, str]](), list[pa.RecordBatch]()
     for batch in batches:
@@ -525,7 +525,7 @@ def _wrong_packs(rows: pa.RecordBatch) -> NDArray[np.bool_]:
     wrong, packs = np.zeros(len(rows), np.bool_), rows[PACK_COLUMN].cast(pa.binary())
     for row in np.flatnonzero(packs.is_valid().to_numpy(zero_copy_only=False)).tolist():
         text, filter = text_in(packs[row].as_py()), rows[GRAMS_COLUMN][row].as_py()
-        wrong[row] = text is None or filter is None or not has_own_grams(text, filter)
+        wrong[row] = text is None or filter != grams(text)
     return wrong
 
 

@@ -31,7 +31,6 @@ from driftline.storage.lance import lance_table
 from driftline.storage.lance.reader_process import run_in_worker
 from driftline.storage.layout import lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
-from driftline.storage.lines import packs
 from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.line_table import each_document
 from driftline.storage.workspace.records import PROGRAM_SCHEME
@@ -229,21 +228,6 @@ def test_changed_text_of_a_pack_is_not_shown(local: Corner) -> None:
     ):
         with pytest.raises(CorruptFile, match="checksum"):
             read()
-
-
-def test_packs_of_an_earlier_version_are_read_and_not_judged(own: Corner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packs, "_sealed", bytes)
-    (own.tree / "earlier.txt").write_text("an earlier valve\n\nof the pump")
-    own.index()
-    monkeypatch.undo()
-    (own.tree / "later.txt").write_text("a later valve\n")
-    own.index()
-    found = dl.search(own.uri, "/valve/", n_lines=2).results
-    assert sorted((hit.path, hit.context) for hit in found) == [
-        ("earlier.txt", ("an earlier valve", "", "of the pump")),
-        ("later.txt", ("a later valve",)),
-    ]
-    assert check(own).findings == []
 
 
 def test_damage_in_a_bucket_is_detected_and_repaired(s3_bucket: str, original: Corner) -> None:
