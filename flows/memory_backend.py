@@ -12,8 +12,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
-from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, cast, get_args
 
 from driftline.flows.config.memory_settings import (
     MemoryConfiguration,
@@ -152,9 +151,7 @@ class HierarchicalLTMBackend:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- entries -----------------------------------------------------------------------------
@@ -186,7 +183,8 @@ class HierarchicalLTMBackend:
             True
         """
         owner = self.core.names.root if entity is None else self.core.names.find(entity)
-        stored = self.core.store(key, value, owner, metadata, _given(expires_at))
+        expires = cast("datetime | None", expires_at)  # ARGUMENTS converted it
+        stored = self.core.store(key, value, owner, metadata, expires)
         left = next(iter(stored.moved_from.get(key, ())), None)
         moved = {"replaced": stored.replaced > 0, "moved_from": left.directory if left else None}
         return {"key": key, "entity": owner.directory, **moved, "redacted": dict(stored.redacted)}
@@ -668,11 +666,6 @@ def create_ltm_backend(
         within=within,
         errors=errors,
     )
-
-
-def _given(expires_at: date | str | None) -> datetime | None:
-    """Return an expiry that ``ARGUMENTS`` already converted to a timestamp or None."""
-    return expires_at if isinstance(expires_at, datetime) else None
 
 
 def memory_compaction_request() -> Callable[[str, str, int], None] | None:

@@ -247,12 +247,9 @@ def context_text(excerpt: Excerpt, line: int, max_tokens: int = DEFAULT_TOKENS, 
         place = above if start + first not in names else []
         return "\n".join([heading, *changed, *place, *numbered[first:last], *cut])
 
-    first, last = _around(len(lines), line - start, lambda *shown: _fits(framed(*shown), max_tokens))
+    most_bytes = max_tokens * BYTES_PER_TOKEN
+    first, last = _around(len(lines), line - start, lambda *shown: _size(framed(*shown)) <= most_bytes)
     return _within(framed(first, last), max_tokens)
-
-
-def _fits(text: str, max_tokens: int) -> bool:
-    return _size(text) <= max_tokens * BYTES_PER_TOKEN
 
 
 def _around(count: int, middle: int, fits: Callable[[int, int], bool]) -> tuple[int, int]:

@@ -484,16 +484,8 @@ class TenantCompaction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tenant's object in ``compact --json``."""
-        return {
-            "tenant": self.tenant,
-            "folded": [{"entity": entity, "deltas": deltas} for entity, deltas in sorted(self.folded.items())],
-            "indexes": self.indexes,
-            "versions_removed": self.versions_removed,
-            "skipped": self.skipped,
-            "before": self.before.to_dict() if self.before else None,
-            "after": self.after.to_dict() if self.after else None,
-            "measured": self.measured,
-        }
+        folded = [{"entity": entity, "deltas": deltas} for entity, deltas in sorted(self.folded.items())]
+        return as_dict(self) | {"folded": folded}
 
 
 @dataclass(slots=True)

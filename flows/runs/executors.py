@@ -441,9 +441,7 @@ class DaskExecutor(AbstractContextManager["DaskExecutor"]):
                 self._client.unsubscribe_topic(self._key)
                 self._client.unregister_worker_plugin(self._key)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
 

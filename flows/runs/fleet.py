@@ -38,8 +38,8 @@ from driftline.storage.errors import (
     UsageError,
     WorkspaceNotFound,
 )
-from driftline.storage.layout import SOURCE, new_ulid
-from driftline.storage.leases.lease import Lease
+from driftline.storage.layout import FLEET_LEASE, SOURCE, new_ulid
+from driftline.storage.leases.lease import Lease, acquire
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.objects.store_requests import in_parallel
 from driftline.storage.option_table import given_values
@@ -50,7 +50,6 @@ from driftline.storage.workspace.fleet_state import (
     KnownReaders,
     KnownRepository,
     entities_in_use,
-    fleet_lease,
     read_fleets,
     reconcile,
     to_retire,
@@ -167,9 +166,8 @@ def sync_fleets(
         lease = None
         if not request.run.dry_run:
             workspace = _prepared(request)
-            lease = stack.enter_context(
-                fleet_lease(workspace.objects, new_ulid(), wait_seconds=request.run.wait_seconds)
-            )
+            held = acquire(workspace.objects, FLEET_LEASE, new_ulid(), wait_seconds=request.run.wait_seconds)
+            lease = stack.enter_context(held)
         known, entities = _read_state(request)
         parts = _discover(request, known, progress, now(), of_run)
         if request.has_all_fleets:

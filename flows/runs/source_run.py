@@ -42,7 +42,7 @@ from driftline.tasks.extraction.archives import without_opened
 from driftline.tasks.extraction.extractor import current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_lines_without_document, settle
-from driftline.tasks.indexing.rows import Donations, donations_for, find_donations
+from driftline.tasks.indexing.rows import Donations, find_donations
 from driftline.tasks.scanning.diff import DELETED_SCHEMA
 from driftline.tasks.scanning.scan import PartitionSpec, ScanResult, ScanSpec, plan_partitions, scan_partition
 from driftline.tasks.scanning.since_commit import RepositoryAtCommit, WorkTreeAtCommit
@@ -294,7 +294,7 @@ class Survey:
         # Copy, because pickling a slice sends the whole underlying table.
         rows = changes.take(pa.array(range(len(changes)), pa.int64())).combine_chunks()
         paths = rows["path"].to_pylist()
-        donated = donations_for(donations, paths) if donations else {}
+        donated = {path: donations[path] for path in paths if path in donations} if donations else {}
         containers = frozenset[str]().union(*(scan.container_only_paths for scan in work.scans)).intersection(paths)
         how = self.scan_spec().how
         return BatchSpec(self.context.source.source, self.context.entity, rows, dry_run, donated, how, containers)

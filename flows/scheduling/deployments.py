@@ -247,7 +247,8 @@ def to_prefect(spec: dict[str, Any], *, pool: str | None) -> RunnerDeployment:
         concurrency_limit=ConcurrencyLimitConfig.model_validate(spec["concurrency_limit"]),
         parameters=spec["parameters"],
         triggers=[
-            _TRIGGER.validate_python(given | {"name": _trigger_name(spec)}) for given in spec.get("triggers", [])
+            _TRIGGER.validate_python(given | {"name": f"driftline: {spec['name']} when there are too many deltas"})
+            for given in spec.get("triggers", [])
         ],
         tags=spec["tags"],
         description=spec["description"],
@@ -353,10 +354,6 @@ def _schedule(given: dict[str, Any]) -> Schedule:
     if "cron" in given:
         return Cron(given["cron"], slug=given["slug"])
     return Interval(given["interval"], anchor_date=datetime.fromisoformat(given["anchor_date"]), slug=given["slug"])
-
-
-def _trigger_name(spec: dict[str, Any]) -> str:
-    return f"driftline: {spec['name']} when there are too many deltas"
 
 
 def _pause_others(client: SyncPrefectClient, deployments: Deployments, names: set[str]) -> list[str]:

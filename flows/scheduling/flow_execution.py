@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import replace
 from functools import partial
 from logging import Logger, LoggerAdapter
-from types import TracebackType
 from typing import Any, cast
 from uuid import UUID
 
@@ -119,9 +118,7 @@ class PrefectProgress(AbstractContextManager["PrefectProgress"]):
         self._ended.set()
         self._thread.join()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
 

@@ -64,6 +64,8 @@ from driftline.tasks.search.search import prepare, warm
 
 if TYPE_CHECKING:
     from driftline.flows.served_memory import Memory
+    from driftline.storage.memory.entries import MemoryEntry
+    from driftline.storage.memory.search import MemoryHits
     from driftline.storage.workspace.fleet_state import FleetRecord
 
 MAX_RUNS = 200
@@ -248,6 +250,7 @@ MAX_ENTRIES = 1_000
 _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 _Absent: TypeAlias = SkipJsonSchema[None]
 """None, which schemas omit."""
+_Answer = TypeVar("_Answer")
 _Parts = TypeVar("_Parts")
 _CursorText = Annotated[str, Field(min_length=1, max_length=MAX_CURSOR_CHARACTERS)]
 
@@ -398,23 +401,19 @@ class Reader:
 
     def folder(self, source: str, path: str, branch: str | None = None) -> Folder:
         """Return a folder's content; at most VIEW_SECONDS old. Raises NotIndexed, BadEntity."""
-        view: Folder = self._view(read_folder, source, path, branch=branch, limit=MAX_ENTRIES)
-        return view
+        return self._view(read_folder, source, path, branch=branch, limit=MAX_ENTRIES)
 
     def find(self, text: str, source: str | None, branch: str | None, limit: int) -> FoundDocuments:
         """Return the documents whose paths contain the characters of ``text`` in order, best first."""
-        found: FoundDocuments = self._view(find_documents, text, source, branch=branch, limit=limit)
-        return found
+        return self._view(find_documents, text, source, branch=branch, limit=limit)
 
     def branch_names(self) -> tuple[str, ...]:
         """Return the sorted branch names of all sources; at most VIEW_SECONDS old."""
-        names: tuple[str, ...] = self._view(_branch_names, run=call)
-        return names
+        return self._view(_branch_names, run=call)
 
     def branches_of(self, source: str, most: int) -> tuple[str, ...]:
         """Return the names of a source's first ``most`` branches; at most VIEW_SECONDS old."""
-        names: tuple[str, ...] = self._view(_branches_of, source, most, run=call)
-        return names
+        return self._view(_branches_of, source, most, run=call)
 
     def folder_of(self, source: str) -> str:
         """Return the source's folder in its repository, or "" if it is the repository; at most FOLDERS_SECONDS old."""
@@ -430,19 +429,16 @@ class Reader:
 
     def home(self) -> HomeView:
         """Return the home page's data; at most VIEW_SECONDS old."""
-        view: HomeView = self._view(home_view)
-        return view
+        return self._view(home_view)
 
     def index(self) -> IndexView:
         """Return the index's statistics, runs and skipped documents; at most VIEW_SECONDS old."""
-        view: IndexView = self._view(index_view)
-        return view
+        return self._view(index_view)
 
     def sql(self, text: str) -> SqlView:
         """Run one SELECT, which may also read memory, and return its rows."""
         granted("memory")
-        view: SqlView = self._read(sql_view, text)
-        return view
+        return self._read(sql_view, text)
 
     def table(
         self, text: str, parameters: Sequence[Any], within: str | None, branch: str | None, seconds: float
@@ -455,39 +451,40 @@ class Reader:
     def runs(self, limit: int) -> dict[str, Any]:
         """Return the newest ``limit`` runs."""
         within = granted("search").within
-        runs: Iterable[RunRecord] = self._read(newest_runs, limit if within is None else MAX_RUNS)
+        runs = self._read(newest_runs, limit if within is None else MAX_RUNS)
         return {"runs": [asdict(run) for run in (runs if within is None else islice(_within(runs, within), limit))]}
 
-    def search_memory(self, query: str, entity: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the ``driftline memory search --json`` object. Raises NotIndexed if there is no memory."""
+    def search_memory(self, query: str, **options: Any) -> MemoryHits[MemoryEntry]:
+        """Return the memory entries that match a query best. Raises NotIndexed if there is no memory."""
         within = granted("memory").within
-        from driftline.flows.memory_backend import hits_to_dict  # its libraries take half a second to load
         from driftline.flows.served_memory import no_memory, search_memory
 
         if self.memory is None:
             raise no_memory()
-        memory_store = self.memory()
-        options = {"scope": entity, **given}
-        return hits_to_dict(
-            self.run(search_memory, memory_store.workspace, memory_store.configuration, within, query, **options)
+        memory = self.memory()
+        hits: MemoryHits[MemoryEntry] = self.run(
+            search_memory, memory.workspace, memory.configuration, within, query, **options
         )
+        return hits
 
     def _read(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., _Answer],
         *args: Any,
         branch: str | None = None,
         run: Callable[..., Any] | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> _Answer:
         """Run a read of the newest version on ``branch``, inside the request's boundary."""
         within = granted("search").within
-        return (run or self.run)(function, self._on(branch, within), *args, within=within, **options)
+        answer: _Answer = (run or self.run)(function, self._on(branch, within), *args, within=within, **options)
+        return answer
 
-    def _view(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _view(self, function: Callable[..., _Answer], *args: Any, **options: Any) -> _Answer:
         """Like ``_read``, but return what the same read returned in the last VIEW_SECONDS, if any."""
         key = (function, granted("search").within, args, tuple(options.items()))
-        return self._views.get_or_compute(key, lambda: self._read(function, *args, **options))
+        answer: _Answer = self._views.get_or_compute(key, lambda: self._read(function, *args, **options))
+        return answer
 
     def _on(self, branch: str | None, within: Boundary | None) -> Workspace:
         workspace = self.newest()
@@ -538,7 +535,9 @@ class Api:
     @spread("given", parameters({name: MEMORY_OPTIONS[name] for name in ("top_k", "mode", "max_distance")}))
     def search_memory(self, q: Text, entity: EntityName = None, *, given: dict[str, Any]) -> Response:
         """Find the memory entries that match a query best, as in ``driftline memory search --json``."""
-        return JsonAnswer({"query": q, **self.reader.search_memory(q, entity, given)})
+        from driftline.flows.memory_backend import hits_to_dict  # its libraries take half a second to load
+
+        return JsonAnswer({"query": q, **hits_to_dict(self.reader.search_memory(q, scope=entity, **given))})
 
     def sql(
         self,

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
@@ -83,9 +82,6 @@ from driftline.tasks.search.request import OPTIONS, SearchRequest
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
-
-    from driftline.storage.memory.entries import MemoryEntry
-    from driftline.storage.memory.search import MemoryHits
 
 _AROUND = pages.LINES_BEFORE
 """Lines of context on each side of a hit."""
@@ -459,18 +455,9 @@ def _application(reader: Reader) -> tuple[ASGIApp, Starlette]:
     """Return the application that handles requests, and the one that provides its lifespan."""
     from driftline.flows.mcp_server.server import UNCHECKED, WholePosts, WorkspaceTools, server_of
     from driftline.flows.mcp_server.tools import LineTools, MemoryTools
-    from driftline.flows.served_memory import Memory, search_memory
 
     lines = LineTools(reader.newest, lambda: granted("search").within, reader.run)
-
-    def search(located: Callable[[], Memory], query: str, **options: Any) -> MemoryHits[MemoryEntry]:
-        memory, within = located(), granted("memory").within
-        found: MemoryHits[MemoryEntry] = reader.run(
-            search_memory, memory.workspace, memory.configuration, within, query, **options
-        )
-        return found
-
-    memory = MemoryTools(partial(search, reader.memory)) if reader.memory is not None else None
+    memory = MemoryTools(reader.search_memory) if reader.memory is not None else None
     server = server_of({"": WorkspaceTools(lines, memory)})
     app = server.streamable_http_app(transport_security=UNCHECKED, stateless_http=True, json_response=True)
     return WholePosts(app), app

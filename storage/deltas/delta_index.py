@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from types import TracebackType
 from typing import Literal, Self, TypeVar
 
 import numpy as np
@@ -248,9 +247,7 @@ class FileReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._source.close()
 
     def pieces(self, keys: Keys, columns: Sequence[str]) -> Iterator[pa.Table]:

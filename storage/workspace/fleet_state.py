@@ -16,8 +16,8 @@ from typing import Literal
 from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound
 from driftline.storage.json_records import to_json
-from driftline.storage.layout import FLEET, FLEET_LEASE
-from driftline.storage.leases.lease import Lease, acquire
+from driftline.storage.layout import FLEET
+from driftline.storage.leases.lease import Lease
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.discovery import HostListing, KnownPage, parse_timestamp
 from driftline.storage.sources.hosts import Host, HostedRepository
@@ -248,7 +248,7 @@ def read_fleets(objects: ObjectStore) -> dict[str, FleetRecord]:
 
 
 def write_fleets(objects: ObjectStore, fleets: Mapping[str, FleetRecord], lease: Lease) -> None:
-    """Replace the state of ``fleets``, keeping the state of others; ``lease`` comes from ``fleet_lease``.
+    """Replace the state of ``fleets``, keeping the state of others; ``lease`` is the one at ``FLEET_LEASE``.
 
     Raises LeaseLost, PreconditionFailed if another process wrote it first, StorageError.
     """
@@ -282,11 +282,6 @@ def forget_index(objects: ObjectStore, entity: Entity) -> None:
         return replace(file, fleets=fleets)
 
     update_record(objects, FLEET, FleetFile, change, FleetFile())
-
-
-def fleet_lease(objects: ObjectStore, run_id: str, *, wait_seconds: float = 0.0) -> Lease:
-    """Acquire the lease on a workspace's fleets. Raises LeaseHeld, CorruptFile, WorkspaceTooNew, StorageError."""
-    return acquire(objects, FLEET_LEASE, run_id, wait_seconds=wait_seconds)
 
 
 # -- what follows from a listing -----------------------------------------------------------------------

@@ -13,7 +13,6 @@ import stat
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -127,9 +126,7 @@ class TrackedFiles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._finish()
 
     def start(self) -> None:

@@ -287,17 +287,14 @@ class LineStore:
         with acquire_source(workspace, self.entity, run_id, wait_seconds=wait_seconds) as lease:
             settle(workspace, self.entity, lease)
             if workspace.source(self.entity) is None:
-                workspace.bind_source(self.entity, _record_of(self.entity))
+                record = SourceRecord(entity=str(self.entity), uri=f"{PROGRAM_SCHEME}{self.entity}")
+                workspace.bind_source(self.entity, record)
             table = workspace.lines(self.entity)
             if rows is not None and len(
                 rows
             ):  # under the lease, because a cleanup deletes fragments that no lease protects
                 changes = replace(changes, fragments=tuple(table.write_fragments(rows)))
             Committer(workspace, self.entity, lease, run_id, table, dim).commit(changes)
-
-
-def _record_of(entity: Entity) -> SourceRecord:
-    return SourceRecord(entity=str(entity), uri=f"{PROGRAM_SCHEME}{entity}")
 
 
 def _each(name: str, given: Any) -> tuple[Any, ...]:

@@ -315,8 +315,3 @@ def copy_rows(
             donated = requested[path]
             if len(of_path) == donated.lines and pc.all(pc.equal(of_path["hash"], donated.hash)).as_py():
                 yield path, of_path.cast(columns)
-
-
-def donations_for(donations: Donations, paths: Sequence[str]) -> Donations:
-    """Restrict ``donations`` to ``paths``."""
-    return {path: donations[path] for path in paths if path in donations} if donations else {}

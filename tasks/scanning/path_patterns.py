@@ -331,7 +331,7 @@ class PatternList:
         encoded = (line.encode(errors="surrogateescape") if isinstance(line, str) else line for line in lines)
         patterns = [pattern for line in encoded if (pattern := translate(line, base)) is not None]
         self._of_files = self._runs(patterns, _file_end(descendants=descendants))
-        self._of_folders = self._runs(patterns, _folder_end(descendants=descendants))
+        self._of_folders = self._runs(patterns, lambda _: r"(?:/.*)?\z" if descendants else r"\z")
 
     def __bool__(self) -> bool:
         return bool(self._of_folders)
@@ -507,7 +507,3 @@ def _file_end(*, descendants: bool) -> Callable[[PathPattern], str | None]:
     if descendants:
         return lambda pattern: r"/.*\z" if pattern.only_folders else r"(?:/.*)?\z"
     return lambda pattern: None if pattern.only_folders else r"\z"
-
-
-def _folder_end(*, descendants: bool) -> Callable[[PathPattern], str]:
-    return lambda pattern: r"(?:/.*)?\z" if descendants else r"\z"

@@ -125,8 +125,8 @@ class ScanSpec:
 
     @property
     def most_bytes(self) -> int:
-        """The size limit for documents and records."""
-        return largest_document(self.max_file_bytes, self.max_document_bytes)
+        """The size up to which documents and record files are read whole."""
+        return min(max(self.max_file_bytes, self.max_document_bytes), MAX_TEXT_BYTES)
 
     @property
     def how(self) -> ReadSettings:
@@ -363,11 +363,6 @@ def _admitted(spec: ScanSpec, listing: Listing, members: Sequence[Member], files
 def has_own_limit(path: str) -> bool:
     """Return whether ``max_document_bytes`` is the limit for files with this name."""
     return holds_records(path) or any(re.search(each, path) for each in (NAMED_LIKE_DOCUMENT, NAMED_LIKE_ARCHIVE))
-
-
-def largest_document(max_file_bytes: int, max_document_bytes: int) -> int:
-    """Return the size up to which documents and record files are read whole."""
-    return min(max(max_file_bytes, max_document_bytes), MAX_TEXT_BYTES)
 
 
 def _too_large(spec: ScanSpec, table: pa.Table) -> pa.Table:
