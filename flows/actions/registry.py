@@ -192,7 +192,7 @@ class Handles:
 
 
 def close_with(engine: Any, close: Callable[[], None]) -> None:
-    """Call ``close`` when ``engine`` closes, or without a close hook, when it is collected; never without an engine."""
+    """Call ``close`` when ``engine`` closes or, if it has no close hook, when it is garbage-collected."""
     for name in CLOSE_HOOKS:
         hook = getattr(engine, name, None)
         if isinstance(hook, MutableSequence):

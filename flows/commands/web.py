@@ -197,8 +197,8 @@ def _hooks(target: str) -> Hooks | None:
 def _searching(is_local: bool, processes: int | None) -> SearchProcesses:
     """Return the processes that read the index.
 
-    For a bucket, each process, by default a single one, runs several searches at once, because they mostly wait for the
-    network.
+    For a bucket, the default is one process. Each process runs several searches at once, because they mostly wait for
+    the network.
     """
     from driftline.flows.web import search_processes as made
 

@@ -170,7 +170,8 @@ def take_over_files(plan: IndexPlan, run_id: str, progress: Progress) -> None:
         try:
             _release(plan, entity, claims, run_id)
         except LeaseHeld as error:
-            progress.message(f"{entity} keeps documents that this run took over until its next run: {error.what}")
+            kept = "also keeps the documents that this run took over"
+            progress.message(f"Until its next run, {entity} {kept}: {error.what}")
 
 
 def _remove(plan: IndexPlan, entity: str) -> None:

@@ -150,8 +150,7 @@ class TrustedProxy:
 
 @dataclass(frozen=True, slots=True)
 class FleetReaders:
-    """A fleet whose host lists the readers of its repositories. ``pattern`` maps a login to the
-    proxy's user name."""
+    """A fleet whose host lists the readers of its repositories; ``pattern`` maps a login to the proxy's user name."""
 
     pattern: str
     max_age: timedelta

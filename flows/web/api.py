@@ -416,7 +416,7 @@ class Reader:
         return self._view(_branches_of, source, most, run=call)
 
     def folder_of(self, source: str) -> str:
-        """Return the source's folder in its repository, or "" if it is the repository; at most FOLDERS_SECONDS old."""
+        """Return the source's folder in its repository, "" for the whole repository; at most FOLDERS_SECONDS old."""
         within = granted("search").within
 
         def read() -> str:

@@ -1,8 +1,7 @@
 """Answer /healthz, /readyz and /metrics, and observe each request: count, time, log and trace it to its last byte.
 
 Prometheus reads ``Metrics`` at /metrics: requests, times and errors by route, the age of index and cache, and the state
-of fleets.
-``tracer`` sends an OpenTelemetry span per request, configured by the standard variables.
+of fleets. ``tracer`` sends an OpenTelemetry span per request, configured by the standard variables.
 """
 
 from __future__ import annotations

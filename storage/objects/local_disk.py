@@ -329,7 +329,7 @@ os.register_at_fork(after_in_child=_turns.clear)  # another thread of the parent
 
 def _locked_out(path: str) -> StorageError:
     what = f"Another process or thread has held the workspace lock for {LOCK_TIMEOUT_SECONDS:.0f} s"
-    return StorageError(what, path, "Look for a process that does not respond.")
+    return StorageError(what, path, "Find the process that does not respond, and end it.")
 
 
 def _version(status: os.stat_result) -> str:

@@ -376,7 +376,7 @@ def _git_dir(remote: Remote) -> str:
     if bare_repository(git_dir) is None:
         if os.path.isfile(os.path.join(git_dir, ".git")):  # of a work tree or submodule
             fix = "Index the folder itself, or the repository that its .git file names."
-            raise SourceNotFound("The folder's repository is elsewhere", remote.location, fix)
+            raise SourceNotFound("The repository of this folder is in another folder", remote.location, fix)
         raise SourceNotFound("The folder is not a git repository", remote.location, "Check the spelling.")
     for name in ("HEAD", "config", "packed-refs", "shallow"):
         path = os.path.join(git_dir, name)

@@ -86,7 +86,7 @@ def create_token(
     if expires is not None and expires <= datetime.now(UTC):
         raise UsageError("A token cannot expire in the past", expires.isoformat())
     if len(note) > MAX_NOTE_CHARACTERS or not (note.isprintable() or not note):
-        raise UsageError("Not a valid token note", repr(note[:40]), f"Use up to {MAX_NOTE_CHARACTERS} characters.")
+        raise UsageError("Not a valid token note", repr(note[:40]), f"Use at most {MAX_NOTE_CHARACTERS} characters.")
     token = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     record = TokenRecord(
         id=secrets.token_hex(4),

@@ -276,7 +276,7 @@ def git_origin(root: str) -> GitOrigin | None:
 
 
 def _parse(tracked: bytes, dirty: bytes) -> pa.Table:
-    """Parse entries ``H 100644 <id> 0\\t<path>``: cached, without flag, a regular file, without conflict."""
+    """Return the entries ``H 100644 <id> 0\\t<path>``: regular files without flag or conflict, not ``dirty``."""
     end = tracked.find(b" ", _ID_START)  # SHA-1 and SHA-256 ids differ in width
     entries = pa.array(tracked.split(b"\0")[:-1], pa.binary())
     merged = pc.equal(pc.binary_slice(entries, end, end + 3), pa.scalar(b" 0\t", pa.binary()))

@@ -433,7 +433,7 @@ class Window:
 
     @property
     def section(self) -> str:
-        """The name of its prose section, "" if there is none: a book covers many topics, a module one."""
+        """The name of its prose section, "" if there is none: unlike a module, a book covers many topics."""
         return self.definition.name if self.definition is not None and self.definition.kind == "section" else ""
 
     @classmethod

@@ -506,7 +506,7 @@ def test_a_failing_server_has_its_own_error(project: Checkout, git_server: GitSe
     with pytest.raises(SourceNotFound):
         open_source(f"git+file://{project.folder}/none")
     git(project.folder, "worktree", "add", "-q", "linked")
-    with pytest.raises(SourceNotFound, match="repository is elsewhere"):
+    with pytest.raises(SourceNotFound, match="is in another folder"):
         open_source(f"git+file://{project.folder}/linked")
 
 
