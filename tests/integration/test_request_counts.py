@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -29,6 +27,7 @@ from driftline.storage.objects.store_requests import (
 from driftline.storage.sources.source import Source
 from tests.servers.emulators import AZURE_ACCOUNT, AZURE_KEY
 from tests.servers.proxies import Proxy
+from tests.servers.serving import serving
 
 Driftline = Callable[..., Any]
 
@@ -73,18 +72,6 @@ def upload(server: Any, prefix: str, count: int) -> None:
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(put, range(count)))
-
-
-@contextmanager
-def serving(proxy: Proxy) -> Iterator[Proxy]:
-    thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield proxy
-    finally:
-        proxy.shutdown()
-        thread.join()
-        proxy.server_close()
 
 
 @pytest.fixture

@@ -70,6 +70,13 @@ def server(workspace: Workspace, exposure: Exposure | None = None) -> HttpServer
     return web_server(Reader(workspace.reread, fleets=fleets), "127.0.0.1", 0, exposure)
 
 
+def freshness(metrics: IndexMetrics) -> float | None:
+    """Return when the last run of a source outside the fleets ended, as of now."""
+    metrics._read_at = -60.0
+    found = {each.name: each.samples[0].value for each in metrics.collect() if each.samples}
+    return found.get("driftline_sources_last_run_timestamp_seconds")
+
+
 def test_metrics_count_and_time_requests_by_route(workspace: Workspace) -> None:
     with serving(server(workspace)) as address:
         for target in ("/?q=lease", "/api/v1/search?q=lease", "/api/v1/search", "/nothing", "/d/source:x/y"):
@@ -151,12 +158,7 @@ def test_only_runs_of_sources_outside_the_fleets_make_the_index_fresh(tmp_path: 
     metrics = IndexMetrics(workspace.reread, lambda: {"acme": FleetRecord(repositories={"1": known})})
     history = RunHistory(workspace.objects, workspace.tenants()[0])
 
-    def freshness() -> float | None:
-        metrics._read_at = -60.0
-        found = {each.name: each.samples[0].value for each in metrics.collect() if each.samples}
-        return found.get("driftline_sources_last_run_timestamp_seconds")
-
-    first = freshness()
+    first = freshness(metrics)
     assert first is not None
     assert abs(first - time.time()) < 600
     started = datetime.now(UTC) + timedelta(hours=1)
@@ -181,11 +183,11 @@ def test_only_runs_of_sources_outside_the_fleets_make_the_index_fresh(tmp_path: 
         ("compact", DONE, [own]),
     ):
         record(kind, outcome, *sources)
-        assert freshness() == first, (kind, outcome, sources)
+        assert freshness(metrics) == first, (kind, outcome, sources)
     workspace.objects.create(f"{history._directory}/{new_ulid()}.json", b"damaged")
-    assert record("index", DONE, member, own) == freshness()
+    assert record("index", DONE, member, own) == freshness(metrics)
     metrics.fleets = lambda: {"acme": FleetRecord(repositories={"1": known, "2": replace(known, entity=own["entity"])})}
-    assert freshness() is None
+    assert freshness(metrics) is None
 
 
 def test_a_server_finds_the_last_run_of_a_source_among_many_runs_of_fleets(
@@ -207,20 +209,15 @@ def test_a_server_finds_the_last_run_of_a_source_among_many_runs_of_fleets(
     monkeypatch.setattr(observability, "MAX_RUNS_READ", 2)
     metrics, read = IndexMetrics(workspace.reread, lambda: fleets), RunHistory.get
 
-    def freshness() -> float | None:
-        metrics._read_at = -60.0
-        found = {each.name: each.samples[0].value for each in metrics.collect() if each.samples}
-        return found.get("driftline_sources_last_run_timestamp_seconds")
-
     def failing(self: RunHistory, run_id: str) -> RunRecord | None:
         if run_id == done.run_id and self.tenant != tenant and len(metrics._runs_read) > 4:
             raise StorageError("The store does not answer", "here")
         return read(self, run_id)
 
     monkeypatch.setattr(RunHistory, "get", failing)
-    assert [freshness() for _ in range(4)] == [None] * 4
+    assert [freshness(metrics) for _ in range(4)] == [None] * 4
     monkeypatch.setattr(RunHistory, "get", read)
-    assert freshness() is not None
+    assert freshness(metrics) is not None
 
 
 def test_a_bound_token_sees_no_figures_of_the_index(workspace: Workspace) -> None:
