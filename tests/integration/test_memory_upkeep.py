@@ -15,11 +15,11 @@ from driftline.flows.runs.compact import CompactRequest, compact_workspace
 from driftline.storage.entities import Entity
 from driftline.storage.errors import CatalogError, CatalogMismatch
 from driftline.storage.garbage import Reason
-from driftline.storage.layout import ObjectInfo, lease_path, new_ulid
+from driftline.storage.layout import BASE, ObjectInfo, ObjectKind, delta_name, lease_path, new_ulid
 from driftline.storage.leases.lease import acquire
 from driftline.storage.memory.catalog import entry_writes, outbox
 from driftline.storage.memory.catalog.tables import retired_blobs
-from driftline.storage.memory.memory_indexes import LEASE, MemoryIndex, MemoryListing, Totals
+from driftline.storage.memory.memory_indexes import LEASE, MemoryIndex, MemoryListing, Totals, index_files
 from driftline.storage.memory.store import MemoryItem, MemoryStore
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.workspace.workspace import Workspace
@@ -157,6 +157,13 @@ def test_compaction_folds_the_memory_of_every_level_and_cleanup_keeps_it(store: 
     report_of_cleanup = clean(store)
     assert (report_of_cleanup.orphans, report_of_cleanup.foreign, report_of_cleanup.skipped) == ((), (), [])
     assert compact_workspace(CompactRequest(objects.uri, max_deltas=0)).tenants[0].folded == {}
+
+
+def test_the_manifests_of_sources_are_not_memory_indexes(store: MemoryStore) -> None:
+    directories = (ACME, S1, "org:acme/project:p/source:web")
+    paths = [f"{directory}/{name}" for directory in directories for name in (BASE, delta_name(new_ulid()), "x.json")]
+    found = [(name.directory, name.kind) for name in index_files(store.workspace, paths)]
+    assert found == [(directory, kind) for directory in (ACME, S1) for kind in (ObjectKind.BASE, ObjectKind.DELTA)]
 
 
 @pytest.mark.parametrize("location", ["local", "s3"])
