@@ -1,10 +1,10 @@
-"""Find credentials: files with credential names, private keys, and tokens inside text, which are redacted.
+"""Find credentials: files with credential names, and tokens inside text, which are redacted.
 
 ``redact`` replaces a token with ``[redacted:RULE]``, so its line can still be found by its other words. The ``known``
 rules detect credentials with a verifiable format, also behind escapes: a prefix, an alphabet, a length. ``strict`` also
 redacts a random value after a word such as ``password``. One RE2 expression over all texts in a batch selects the lines
-that a rule may apply to, so the rules themselves run on very few lines. No rule looks beyond a line, so any part of a
-text is redacted exactly like the whole.
+that a rule may apply to, so the rules themselves run on very few lines. A credential that is broken over several lines
+is redacted in each of them, so redact a whole text, not a part of it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,28 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, lru_cache
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from driftline.storage.broken_lines import (
+    BEGINNING,
+    MAX_CHARS,
+    MAX_LINES,
+    MAY_BE_BROKEN,
+    MAY_BE_PART,
+    BrokenLines,
+    Joined,
+    with_broken,
+)
 from driftline.storage.defaults import Redaction
 from driftline.storage.errors import BadEntry
+from driftline.storage.private_keys import KEY_BLOCK, KEY_MARK, contains_private_key, is_allowed
 
 _NAMES_OF_EXAMPLES = ("example", "sample", "template", "schema")
 _SETTINGS = ("json", "yaml", "yml", "toml", "ini", "properties", "txt", "env", "tfvars")
@@ -137,113 +147,12 @@ SECRETS = (
     *("!**/.ssh/authorized_keys", "!.secrets.baseline"),
 )
 """Names of files that usually contain credentials; matching is case-insensitive, and also applies to their backups.
-``contains_private_key`` finds keys under any name.
+``private_keys`` finds keys under any name.
 """
 BACKUPS = r"(?i)(?:\.(?:bak|backup|old|orig|save)|~|-)$"
 """The ends of the names of backup copies (RE2)."""
 
-# -- private keys --------------------------------------------------------------------------------
-
-_KEY_MARK = "-----BEGIN"
-_SPACE = r"(?:[ +]|%20)"
-_BEGIN = rf"-----BEGIN{_SPACE}(?:[A-Z0-9]{{1,12}}{_SPACE}){{0,4}}PRIVATE{_SPACE}KEY(?:{_SPACE}BLOCK)?-----"
-_BEGINS = re.compile(_BEGIN)
-_KEY = re.compile(
-    r"(?:[\s\"'+,#*/]|\\[nr])*+(?:[A-Za-z-]{4,20}: [^\n\\]{0,80}(?:\n|\\[nr])(?:[\s\"'+,#*/]|\\[nr])*+){0,8}+"
-    r"(?P<line>[A-Za-z0-9+/=]{20,}+|[A-Za-z0-9+/]{8,}+={1,2})(?![_:(]|\.\w)"
-)
-"""What follows ``_BEGINS`` in a PEM, OpenSSH or PGP private key, even inside source code or JSON: any headers, and the
-key's first line.
-"""
-_KEY_CHARS = 1_200
-_MAX_BEGINS = 4_096
-"""Only the first places where a key may begin are checked, which bounds the time."""
-_DECORATION = re.compile(r"\\+[nrt]|%0[ADad]|&#[xX]?[0-9A-Fa-f]{1,4};")
-"""Escaped ends of lines."""
-_KEY_LINE = re.compile(r"(?<![\w.@+/])[A-Za-z0-9+/]{40,}+(?![_(@]|[.-]\w)")
-_KEY_LINE_CHARS = 64
-"""Formats of keys have lines of 64, 70 or 76 characters. A shorter line is the last one, or not alone."""
-_DECORATED_CHARS = 400
-"""Maximum number of characters before a key's first line, such as headers, quotes, line numbers or markup."""
-_IN_WORDS = re.compile(r"[a-z]{3,}")
-_MAX_IN_WORDS = 0.4
-"""In a path or an identifier, more of the characters are in runs of lower-case letters; in random base64, 15%."""
-_BEGINS_KEY = re.compile(rf"\s*(?:{_BEGIN}|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----|PuTTY-User-Key-File-\d)")
-_BASE64_MARK = "LS0tLS1CRUdJTi"
-_WORD_STARTS = r"(?:\b|(?<=\\[nrt]))"
-_OTHER_KEYS = {
-    "AGE-SECRET-KEY-1": re.compile(rf"{_WORD_STARTS}AGE-SECRET-KEY-1[0-9A-Z]{{40,}}"),
-    _BASE64_MARK: re.compile(rf"{_BASE64_MARK}(?=([A-Za-z0-9+/]{{20}}[A-Za-z0-9+/=\s\\]{{120}}))"),
-    "PrivateKey": re.compile(rf"{_WORD_STARTS}PrivateKey[ \t]*=[ \t]*[A-Za-z0-9+/]{{42}}[AEIMQUYcgkosw048]="),
-    "PuTTY-User-Key-File-": re.compile(rf"{_WORD_STARTS}Private-Lines: \d"),
-    "untrusted comment:": re.compile(r"untrusted comment: [^\n]{0,60}secret key[^\n]{0,80}\n\W{0,12}[A-Za-z0-9+/]{40}"),
-    "kty": re.compile(r"[\"']d\\{0,3}[\"']\s*:\s*\\{0,3}[\"'][A-Za-z0-9_+/-]{40}"),
-    "NKEY SEED": re.compile(rf"{_WORD_STARTS}S[ACNOUX][A-Z2-7]{{50}}"),
-    "<RSAKeyValue>": re.compile(r"<D>\s*[A-Za-z0-9+/]{40}"),
-}
-"""Private keys in other formats, by a text that occurs with each: base64 of PEM, WireGuard, JWK, and so on."""
-_LONE_TOKEN = re.compile(r"\s*[A-Za-z0-9+/_-]{20,}={0,2}\s*")
-_ALLOWED = ("gitleaks:allow", "pragma: allowlist secret")
-"""Comments that secret scanners accept as the author's assurance that a file contains no secrets."""
-
-
-def contains_private_key(path: str, text: str) -> bool:
-    """Return whether a file is or contains a private key, and has no comment that allows it.
-
-    A file named ``*.key`` also qualifies if it is a single long word; other ``.key`` files are often translations.
-    """
-    found = (
-        _BEGINS_KEY.match(text)
-        or (_KEY_MARK in text and any(_is_followed_by_key(text, at.end()) for at in _first(_BEGINS, text)))
-        or any(mark in text and any(map(_is_key, _first(pattern, text))) for mark, pattern in _OTHER_KEYS.items())
-        or (path.lower().endswith(".key") and _LONE_TOKEN.fullmatch(text))
-    )
-    return bool(found) and not _is_allowed(text)
-
-
-def _first(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    return islice(pattern.finditer(text), _MAX_BEGINS)
-
-
-def _is_followed_by_key(text: str, start: int) -> bool:
-    """Return whether a key follows the line ``BEGIN`` that ends at ``start``.
-
-    Quotes, comment signs, line numbers and markup may be in between, but no other block.
-    """
-    key = _KEY.match(text, start, start + _KEY_CHARS)
-    if key is not None and not _looks_like_words(key["line"]):
-        return True
-    part, dashes, _ = text[start : start + _DECORATED_CHARS].partition("-----")
-    lines = [line for line in _KEY_LINE.findall(_DECORATION.sub("\n", part)) if _is_mixed(line)]
-    return (
-        any(len(line) >= _KEY_LINE_CHARS for line in lines)
-        or len(lines) > 1
-        or bool(lines and dashes and text.startswith("END", start + len(part) + len(dashes)))
-    )
-
-
-def _is_mixed(line: str) -> bool:
-    """Return whether a line has digits, capital and small letters, but no words."""
-    kinds = any(map(str.isdigit, line)) and any(map(str.isupper, line)) and any(map(str.islower, line))
-    return kinds and not _looks_like_words(line)
-
-
-def _looks_like_words(line: str) -> bool:
-    """Return whether most of a line is words, as in a path or an identifier, so it is not base64."""
-    return sum(map(len, _IN_WORDS.findall(line))) >= _MAX_IN_WORDS * len(line)
-
-
-def _is_key(match: re.Match[str]) -> bool:
-    """Return whether a match is of a private key; a match of base64 may be of any PEM block."""
-    if match[0] != _BASE64_MARK:
-        return True
-    data = re.sub(r"\\[nr]|[^A-Za-z0-9+/]", "", match[0] + match[1])
-    return b"PRIVATE KEY" in base64.b64decode(data[:64])
-
-
-# -- tokens inside text --------------------------------------------------------------------------
-
-RULES_VERSION = 7
+RULES_VERSION = 8
 """Part of each document's mark in the manifest. Increment it when a rule changes: documents are then read again."""
 _MARKS: dict[Redaction, str] = {
     "off": "",
@@ -336,7 +245,8 @@ def _is_random(value: str) -> bool:
 class Rule:
     """A kind of credential. ``pattern`` matches it; if ``before`` is set, it matches the preceding text, which is kept.
 
-    ``hint`` (RE2) matches every line that ``pattern`` can match. A match that ``check`` rejects is kept.
+    ``hint`` (RE2) matches every line that ``pattern`` can match. A match that ``check`` rejects is kept, and so is one
+    with fewer than ``least_broken`` characters that is broken over lines without a sign: it may be two words.
     """
 
     name: str
@@ -344,6 +254,7 @@ class Rule:
     pattern: str
     check: Callable[[str], bool] = _is_varied
     before: str = ""
+    least_broken: int = 20
 
     @property
     def group(self) -> str:
@@ -538,7 +449,7 @@ KNOWN: tuple[Rule, ...] = (
          lambda value: _varied(8)(value) and _is_random(value),
          before=r"(?i:authorization)[\"']?[ \t]*[:=,][ \t]*[\"']?(?i:bearer|basic|token|ssws)[ \t]+"),
     Rule("npmrc-token", "_authToken", r"[\w+/=-]{16,}", _is_random, before=rf"_authToken{_ASSIGNED}"),
-    Rule("curl-password", r"(?:-u|--user)[ =]{1,8}[^\s:]{1,65}:", r"[^\s\"'@]{6,128}", _is_password,
+    Rule("curl-password", r"(?:-u|--user)[ =]{1,8}[^\s:]{1,65}:", r"[^\s\"'@]{6,128}", _is_password, least_broken=8,
          before=r"\bcurl\b[^\n]{0,300}?[ \t](?:-u|--user)[ =]{1,8}[\"']?[^\s:\"'@/]{1,64}:"),
     Rule("jwt-base64", "ZXlK[A-Za-z0-9+/]{8}", rf"{_STARTS}ZXlK[A-Za-z0-9+/]{{60,}}={{0,2}}", _is_jwt_in_base64),
     Rule("discord-bot", rf"{_DIGITS}{{5}}",
@@ -550,14 +461,17 @@ KNOWN: tuple[Rule, ...] = (
          lambda value: _is_random(value) and not value.islower()),
     Rule("password-hash", rf"{_DOLLAR}(?:2[abxy]|apr1|[156y]|argon2i?d?){_DOLLAR}",
          rf"\${{1,2}}(?:{'|'.join(_HASHES)})(?![A-Za-z0-9/])"),
-    Rule("netrc-password", rf"machine{_BLANK}{{1,8}}[A-Za-z0-9_.:-]{{1,64}}{_BLANK}{{1,8}}login{_BLANK}",
-         r"[^\s\"']{4,128}", lambda value: _varied(4)(value) and not _PLACEHOLDER.match(value),
+    Rule("netrc-password",
+         rf"machine{_BLANK}{{1,8}}[A-Za-z0-9_.:-]{{1,64}}(?:(?:{_BLANK}|\s){{0,20}}login{_BLANK}|\s*$)",
+         r"[^\s\"']{4,128}", lambda value: _varied(4)(value) and not _PLACEHOLDER.match(value), least_broken=4,
          before=r"\bmachine[ \t]{1,8}[\w.:-]{1,64}[ \t]{1,8}login[ \t]{1,8}[^\s,;]{1,128}[ \t]{1,8}password[ \t]{1,8}"),
     Rule("connection-string", rf"[;?&6BbFf] ?(?i:password|pwd) ?{_EQUALS}",
-         rf"{_NO_CODE}[^\s;&\"'<>,)]{{6,128}}", _is_password, before=r"[;?&] ?(?i:password|pwd) ?= ?"),
+         rf"{_NO_CODE}[^\s;&\"'<>,)]{{6,128}}", _is_password, least_broken=8,
+         before=r"[;?&] ?(?i:password|pwd) ?= ?"),
     Rule("maxmind", "_mmk", rf"{_STARTS}{_WORD}{{6}}_{_WORD}{{29}}_mmk{_ENDS}"),
     Rule("teams-webhook", rf"webhook\.office\.com{_SLASH}", r"[\w@/-]{60,}", before=r"webhook\.office\.com/webhookb2/"),
-    Rule("url-password", rf"://[^\s/:@]*:[^\s/@]+@|{_ENCODED_URL}", r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password,
+    Rule("url-password", rf"://[^\s/:@]*:(?:[^\s/@]+@|[^\s/:@]*[^\s/:@0-9][\r\n]|[^\s/:@]*[^\s/:@0-9]$)|{_ENCODED_URL}",
+         r"[^\s/@\"'<>]{6,128}(?=@[\w\[.-])", _is_password, least_broken=12,
          before=r"://[^\s/:@\"'<>]{0,64}:"),
 )  # fmt: skip
 """Credentials with a verifiable format, from their issuers' documentation."""
@@ -586,11 +500,9 @@ class Redactor:
         Credentials are searched for in the line as it is and in its unescaped forms.
         """
         read = _readings(line)
-        rules = (rule for rule, hint in zip(self.rules.values(), self.hints, strict=True) if hint.search(read))
-        expression = "|".join(rule.expression for rule in rules)
-        if not expression or _is_allowed(line):
+        pattern = self._pattern(read)
+        if pattern is None or is_allowed(line):
             return line
-        pattern = _compiled(expression)
         escapes, rest = _OF_ALL_LINES if read == line else _OF_BROKEN_WORDS, line
         for each in escapes:
             plain, origin = _unescaped(rest, each)
@@ -599,6 +511,85 @@ class Redactor:
             # blank, because words such as "token" in their names would announce the text after them
             rest = _REDACTION.sub(lambda found: " " * len(found[0]), line)
         return line
+
+    def _pattern(self, read: str) -> re.Pattern[str] | None:
+        """Return the expression of the rules that may apply to a line, or None."""
+        rules = (rule for rule, hint in zip(self.rules.values(), self.hints, strict=True) if hint.search(read))
+        expression = "|".join(rule.expression for rule in rules)
+        return _compiled(expression) if expression else None
+
+    def broken(self, lines: list[str], suspects: Sequence[int], counts: Counter[str]) -> None:
+        """Redact in place what is broken over ``lines``; ``suspects`` may have a part of a credential."""
+        first = last = 0
+        near: list[int] = []
+        for suspect in (*suspects, len(lines) + BEGINNING + MAX_LINES):
+            if near and suspect - BEGINNING >= last:
+                lines[first:last] = self._joined("\n".join(lines[first:last]), near, counts).split("\n")
+                near = []
+            first = first if near else max(suspect - BEGINNING, 0)
+            last = min(suspect + MAX_LINES, len(lines))
+            near.append(suspect - first)
+
+    def _joined(self, text: str, suspects: Sequence[int], counts: Counter[str]) -> str:
+        """Return a text with credentials redacted and counted that are broken over lines; it keeps its lines."""
+        lines = BrokenLines.of(text)
+        parts, end = [], 0
+        for number in lines.before(suspects):
+            found = self._broken(lines, number)
+            if found is not None and found[1][0][0] >= end:
+                rule, places = found
+                counts[rule.name] += 1
+                for start, stop in places:
+                    parts += [text[end:start], f"{_REDACTED}{rule.name}]"]
+                    end = stop
+        return "".join([*parts, text[end:]])
+
+    def _broken(self, lines: BrokenLines, number: int) -> tuple[Rule, list[tuple[int, int]]] | None:
+        """Return the rule of a credential that a break is the first in, and its places in the text, if there is one."""
+        pattern = self._pattern(_readings(lines.first_lines(number)))
+        if pattern is None:
+            return None
+        for glue in ("", " ") if "kept_" in pattern.pattern else ("",):  # a shell's words
+            found = None
+            for joined in lines.joined(number, glue):
+                match = self._spanning(pattern, joined, found is not None)
+                if match is None and found is None and len(joined.plain) < MAX_CHARS:
+                    continue
+                if match is None:
+                    break
+                found = match
+                if match[1][-1][1] < joined.ends[-1]:
+                    break
+            if found is not None:
+                return found
+        return None
+
+    def _spanning(
+        self, pattern: re.Pattern[str], joined: Joined, is_longer: bool
+    ) -> tuple[Rule, list[tuple[int, int]]] | None:
+        """Return the rule and the places of a credential from the first line to the last one.
+
+        If the credential may also end before the last line, as with ``is_longer``, then this line must be a part of it.
+        """
+        first_end = joined.at[1] - len(joined.glue)
+        for escapes in _OF_ALL_LINES:
+            plain, origin = _unescaped(joined.plain, escapes)
+            for match in pattern.finditer(plain):
+                rule = self.rules[match.lastgroup or ""]
+                start = match.end(f"kept_{rule.group}") if rule.before else match.start()
+                value, whole, end = plain[start : match.end()], origin(match.start()), origin(match.end() - 1) + 1
+                if whole >= first_end:
+                    break
+                is_meant = joined.is_signed or len(value) >= rule.least_broken
+                if end <= joined.at[-1] or not is_meant or not rule.check(value) or is_allowed(joined.lines()):
+                    continue
+                if not is_longer:
+                    ended = pattern.match(joined.plain, whole, first_end)
+                    is_longer = ended is not None and ended.lastgroup == rule.group
+                if is_longer and not (joined.is_signed or joined.continues_until(end)):
+                    continue
+                return rule, [*joined.parts(origin(start), end)]
+        return None
 
     def _replaced(
         self, pattern: re.Pattern[str], line: str, plain: str, origin: Callable[[int], int], counts: Counter[str]
@@ -614,16 +605,19 @@ class Redactor:
                 end = origin(match.end())
         return "".join([*parts, line[end:]])
 
-    def suspected(self, texts: Sequence[str]) -> list[int]:
-        """Return the indices of ``texts`` that may contain a credential."""
+    def suspected(self, texts: Sequence[str], other: str = "") -> list[int]:
+        """Return the indices of ``texts`` that may contain a credential, or that the expression ``other`` matches."""
         texts = [*map(_readings, texts)]
         if sum(map(len, texts)) <= _FEW_CHARACTERS:
-            return [at for at, text in enumerate(texts) if any(hint.search(text) for hint in self.hints)]
+            hints = (*self.hints, re.compile(other)) if other else self.hints
+            return [at for at, text in enumerate(texts) if any(hint.search(text) for hint in hints)]
         either = "|".join(f"(?:{hint.pattern})" for hint in self.hints)
-        found: list[int] = pc.indices_nonzero(
-            pc.match_substring_regex(pa.array(texts, pa.large_string()), either)
-        ).to_pylist()
-        return found
+        read = pa.array(texts, pa.large_string())
+        found = pc.match_substring_regex(read, either)
+        if other:  # apart, because RE2 takes four times as long for both in one expression
+            found = pc.or_(found, pc.match_substring_regex(read, other))
+        indices: list[int] = pc.indices_nonzero(found).to_pylist()
+        return indices
 
 
 def _readings(text: str) -> str:
@@ -676,10 +670,6 @@ _compiled = lru_cache(1_024)(re.compile)
 """Compiled once for each set of rules that apply to a line: an expression of all rules takes far longer."""
 
 
-def _is_allowed(text: str) -> bool:
-    return any(word in text for word in _ALLOWED)
-
-
 def redact(texts: Sequence[str], mode: Redaction) -> tuple[list[str], Counter[str]]:
     """Return ``texts`` with credentials redacted, and the number of replacements per rule.
 
@@ -691,11 +681,16 @@ def redact(texts: Sequence[str], mode: Redaction) -> tuple[list[str], Counter[st
     if mode == "off" or not texts:
         return [*texts], counts
     redactor, found = _redactor(mode), [*texts]
-    split = {at: texts[at].split("\n") for at in redactor.suspected(texts)}
+    split = {at: texts[at].split("\n") for at in redactor.suspected(texts, MAY_BE_BROKEN)}
     positions = [(at, number) for at, lines in split.items() for number in range(len(lines))]
-    for position in redactor.suspected([line for lines in split.values() for line in lines]):
+    suspects: dict[int, list[int]] = {at: [] for at in split}
+    for position in redactor.suspected([line for lines in split.values() for line in lines], MAY_BE_PART):
         at, number = positions[position]
-        split[at][number] = redactor.line(split[at][number], counts)
+        suspects[at].append(number)
+    for at, numbers in suspects.items():
+        redactor.broken(split[at], numbers, counts)
+        for number in numbers:
+            split[at][number] = redactor.line(split[at][number], counts)
     for at, lines in split.items() if counts else ():
         found[at] = "\n".join(lines)
     return found, counts
@@ -703,14 +698,9 @@ def redact(texts: Sequence[str], mode: Redaction) -> tuple[list[str], Counter[st
 
 def suspected(texts: Sequence[str], mode: Redaction) -> list[int]:
     """Return the indices of ``texts`` that ``redact`` might change."""
-    return [] if mode == "off" else _redactor(mode).suspected(texts)
+    return [] if mode == "off" else _redactor(mode).suspected(texts, MAY_BE_BROKEN)
 
 
-_KEY_BLOCK = re.compile(
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?"
-    r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
-    re.DOTALL,
-)
 _OF_KEYS = "private-key"
 
 
@@ -733,8 +723,8 @@ def redact_value(value: Any, mode: Redaction) -> tuple[Any, Counter[str]]:
         _rebuilt(value, collect)
         found, counts = redact(texts, mode)
         for at, text in enumerate(found if mode != "off" else ()):
-            if _KEY_MARK in text and contains_private_key("", text):
-                found[at], count = _KEY_BLOCK.subn(f"{_REDACTED}{_OF_KEYS}]", text)
+            if KEY_MARK in text and contains_private_key("", text):
+                found[at], count = KEY_BLOCK.subn(f"{_REDACTED}{_OF_KEYS}]", text)
                 counts[_OF_KEYS] += count
         safe = iter(found)
         return (_rebuilt(value, lambda _: next(safe)) if counts else value), counts
@@ -756,9 +746,11 @@ def _rebuilt(value: Any, change: Callable[[str], str]) -> Any:
     return [_rebuilt(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 
-def redact_lines(lines: Sequence[str], mode: Redaction) -> list[str]:
-    """Return a document's lines with credentials redacted."""
-    return redact(["\n".join(lines)], mode)[0][0].split("\n") if lines else []
+def redact_lines(lines: Sequence[str], mode: Redaction, first: int = 0, last: int | None = None) -> list[str]:
+    """Return a document's lines, or those from ``first`` to ``last``, redacted as in the whole document."""
+    end = len(lines) if last is None else last + 1
+    start, stop = with_broken(lines, first, end)
+    return redact(["\n".join(lines[start:stop])], mode)[0][0].split("\n")[first - start : end - start] if lines else []
 
 
 def is_redacted(text: str) -> bool:

@@ -24,7 +24,8 @@ from driftline.storage.entities import Entity
 from driftline.storage.errors import AccessDenied, DriftlineError, ObjectNotFound, SourceNotFound, StorageError
 from driftline.storage.lines.line_table import LINES_PER_BLOCK
 from driftline.storage.lines.outline import Definition
-from driftline.storage.redaction import contains_private_key, suspected, with_mark
+from driftline.storage.private_keys import contains_private_key
+from driftline.storage.redaction import suspected, with_mark
 from driftline.storage.sources.content_encoding import StoredBytes
 from driftline.storage.sources.source import FileInfo, Source, read_file, stat_file
 from driftline.tasks.definitions.find_definitions import definitions_in_worker

@@ -304,7 +304,7 @@ def read_excerpt(
     first, last = (min(max(0, at), _LAST_LINE) for at in (line - 1 - n_lines, line - 1 + n_lines))
     current = lines is not None or is_archive_unchanged(workspace, entity, record, path)
     if lines and record is not None:
-        part = redact_lines(lines[first : last + 1], record.redact)
+        part = redact_lines(lines, record.redact, first, last)
     else:
         part = _from_index(workspace, entity, path, first, last)
     if line > first + len(part):

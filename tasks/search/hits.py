@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from driftline.storage.broken_lines import MAX_LINES
 from driftline.storage.defaults import (
     CUT,
     DEFAULT_MAX_DOCUMENT_BYTES,
@@ -398,7 +399,7 @@ def hits(
     for rank, (window, document, text, passage, (first, _)) in enumerate(found, start=1):
         lines = indexed.get(passage, [])
         if n_lines and text is not None:
-            lines = redact_lines(lines_between(text, passage.first, passage.last), records.redaction(window.entity))
+            lines = _redacted(text, passage, records.redaction(window.entity))
         start, context = _shown(window, lines, passage.first, first)
         at = match_in(window.text, query)
         judged = judge(window, document, records.redaction(window.entity), unchanged=text is not None)
@@ -544,6 +545,11 @@ def _unchanged_text(path: str, document: Read | None, indexed_hash: str) -> str 
     if not isinstance(document, bytes) or not is_plain(path, document) or not is_unchanged(document, indexed_hash):
         return None
     return decode(document)[0]
+
+
+def _redacted(text: str, passage: Passage, mode: Redaction) -> list[str]:
+    around = lines_between(text, 0, passage.last + MAX_LINES)
+    return redact_lines(around, mode, passage.first, passage.last)
 
 
 def is_plain(path: str, data: bytes) -> bool:

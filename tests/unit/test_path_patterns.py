@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from driftline.storage.errors import UsageError
-from driftline.storage.redaction import contains_private_key
+from driftline.storage.private_keys import contains_private_key
 from driftline.tasks.scanning import path_patterns
 from driftline.tasks.scanning.path_patterns import Matcher, PatternList, Rules, read_ignore_file
 from driftline.tasks.scanning.walk import Subtree, Walk

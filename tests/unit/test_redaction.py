@@ -16,7 +16,8 @@ from urllib.parse import quote
 import pytest
 
 from driftline.storage.defaults import Redaction
-from driftline.storage.redaction import KNOWN, STRICT, contains_private_key, redact, redact_lines, split_mark, with_mark
+from driftline.storage.private_keys import contains_private_key
+from driftline.storage.redaction import KNOWN, STRICT, redact, redact_lines, split_mark, with_mark
 from tests.support.planted import line_of, planted
 
 SAFE = """
@@ -247,3 +248,85 @@ def test_redaction_takes_linear_time(part: str) -> None:
         return time.process_time() - start
 
     assert any(seconds(300_000) < 40 * max(seconds(30_000), 0.001) for _ in range(3))
+
+
+BROKEN: dict[str, Callable[[str, str], str]] = {
+    "lines": "key\n{}\n{}\nnext".format,
+    "folded YAML": "key: >-\n  {}\n  {}\nnext: heron".format,
+    "backslash": "export {}\\\n{}".format,
+    "YAML string": 'key: "{}\\\n    {}"'.format,
+    "literals": 'key = (\n    "{}"\n    "{}"\n)'.format,
+    "sum": "key = '{}' +\n    '{}';".format,
+    "sum, sign first": "key = `{}`\n    + `{}`;".format,
+    "quoted-printable": "{}=\n{}".format,
+    "JSON": '{{"key": "{}\\n{}"}}'.format,
+    "CRLF": "egret\r\n{}\r\n{}\r\negret".format,
+    "comment": "# {}\n# {}\n#".format,
+    "quotation": "> {}\n> {}\n".format,
+    "HTML": "<td>{}<wbr>{}</td>".format,
+    "words around": "the heron pushes with {}\n{} until May\n".format,
+}
+SHORT = {"url-password", "curl-password", "connection-string", "netrc-password", "facebook-app"}
+"""Rules whose credentials may be two words if nothing joins their lines, and one that has a ``|``."""
+
+
+@pytest.mark.parametrize("form", BROKEN)
+def test_a_credential_that_is_broken_over_lines_is_redacted_in_each(form: str) -> None:
+    examples = {rule: each for rule, each in planted().items() if rule not in SHORT}
+    cuts = random.Random(form)
+    leaked, others = [], []
+    for rule, (kept, secret) in examples.items():
+        at = len(secret) // 2 if len(secret) < 40 else cuts.randrange(12, len(secret) - 12)
+        text = BROKEN[form](f"{kept}{secret[:at]}", secret[at:])
+        (found,), counts = redact([text], "strict")
+        assert found.count("\n") == text.count("\n"), rule
+        leaked += [rule] * (secret[:at] in found or secret[at:] in found)
+        others += [rule] * (counts.total() != 1 or found.count(f"[redacted:{rule}]") != 2)
+        assert redact([found], "strict") == ([found], Counter())
+    assert len(leaked) <= 6, leaked  # the rest of a token that may end before it may be a word
+    assert len(others) <= 12, others
+
+
+def test_a_long_token_and_a_command_of_many_lines_are_redacted() -> None:
+    _, secret = planted()["jwt"]
+    pieces = [secret[at : at + 20] for at in range(0, len(secret), 20)]
+    (found,), counts = redact(["\n".join(["egret", *pieces, "of the heron"])], "known")
+    assert (counts, found.split("\n")) == ({"jwt": 1}, ["egret", *["[redacted:jwt]"] * len(pieces), "of the heron"])
+    for text, secret in (
+        ('curl -X POST \\\n  -H "Accept: a" \\\n  -u heron:{} \\\n  https://x', "p4ssw0rd99"),
+        ("machine db.example\n  login heron\n  password {}\n", "h8Wq77ab"),
+        ("aws_secret_access_key: >-\n  {}\n", planted()["aws-secret-access-key"][1]),
+        ("Authorization: Bearer \\\n   {}\n", planted()["authorization-header"][1]),
+        ("postgres://heron:\\\n{}@db.example/birds", "h8Wq-2vTz"),
+    ):
+        (found,), counts = redact([text.format(secret)], "known")
+        assert (secret in found, counts.total()) == (False, 1), text
+
+
+def test_words_below_each_other_are_no_credential() -> None:
+    token = planted()["openai"][1]
+    lines = [
+        *(
+            "see http://localhost:8080",
+            "admin1@example.com",
+            "AKIA",
+            "of the HERON2",
+            f"TOKEN={token}",
+            "DB_HOST1=egret",
+        ),
+        *(f"key = {token}", "export FOO1", "ghp_", "heron2egret3", "password:", "  - heron2", "://a:", "b4@c", "sk-"),
+    ]
+    found, counts = redact(["\n".join([*lines, *SAFE])], "known")
+    assert found[0].split("\n") == [line.replace(token, "[redacted:openai]") for line in [*lines, *SAFE]]
+    assert counts == {"openai": 2}
+
+
+def test_a_part_of_a_document_is_redacted_like_the_whole() -> None:
+    _, secret = planted()["jwt"]
+    pieces = [secret[at : at + 16] for at in range(0, len(secret), 16)]
+    lines = ["heron"] * 50 + pieces + ["egret"] * 50
+    whole = redact_lines(lines, "known")
+    assert "[redacted:jwt]" in whole
+    for first in range(40, 70, 3):
+        for last in range(first, first + 12, 4):
+            assert redact_lines(lines, "known", first, last) == whole[first : last + 1], (first, last)
