@@ -9,7 +9,7 @@ import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -72,6 +72,34 @@ def from_json(kind: type[_Record], data: bytes) -> _Record:
         return msgspec.json.decode(data, type=kind, dec_hook=_time)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def check_type(value: object, kind: Any) -> None:
+    """Check a JSON value against a type, such as a ``TypedDict``, in which unknown keys are ignored.
+
+    Raises:
+        ValueError: if the value is of another type.
+    """
+    msgspec.convert(value, kind)
+
+
+def check_times(value: object) -> None:
+    """Check that the times in a record have a zone, so that they can be compared, and exist in UTC.
+
+    Raises:
+        ValueError: if one does not.
+    """
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ValueError(f"the time {value} has no zone")
+        try:
+            value.astimezone(UTC)
+        except OverflowError as error:
+            raise ValueError(f"the time {value} is out of range") from error
+    elif is_dataclass(value) or isinstance(value, Mapping | list | tuple):
+        within = (getattr(value, each.name) for each in fields(value)) if is_dataclass(value) else value
+        for each in within.values() if isinstance(within, Mapping) else within:
+            check_times(each)
 
 
 MAX_CURSOR_CHARACTERS = 8_192

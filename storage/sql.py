@@ -773,7 +773,7 @@ def _skipped_by_scans(
             key = source["entity"], source.get("branch")
             if key in complete or "scan" not in source.get("phases", ()):
                 continue
-            skipped = {each["path"]: each["reason"] for each in source["skipped"]}
+            skipped = {each["path"]: each["reason"] for each in source.get("skipped", ())}
             found[key] = skipped | found.get(key, {})
             if source.get("base") is None and not source.get("partial"):
                 complete.add(key)

@@ -52,7 +52,7 @@ def newest_runs(
 def _read(run_ids: Iterable[tuple[str, int]], histories: Sequence[RunHistory]) -> Iterator[RunRecord]:
     """Yield the records of ``(run id, position of its history)`` pairs, merged by run id."""
     for run_id, group in groupby(run_ids, key=itemgetter(0)):
-        records = [record for _, tenant in group if (record := histories[tenant].get(run_id)) is not None]
+        records = [record for _, tenant in group if (record := histories[tenant].readable(run_id)) is not None]
         if records:
             yield whole_run(records)
 
@@ -118,10 +118,10 @@ def _figures(run: RunRecord) -> dict[str, Any]:
         case "compact":
             parts = _parts(run)
             return {
-                "folded": sum(source["deltas"] for part in parts for source in part["folded"]),
-                "versions_removed": sum(part["versions_removed"] for part in parts),
-                "bytes_before": sum((part["before"] or {}).get("bytes", 0) for part in parts),
-                "bytes_after": sum((part["after"] or {}).get("bytes", 0) for part in parts),
+                "folded": sum(source["deltas"] for part in parts for source in part.get("folded", ())),
+                "versions_removed": sum(part.get("versions_removed", 0) for part in parts),
+                "bytes_before": sum((part.get("before") or {}).get("bytes") or 0 for part in parts),
+                "bytes_after": sum((part.get("after") or {}).get("bytes") or 0 for part in parts),
             }
         case "cleanup":
             return {"deleted": sum(part.get("deleted_count", 0) for part in _parts(run))}
@@ -162,7 +162,7 @@ class History:
                 removed.add(run.report.get("entity", ""))
             for source in _finished_sources(run):
                 entity = source["entity"]
-                existed = source.get("base") or source["unchanged"] + source["touched"] + source["changed"]
+                existed = source.get("base") or sum(source.get(name, 0) for name in ("unchanged", "touched", "changed"))
                 if entity not in totals and entity not in removed:
                     totals[entity] = source.get(name, 0) if existed else 0
         return totals
@@ -180,7 +180,7 @@ class History:
                 if source.get("deltas") is not None:
                     by_entity[source["entity"]].append((_moment(run), float(source["deltas"])))
             for part in _parts(run) if run.kind == "compact" else ():
-                for folded in part["folded"]:
+                for folded in part.get("folded", ()):
                     by_entity[folded["entity"]].append((_moment(run), 0.0))
         series = [Series(entity, points) for entity, points in by_entity.items()]
         return sorted(series, key=lambda line: max(value for _, value in line.points), reverse=True)
@@ -190,9 +190,9 @@ class History:
         by_tenant: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
         for run in self.runs:
             for part in _parts(run) if run.kind == "compact" else ():
-                figure = (part["after"] or {}).get(name)
+                figure = (part.get("after") or {}).get(name)
                 if figure is not None:
-                    by_tenant[part["tenant"]].append((_moment(run), float(figure) * scale))
+                    by_tenant[part.get("tenant", "")].append((_moment(run), float(figure) * scale))
         return [Series(tenant, points) for tenant, points in by_tenant.items()]
 
     def requests(self, prices: Mapping[str, float]) -> tuple[list[Series], float | None]:

@@ -35,7 +35,7 @@ from driftline.flows.web.access import granted
 from driftline.flows.web.responses import JsonAnswer
 from driftline.storage.entities import Entity, normalized_name
 from driftline.storage.environment import install_command
-from driftline.storage.errors import BadEntity, CorruptFile, DriftlineError, MissingExtra
+from driftline.storage.errors import BadEntity, DriftlineError, MissingExtra
 from driftline.storage.workspace.fleet_state import FleetRecord, entities_in_use
 from driftline.storage.workspace.records import DONE, RunHistory, RunRecord, read_copy_record
 from driftline.storage.workspace.workspace import Workspace
@@ -154,8 +154,8 @@ class IndexMetrics:
         runs = {(run_id, tenant) for tenant, history in histories.items() for run_id in history.ids()}
         self._runs_read &= runs  # cleanups delete old records
         for run_id, tenant in sorted(runs - self._runs_read, reverse=True)[:MAX_RUNS_READ]:
-            with suppress(CorruptFile, BadEntity):
-                self._note_ends(histories[tenant].get(run_id))
+            with suppress(BadEntity):
+                self._note_ends(histories[tenant].readable(run_id))
             self._runs_read.add((run_id, tenant))
         in_fleets = entities_in_use(self._known_fleets.values())
         own = (entity for entity in self._ends if normalized_name(str(entity)) not in in_fleets)

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Required, TypedDict, TypeVar
 
 from driftline.storage.defaults import DEFAULT_MAX_DOCUMENT_BYTES, DEFAULT_MAX_FILE_BYTES, DEFAULT_REDACTION, Redaction
 from driftline.storage.entities import INDEX_LEVELS, Entity
@@ -27,7 +27,7 @@ from driftline.storage.errors import (
     UsageError,
     WorkspaceTooNew,
 )
-from driftline.storage.json_records import from_json, to_json
+from driftline.storage.json_records import check_times, check_type, from_json, to_json
 from driftline.storage.layout import COPY_RECORD, run_directory, run_id_of
 from driftline.storage.objects.store import ObjectStore
 
@@ -278,10 +278,12 @@ def parse_record(objects: ObjectStore, path: str, data: bytes, kind: type[_Recor
                 where,
                 f"Upgrade: {upgrade_command()}",
             )
-        return from_json(kind, data)
+        record = from_json(kind, data)
+        check_times(record)
+        return record
     except ValueError as error:
         raise CorruptFile(
-            f"The file is damaged or not Driftline's (it is not a valid {kind.__name__})",
+            f"The file is damaged or not Driftline's (it is not a valid {kind.__name__}: {error})",
             where,
             "Run 'driftline verify --repair', or restore it.",
         ) from error
@@ -306,6 +308,72 @@ class CopyRecord:
 def read_copy_record(objects: ObjectStore) -> CopyRecord | None:
     """Return a copy's record, or None for an original. Raises CorruptFile, WorkspaceTooNew."""
     return read_record(objects, COPY_RECORD, CopyRecord) if objects.is_local else None
+
+
+class _SourceReport(TypedDict, total=False):
+    entity: Required[str]
+    uri: str
+    new: int
+    changed: int
+    touched: int
+    unchanged: int
+    deleted: int
+    missing: int
+    skipped: list[_Skipped]
+    lines_embedded: int
+    lines_reused: int
+    documents_total: int
+    lines_total: int
+    bytes_read: int
+    revision: int
+    deltas: int | None
+    commit: str | None
+    base: str | None
+    branch: str | None
+    phases: dict[str, float]
+
+
+class _Skipped(TypedDict):
+    path: str
+    reason: str
+
+
+class _Failure(TypedDict, total=False):
+    uri: Required[str]
+    message: str
+
+
+class _Folded(TypedDict):
+    entity: str
+    deltas: int
+
+
+class _Report(TypedDict, total=False):
+    requests: dict[str, int]
+    seconds: float
+
+
+class _IndexReport(_Report, total=False):
+    sources: list[_SourceReport]
+    failed: list[_Failure]
+
+
+class _CompactReport(_Report, total=False):
+    tenant: str
+    folded: list[_Folded]
+    versions_removed: int
+    before: dict[str, float | None] | None
+    after: dict[str, float | None] | None
+    measured: datetime | None
+
+
+class _CleanupReport(_Report, total=False):
+    deleted_count: int
+
+
+_REPORTS: dict[str, type] = {INDEX: _IndexReport, "compact": _CompactReport, "cleanup": _CleanupReport}
+"""What the reports of runs must have if they have it: readers rely on these types."""
+_MAX_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +417,7 @@ def _own(run: RunRecord, tenant: Entity) -> RunRecord:
     own = [each for each in sources if each["entity"].startswith(f"{tenant}/")]
     if len(own) == len(sources):
         return run
-    uris = {each["uri"] for each in own}
+    uris = {each.get("uri") for each in own}
     failed = [each for each in run.report.get("failed", ()) if each["uri"] in uris]
     return replace(run, report=run.report | {"sources": own, "failed": failed})
 
@@ -372,8 +440,28 @@ class RunHistory:
 
     def get(self, run_id: str) -> RunRecord | None:
         """Return a run's record, or None."""
-        run = read_record(self.objects, f"{self._directory}/{run_id}.json", RunRecord)
-        return _own(run, self.tenant) if run is not None else None
+        path = f"{self._directory}/{run_id}.json"
+        run = read_record(self.objects, path, RunRecord)
+        if run is None:
+            return None
+        try:
+            check_type(run.report, _REPORTS.get(run.kind, _Report))
+            if not 0 <= run.seconds <= _MAX_SECONDS:
+                raise ValueError(f"it lasted {run.seconds:g} s")
+            check_times(datetime.fromisoformat(run.started))
+        except ValueError as error:
+            raise CorruptFile(
+                f"The record of a run is damaged: {error}", f"{self.objects.uri}/{path}", "Restore it, or delete it."
+            ) from error
+        return _own(run, self.tenant)
+
+    def readable(self, run_id: str) -> RunRecord | None:
+        """Return a run's record, or None, with a warning if it is damaged."""
+        try:
+            return self.get(run_id)
+        except CorruptFile as error:
+            log.warning("Skipped a damaged run record: %s", error)
+            return None
 
     def revision(self, run_id: str, entity: Entity) -> int:
         """Return the ``rev`` of ``entity`` after a run, for reading its manifest ``as_of``. Raises UsageError."""
@@ -398,11 +486,7 @@ class RunHistory:
     def newest_first(self) -> Iterator[RunRecord]:
         """Yield the runs, newest first, each read lazily; damaged records are skipped with a warning."""
         for run_id in self.ids():
-            try:
-                run = self.get(run_id)
-            except CorruptFile as error:
-                log.warning("Skipped a damaged run record: %s", error)
-                continue
+            run = self.readable(run_id)
             if run is not None:
                 yield run
 

@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
@@ -21,10 +21,12 @@ from driftline.flows.output.report_page import History, Series, bar_plot, line_p
 from driftline.flows.runs.index import index_sources
 from driftline.storage.entities import Boundary, Entity
 from driftline.storage.errors import StorageError
+from driftline.storage.json_records import to_json
 from driftline.storage.objects.local_disk import LocalDisk
 from driftline.storage.sql_process import query
 from driftline.storage.workspace.records import RunHistory, RunRecord, WorkspaceStats
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.maintenance.search_quality import last_measured
 
 Driftline = Callable[..., Any]
 START = datetime(2026, 11, 1, tzinfo=UTC)
@@ -111,6 +113,53 @@ def assert_needs_nothing_else(html: str) -> None:
     assert "url(" not in html
     for plot in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
         ET.fromstring(plot)
+
+
+WRONG = (None, "egret", 1e308, {"heron": [1]}, [1])
+TIMES = ("2026-13-45", "2026-01-01T00:00:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00")
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each container in a JSON value with each of its keys."""
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield value, key
+        yield from places(each)
+
+
+def test_a_damaged_run_record_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workspace = Workspace.open_for_writing(str(tmp_path / "index"))
+    tenant = Entity.parse("org:acme")
+    workspace.objects.create(f"{tenant.directory}/project:p/source:s/_source.json", b"{}")
+    runs, entity = RunHistory(workspace.objects, tenant), f"{tenant}/project:p/source:s"
+    skipped = [{"path": "a", "reason": "binary"}]
+    index = source(entity, 5, new=1, uri="/s", phases={"scan": 0.5}, commit="c" * 40, deltas=2) | {"skipped": skipped}
+    size = {"bytes": 5, "recall_at_10": 0.9}
+    compact = {"tenant": str(tenant), "folded": [{"entity": entity, "deltas": 3}], "before": size, "after": size}
+    good = run("cleanup", 1, {"deleted_count": 3})
+    runs.record(good)
+    written = tmp_path / "index" / "org:acme" / "_runs" / f"{2:026}.json"
+    for kind, report in (
+        ("index", {"sources": [index], "failed": [{"uri": "/t", "message": "m"}], "requests": {"get": 3}}),
+        ("compact", compact | {"versions_removed": 1, "measured": START.isoformat()}),
+    ):
+        whole = json.loads(to_json(run(kind, 2, report)))
+        for container, key in [*places(whole)]:
+            right = container[key]
+            for wrong in (*WRONG, *TIMES) if key in ("started", "measured") else WRONG:
+                container[key] = wrong
+                written.write_text(json.dumps(whole))
+                caplog.clear()
+                read = newest_runs(workspace, 10)
+                assert good in read
+                assert len(read) == 2 or str(written) in caplog.text, (key, wrong)
+                History(read[::-1]).measured("recall_at_10")
+                assert [to_row(each)["run_id"] for each in read][-1] == good.run_id
+                last_measured(workspace, tenant)
+            container[key] = right
+    whole["started"] = "yesterday"
+    written.write_text(json.dumps(whole))
+    with query(workspace, "SELECT run_id FROM runs") as result:
+        assert [row for batch in result for row in batch.to_pylist()] == [{"run_id": good.run_id}]
 
 
 def test_a_run_over_several_tenants_is_one_run(tmp_path: Path) -> None:
