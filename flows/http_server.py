@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import ClassVar, NamedTuple, cast
+from urllib.parse import unquote
 
 import h11
 import uvicorn
@@ -69,7 +70,7 @@ class TimeoutProtocol(H11Protocol):
         super().connection_made(transport)
         # Call pause_writing as soon as any byte is buffered, and resume_writing once the buffer is empty.
         transport.set_write_buffer_limits(high=1, low=0)
-        limited = _HeadLimit(self.app, self.config.h11_max_incomplete_event_size)
+        limited = _HeadLimit(_whole_address(cast("ASGIApp", self.app)), self.config.h11_max_incomplete_event_size)
         self.app = cast("ASGIApp", _UnreadBody(limited))
         self._make_room()
         self._expect_request()
@@ -156,6 +157,21 @@ class TimeoutProtocol(H11Protocol):
 def timeout_protocol(shared: Networks = ()) -> type[TimeoutProtocol]:
     """Return the protocol for a server that many clients reach through ``shared`` addresses."""
     return type("TimeoutProtocol", (TimeoutProtocol,), {"shared": tuple(shared)})
+
+
+def _whole_address(app: ASGIApp) -> ASGIApp:
+    """Accept ``GET http://host/path``, as HTTP requires; its host takes precedence over the header."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        scheme, sign, rest = scope["raw_path"].partition(b"://")
+        if sign and scheme.lower() in (b"http", b"https"):
+            host, _, path = rest.partition(b"/")
+            scope["headers"] = [(b"host", host.lower()), *(each for each in scope["headers"] if each[0] != b"host")]
+            scope["raw_path"] = b"/" + path
+            scope["path"] = unquote(scope["raw_path"].decode("ascii"))
+        await app(scope, receive, send)
+
+    return serve
 
 
 class _HeadLimit:

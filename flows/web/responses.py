@@ -46,7 +46,7 @@ class TaggedAnswer(Response):
         self.headers["ETag"] = f"W/{tag}"
         self.headers.setdefault("Cache-Control", "private, no-cache")
         known = Headers(scope=scope).get("if-none-match", "")
-        if tag in [each.strip().removeprefix("W/") for each in known.split(",")]:
+        if {tag, "*"} & {each.strip().removeprefix("W/") for each in known.split(",")}:
             headers = {name: value for name, value in self.headers.items() if name not in _OF_A_BODY}
             headers["Vary"] = "Accept-Encoding"  # the same headers as in the full response
             await Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)(scope, receive, send)

@@ -385,7 +385,16 @@ async def _failed(request: Request, error: Exception) -> Response:
         return HTMLResponse(pages.error_page("There is no such page."), HTTPStatus.NOT_FOUND)
     failed = problem(error.status_code, "usage", error.detail)
     failed.headers.update(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        failed.headers["Allow"] = ", ".join(sorted(_methods(request)))
     return failed
+
+
+def _methods(request: Request) -> set[str]:
+    """Return the methods of all routes that have the request's path; the router names those of the first one only."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    found = {method for each in routes if each.path_regex.match(request.url.path) for method in each.methods or ()}
+    return found | ({"HEAD"} if "GET" in found else set())
 
 
 async def _incomplete(_: Request, __: Exception) -> Response:

@@ -510,6 +510,22 @@ def test_head_answers_as_get_without_a_body(address: str) -> None:
         assert int(head.headers["content-length"]) > 0, target
 
 
+def test_a_method_that_a_page_lacks_is_answered_with_those_that_it_has(address: str) -> None:
+    for target, allowed in (("/", "GET, HEAD"), ("/api/v1/search?q=x", "GET, HEAD"), ("/sign-in", "GET, HEAD, POST")):
+        refused = ask(address, target, method="PUT")
+        assert (refused.status, refused.headers["allow"]) == (405, allowed), target
+
+
+def test_a_target_may_be_a_whole_address_of_this_server(address: str) -> None:
+    plain = ask(address, "/api/v1/documents?limit=1")
+    for whole in (f"http://{address}", f"HTTP://{address}"):
+        assert ask(address, f"{whole}/api/v1/documents?limit=1").body == plain.body
+        assert ask(address, f"{whole}?q=x").status == ask(address, "/?q=x").status
+    for other in ("http://egret.example", "http://egret.example:80", f"http://x@{address}", "http://"):
+        assert ask(address, f"{other}/api/v1/documents").status == 421, other
+    assert ask(address, f"ftp://{address}/api/v1/documents").status == 404
+
+
 def test_documents_with_odd_names_have_pages(address: str) -> None:
     documents = json.loads(ask(address, "/api/v1/documents").body)["documents"]
     source = documents[0]["source"]
