@@ -28,7 +28,7 @@ class SourceRequest:
 
     ``link``, its host's type or a link template, also replaces the recorded value; None keeps it, and "" removes it.
     ``commit`` is a repository's commit, if the caller already looked it up. If ``rebind`` is set, the entity may move
-    to ``uri``.
+    to ``uri``. Filters that a person ``configured`` are tried when they change, to report those that match no file.
     """
 
     uri: str
@@ -38,6 +38,7 @@ class SourceRequest:
     link: str | None = None
     commit: str = ""
     rebind: bool = False
+    configured: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "uri", path_or_uri("A source", self.uri))

@@ -60,7 +60,8 @@ _EVERYTHING = frozenset(("*", "**"))
 def requests_of(sources: Iterable[ConfiguredSource]) -> tuple[SourceRequest, ...]:
     """Return the requests for a configuration file's sources."""
     return tuple(
-        SourceRequest(source.uri, str(source.entity), source.include, source.exclude, source.link) for source in sources
+        SourceRequest(source.uri, str(source.entity), source.include, source.exclude, source.link, configured=True)
+        for source in sources
     )
 
 
@@ -76,8 +77,9 @@ class SourcePlan:
     Files covered by ``claims`` are left to other sources. ``joined`` is set if the source was not requested, but owns
     files of a requested source. ``branch_cut`` is the reason why the run takes a new branch snapshot or keeps the old
     one; ``superseded`` is the branch's previous record, ``own_commit`` its unmerged commit in git.
-    ``before`` is the record of the last run of a source that was given by its URI only. ``unmatched`` contains the new
-    patterns of ``--exclude`` that match no file; ``prunes`` is set if folders are excluded, whose content is unknown.
+    ``before`` is the record of the last run of a source that was given by its URI only, or in a configuration file, as
+    in ``configured``. ``unmatched`` contains the new patterns to exclude that match no file; ``prunes`` is set if
+    folders are excluded, whose content is unknown.
     """
 
     source: Source
@@ -91,6 +93,7 @@ class SourcePlan:
     own_commit: str | None = None
     before: SourceRecord | None = None
     unmatched: tuple[str, ...] = ()
+    configured: bool = False
     prunes: bool = False
 
     @property
@@ -106,11 +109,12 @@ class SourcePlan:
     def about_filters(self) -> str:
         """Return sentences about filters that the run changes or takes from the record, or "" if there are none."""
         nothing = "matches no file outside excluded folders" if self.prunes else "matches no file"
-        notes = [shortened(f"--exclude {each!r} {nothing}. {advice_on(each)}".rstrip()) for each in self.unmatched]
+        option = f"exclude of {self.entity}:" if self.configured else "--exclude"
+        notes = [shortened(f"{option} {each!r} {nothing}. {advice_on(each)}".rstrip()) for each in self.unmatched]
         return "\n".join(filter(None, [self._about_change(), *notes]))
 
     def _about_change(self) -> str:
-        if self.before is None:
+        if self.before is None or self.configured:
             return ""
         now, before = _flags(self.record), _flags(self.before)
         if self.has_new_filters:
@@ -199,7 +203,7 @@ def make_plan(request: IndexRequest) -> IndexPlan:
             if plan.source.is_local:
                 for root in (plan.source.uri, os.path.abspath(given if isinstance(given, str) else given.uri)):
                     plan.rules.check(root)
-            if isinstance(given, str) and plan.has_new_filters:
+            if (isinstance(given, str) or plan.configured) and plan.has_new_filters:
                 plan = _with_tried_filters(plan)
             if plan.source.uri in uris:
                 raise UsageError("Duplicate source", plan.source.uri, "Specify it once.")
@@ -275,6 +279,7 @@ def plan_source(
         entity="",
         uri=source.uri,
         given=path if path not in (None, source.uri) else None,
+        inode=os.stat(source.uri).st_ino if source.is_local else None,
         origin=origin.url if origin else source.origin,
         subpath=origin.subpath if origin else "",
         include=named.include if not {*named.include} <= _EVERYTHING else (),
@@ -310,7 +315,8 @@ def plan_source(
     settings = {"entity": str(entity), "link": link or None} | before | asked
     record = replace(record, **settings)
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
-    return SourcePlan(source, entity, record, commit, before=known if isinstance(given, str) else None)
+    before_run = known if isinstance(given, str) or named.configured else None
+    return SourcePlan(source, entity, record, commit, before=before_run, configured=named.configured)
 
 
 def restricted_repositories(workspace: Workspace) -> Callable[[], Mapping[str, RestrictedRepository]]:

@@ -144,8 +144,18 @@ class DeletionLimit:
     def is_off(self) -> bool:
         return self.max_fraction >= 1
 
-    def refusal(self, lost: int, known: int, what: str, where: str) -> DeletionRefused | None:
-        """Return the error for deleting ``lost`` of ``known`` items, or None if allowed; ``what`` names the items."""
+    def refusal(self, lost: int, known: int, what: str, where: str, is_other: bool = False) -> DeletionRefused | None:
+        """Return the error for deleting ``lost`` of ``known`` items, or None if allowed; ``what`` names the items.
+
+        Not even a few may be deleted if none is left because ``where`` ``is_other`` folder than before.
+        """
+        if is_other and 0 < lost == known and not self.is_off:
+            return DeletionRefused(
+                f"All {known:,} {what} are missing, and their folder is empty and not the one that was indexed; "
+                "the index keeps them",
+                where,
+                "Mount the disk. To delete them, run again with --max-delete-fraction 1.",
+            )
         if self.allows(lost, known):
             return None
         return DeletionRefused(

@@ -438,7 +438,7 @@ class SourceRun:
             self._survey.refuse_older(reached)
             scan_range = self._survey.scan_range(before, lease.token)
             record = replace(context.source.record, reached=reached)
-            is_moved = before is None and self._survey.has_other_location()
+            is_moved = is_other_folder(context) or (before is None and self._survey.has_other_location())
             if not is_moved:
                 workspace.bind_source(entity, record)
             table = workspace.lines(entity, model.fingerprint)
@@ -493,7 +493,16 @@ def deletion_refused(context: RunContext, work: SourceChanges, new_hashes: Count
         documents_before, _ = totals(context.manifest.read(columns=["lines", "reason"]))
         known = documents_before - context.tally.report.states[DocumentState.NEW]
     limit, gone = DeletionLimit.of_documents(context.plan.request), count_missing(documents, new_hashes)
-    return limit.refusal(gone, known, "documents", str(context.entity))
+    is_other = is_other_folder(context) and not any(scan.listed for scan in work.scans)
+    return limit.refusal(gone, known, "documents", str(context.entity), is_other)
+
+
+def is_other_folder(context: RunContext) -> bool:
+    """Return whether another folder has taken the place of the one that the source's last run scanned."""
+    known, inode = context.workspace.readable_source(context.entity), context.source.record.inode
+    if known is None or known.inode is None or inode is None:
+        return False
+    return known.uri == context.source.record.uri and known.inode != inode
 
 
 @dataclass(frozen=True, slots=True)

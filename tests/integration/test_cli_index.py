@@ -373,6 +373,28 @@ def test_an_exclude_pattern_that_matches_no_file_is_reported(
     assert driftline("index", tree, "--json").json["sources"][0]["unmatched_excludes"] == []
 
 
+def test_a_configured_pattern_that_matches_no_file_is_reported_once(
+    tree: Path, tmp_path: Path, tiny_model: Path, driftline: Driftline
+) -> None:
+    config = tmp_path / "driftline.toml"
+
+    def run(filters: str) -> Any:
+        source = f'[[sources]]\nuri = "{tree}"\nentity = "source:a"\n{filters}'
+        config.write_text(f'workspace = "{tmp_path}/w"\nmodel = "{tiny_model}"\n{source}')
+        return driftline("index", "--all", "--config", config, "--json")
+
+    first = run('exclude = ["*.ts,*.tsx", "deep/"]')
+    assert first.code == 0
+    assert "source:a: '*.ts,*.tsx' matches no file" in first.err
+    assert "'deep/'" not in first.err
+    assert first.json["sources"][0]["unmatched_excludes"] == ["*.ts,*.tsx"]
+    assert "matches no file" not in run('exclude = ["*.ts,*.tsx", "deep/"]').err
+    nothing = run('include = ["*.egret"]')
+    assert nothing.code == 2
+    assert "The filters match no files" in nothing.err + nothing.out, nothing
+    assert driftline("status", "--workspace", tmp_path / "w", "--json").json["total_documents"] > 0
+
+
 def test_a_pattern_is_not_said_to_match_no_file_of_an_excluded_folder(tmp_path: Path, driftline: Driftline) -> None:
     for name in ("a.py", "vendor/k.js", "vendor/deep/x.py"):
         (tmp_path / "app" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -488,6 +510,35 @@ def test_a_dry_run_predicts_a_refused_deletion(tmp_path: Path, driftline: Driftl
     allowed = ("index", many, "--max-delete-fraction", 1, "--json")
     assert driftline(*allowed, "--dry-run").json["sources"][0]["deleted"] == 110
     assert states(driftline(*allowed)) == {"unchanged": 10, "deleted": 110, "lines_total": 10}
+
+
+def test_an_empty_folder_in_place_of_the_indexed_one_deletes_nothing(
+    tree: Path, tmp_path: Path, driftline: Driftline
+) -> None:
+    at = ("--workspace", tmp_path / "index")
+    assert driftline("index", tree, *at).code == 0
+    known = driftline("status", *at, "--json").json["total_documents"]
+    disk = tree.rename(tree.with_name("disk"))
+    tree.mkdir()  # where a disk was mounted
+    for options in (("--dry-run",), (), ()):
+        refused = driftline("index", tree, *at, *options, "--json")
+        assert (refused.code, refused.json["error"]) == (3, "deletion_refused"), options
+        assert driftline("status", *at, "--json").json["total_documents"] == known
+    tree.rmdir()
+    disk.rename(tree)
+    assert states(driftline("index", tree, *at, "--json")).get("deleted", 0) == 0
+    for path in [each for each in tree.rglob("*") if each.is_file()]:
+        path.unlink()
+    assert states(driftline("index", tree, *at, "--json"))["deleted"] == known  # the same folder, emptied
+    (tree / "a.txt").write_text("heron\n")
+    assert driftline("index", tree, *at).code == 0
+    tree.rename(tree.with_name("old"))
+    tree.mkdir()
+    (tree / "b.txt").write_text("egret\n")  # another folder, but not an empty one
+    assert states(driftline("index", tree, *at, "--json"))["deleted"] == 1
+    tree.rename(tree.with_name("older"))
+    tree.mkdir()
+    assert states(driftline("index", tree, *at, "--max-delete-fraction", 1, "--json"))["deleted"] == 1
 
 
 def test_a_full_run_embeds_everything_again(tree: Path, driftline: Driftline) -> None:
