@@ -247,11 +247,18 @@ def _is_installed(module: str) -> bool:
 
 
 def _head(data: bytes) -> bytes:
-    """Return the first bytes, in UTF-8 if a byte order mark says UTF-16."""
-    head = data[:_JUDGED_BYTES]
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        head = head.decode("utf-16", "ignore").encode()
-    return head.removeprefix(codecs.BOM_UTF8)
+    """Return the first bytes, in UTF-8 if a byte order mark says otherwise."""
+    return narrow(data[:_JUDGED_BYTES])
+
+
+_WIDE = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def narrow(data: bytes) -> bytes:
+    """Return text without its byte order mark, in UTF-8 if that says that it is in UTF-16 or UTF-32."""
+    if data.startswith(_WIDE):
+        data = data.decode("utf-32" if data.startswith(_WIDE[:2]) else "utf-16", "replace").encode("utf-8", "replace")
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def _is_notebook(data: bytes, suffix: str) -> bool:
@@ -362,7 +369,7 @@ def _is_mail(data: bytes, suffix: str) -> bool:
     is_named = suffix in ("eml", "emlx", "mht", "mhtml")
     if not is_named and suffix and _MAILDIR_FLAGS not in suffix:
         return False
-    head = data[:_MAIL_HEAD_BYTES].removeprefix(codecs.BOM_UTF8)
+    head = narrow(data[:_MAIL_HEAD_BYTES])
     if suffix == "emlx" or (is_named and _ENVELOPE.match(head)):
         head = head.partition(b"\n")[2]
     found, names = _MAIL.match(head), _OF_NAMED_MAIL if is_named else _OF_MAIL
@@ -401,12 +408,12 @@ EXTRACTORS: tuple[Extractor, ...] = (
         "epub", 7, ("epub",), _says(b"epub+zip", rb"META-INF/container\.xml", "epub"), "office", "epub", needs="lxml"
     ),
     Extractor("rtf", 6, ("rtf",), lambda data, _: data.startswith(b"{\\rtf"), "text_formats", "rtf"),
-    Extractor("mail", 6, ("eml", "emlx"), _is_mail, "text_formats", "mail"),
+    Extractor("mail", 7, ("eml", "emlx"), _is_mail, "text_formats", "mail"),
     Extractor(
         "mailbox",
-        6,
+        7,
         ("mbox",),
-        lambda data, suffix: suffix in ("mbox", "") and _MAILBOX.match(data[:_SNIFFED_BYTES]) is not None,
+        lambda data, suffix: suffix in ("mbox", "") and _MAILBOX.match(narrow(data[:_SNIFFED_BYTES])) is not None,
         "text_formats",
         "mailbox",
     ),

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 from driftline.storage.documents import ALIASES, LANGUAGES, SkipReason
-from driftline.tasks.extraction.extractor import Draft, Extracted
+from driftline.tasks.extraction.extractor import Draft, Extracted, narrow
 from driftline.tasks.extraction.process import Refused
 from driftline.tasks.text import declarable, decode
 
@@ -153,6 +153,8 @@ _ENVELOPE = re.compile(rb"From [^\n]*\n")
 """The line before a message in a mailbox, which some programs keep when they save one."""
 _TYPES = mimetypes.MimeTypes(filenames=())
 """Python's own table: a machine's tables would change the names of attachments."""
+_AS_IS = ("7bit", "8bit", "binary")
+"""Content-Transfer-Encodings of parts that are in the file's own encoding."""
 _RAW_BYTES = re.compile("[\udc80-\udcff]")
 """Bytes of a header that are not ASCII, as the library represents them."""
 _QUOTED_FROM = re.compile(r"^>(>*From )", re.MULTILINE)
@@ -177,19 +179,26 @@ def mailbox(data: bytes) -> Extracted:
 
 
 def messages(data: bytes) -> Iterator[bytes]:
-    """Yield the emails in an mbox."""
-    starts = [match.span() for match in _BEGINS_MESSAGE.finditer(data)]
+    """Yield the emails in an mbox, each with a byte order mark if the mbox has one."""
+    plain = narrow(data)
+    mark = codecs.BOM_UTF8 if plain is not data else b""
+    starts = [match.span() for match in _BEGINS_MESSAGE.finditer(plain)]
     for at, (_, first) in enumerate(starts):
-        yield data[first : starts[at + 1][0] if at + 1 < len(starts) else len(data)]
+        yield mark + plain[first : starts[at + 1][0] if at + 1 < len(starts) else len(plain)]
 
 
 def _message(data: bytes) -> EmailMessage:
-    data = data.removeprefix(codecs.BOM_UTF8)
+    plain = narrow(data)
+    is_marked, data = plain is not data, plain  # saved by an editor, in the mark's encoding whatever it declares
     if length := _LENGTH.match(data):
         data = data[length.end() : length.end() + int(length[1])]
     elif envelope := _ENVELOPE.match(data):
         data = data[envelope.end() :]
-    return BytesParser(policy=email.policy.default).parsebytes(data)
+    message = BytesParser(policy=email.policy.default).parsebytes(data)
+    for part in message.walk() if is_marked else ():
+        if part.get_content_maintype() == "text" and part.get("Content-Transfer-Encoding", "8bit").lower() in _AS_IS:
+            part.set_param("charset", "utf-8")
+    return message
 
 
 def _add_message(draft: Draft, data: bytes) -> None:

@@ -928,12 +928,27 @@ def test_mail_is_read_in_the_encoding_that_it_is_in(charset: str, body: bytes, t
 )  # fmt: skip
 def test_mail_is_recognized_as_programs_store_it(path: str, before: bytes) -> None:
     reading = read_document(path, before + message("mixed", "\none"))
-    assert (reading.mark, "one" in lines(reading)) == ("mail/6", True)
+    assert (reading.mark, "one" in lines(reading)) == ("mail/7", True)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("declared", ["", "; charset=utf-16", "; charset=iso-8859-1", "; charset=utf-8"])
+def test_mail_with_a_byte_order_mark_is_mail(encoding: str, declared: str) -> None:
+    def saved(text: str) -> bytes:
+        return f"\ufeff{text}".encode(encoding)
+
+    one = f"From: a@example.org\nTo: Köln@example.org\nSubject: s\nContent-Type: text/plain{declared}\n\nGrébe 鷺\n"
+    assert lines(read_document("a.eml", saved(one)))[-1] == "Grébe 鷺"
+    quoted = one.replace("\n\nGrébe 鷺", "\nContent-Transfer-Encoding: base64\n\nR3LDqWJl").replace("utf-16", "utf-8")
+    assert lines(read_document("a.eml", saved(quoted)))[-1] in ("Grébe", "GrÃ©be")  # in the encoding that it declares
+    box = "".join(f"From a@example.org Mon Mar  2 10:00:0{at} 2026\n{one}\n" for at in range(3))
+    found = anchored(read_document("a.mbox", saved(box)))
+    assert [(name, "Grébe 鷺" in part) for name, part in found] == [(f"message {at}", True) for at in (1, 2, 3)]
 
 
 def test_saved_mail_may_lack_all_headers_of_servers() -> None:
     head = "To: b@example.org\nSubject: s\n\none\n"
-    assert read_document("a.eml", head.encode()).mark == "mail/6"
+    assert read_document("a.eml", head.encode()).mark == "mail/7"
     assert read_document("a", head.encode()).mark == ""
 
 
