@@ -294,6 +294,7 @@ def run_row(run: RunRecord) -> dict[str, Any]:
 
 WIDTH, HEIGHT = 560, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 14, 34, 46
+_LEGEND = 20
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2")
 MAX_SERIES = len(_COLOURS)
 _TICKS = 4
@@ -323,6 +324,7 @@ def line_plot(
     values = [value for line in drawn for _, value in line.points]
     step = max(_tick(max(values)), 1.0 if all(value.is_integer() for value in map(float, values)) else 0.0)
     top = step * _TICKS
+    height = HEIGHT if len(drawn) > 1 else HEIGHT - _LEGEND
 
     def to_pixels(moment: datetime, value: float) -> tuple[float, float]:
         share = (moment.timestamp() - first) / (last - first)
@@ -330,7 +332,7 @@ def line_plot(
         return x, HEIGHT - _BOTTOM - value / top * (HEIGHT - _TOP - _BOTTOM)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{_text(title)}" font-family="system-ui, sans-serif" font-size="13" fill="currentColor">',
         f'<text x="{_LEFT}" y="17" font-size="15" font-weight="600">{_text(title)}</text>',
         *_axis(step, unit),
@@ -415,8 +417,11 @@ def _axis(step: float, unit: str) -> Iterator[str]:
 
 def _dates(first: float, last: float) -> Iterator[str]:
     y = HEIGHT - _BOTTOM + 17
-    for x, anchor, moment in ((_LEFT, "start", first), (WIDTH - _RIGHT, "end", last)):
-        date = f"{datetime.fromtimestamp(moment).astimezone():%Y-%m-%d %H:%M}"
+    dates = [f"{datetime.fromtimestamp(moment).astimezone():%Y-%m-%d %H:%M:%S}" for moment in (first, last)]
+    shown = -len(":00") if dates[0][:-3] != dates[1][:-3] else None  # seconds only where the minutes are the same
+    for x, anchor, date in zip(
+        (_LEFT, WIDTH - _RIGHT), ("start", "end"), (each[:shown] for each in dates), strict=True
+    ):
         yield f'<text x="{x:.0f}" y="{y}" text-anchor="{anchor}" opacity="0.7">{date}</text>'
 
 

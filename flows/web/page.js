@@ -77,6 +77,7 @@ document.addEventListener("submit", (event) => {
 });
 
 const QUIET_MILLISECONDS = 1000;
+const SLOW_MILLISECONDS = 400;
 
 /** Shows results while typing. What is typed without a pause, and each filter, has an entry of the history. */
 function searchAsYouType(form, box) {
@@ -94,9 +95,14 @@ function searchAsYouType(form, box) {
   const show = async (target, { isTyping = false, isBack = false } = {}) => {
     const main = document.querySelector("main");
     const count = document.getElementById("count");
+    const slow = setTimeout(() => {
+      main.ariaBusy = "true";
+      count.textContent = "Searching…";
+    }, SLOW_MILLISECONDS);
     try {
       const page = await pageAt(target);
-      if (!page) return;
+      if (!page) return; // the newer request shows its results
+      main.ariaBusy = null;
       if (!page.querySelector("main")) throw new Error("no page"); // such as too many requests
       const wrong = page.querySelector("main > .error"); // the results stay
       count.classList.toggle("bad", Boolean(wrong));
@@ -114,7 +120,10 @@ function searchAsYouType(form, box) {
       if (!isBack) return void record(target, isTyping);
       for (const name of ["q", "mode"]) form.elements[name].value = page.getElementById(name).value;
     } catch {
+      main.ariaBusy = null;
       count.textContent = "The server does not answer. Search again in a moment.";
+    } finally {
+      clearTimeout(slow);
     }
   };
   box.addEventListener("input", () => {
@@ -531,6 +540,11 @@ function openByKey() {
     dialog.replaceChildren(found);
     dialog.showModal();
   };
+  document.addEventListener("click", (event) => {
+    if (!event.target.closest('[href="/#syntax"]') || document.getElementById("syntax")) return;
+    event.preventDefault();
+    help();
+  });
   dialog.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (step && dialog.querySelector("ul")) {

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
+from http import HTTPStatus
 from importlib.resources import files
 from itertools import islice
 from types import MappingProxyType
@@ -31,7 +32,7 @@ from driftline.storage.workspace.records import DONE, RunRecord
 from driftline.tasks.definitions.find_definitions import definitions
 from driftline.tasks.search.documents import Folder, FoundDocuments
 from driftline.tasks.search.facets import Facets, chosen
-from driftline.tasks.search.hits import Hit, SearchReport
+from driftline.tasks.search.hits import Hit, SearchReport, note_on_limit
 from driftline.tasks.search.links import pages_of_host
 from driftline.tasks.search.query_language import CASES, FIELDS, ParsedQuery, field_term, parse_request
 from driftline.tasks.search.request import OPTIONS, SearchRequest
@@ -140,7 +141,7 @@ def search_page(
         terms=_terms(counted, branches, hits),
         more=search_link(replace(request, top_k=_MOST)) if request.top_k <= len(hits) < _MOST else None,
         instead=_suggestions(request, question) if question is not None and not hits else (),
-        notes=[_without_options(note) for note in report.notes] if report is not None else (),
+        notes=_notes(report) if report is not None else (),
         error=_without_options(error),
     )
 
@@ -162,6 +163,12 @@ def _count(report: SearchReport, unit: str = "result") -> str:
     if exact.documents and not exact.lines:
         return f"{shown} of {files}{more}"
     return f"{shown} of {exact.lines:,}{more} in {files}"
+
+
+def _notes(report: SearchReport) -> list[str]:
+    """Return the report's notes, without options, and without the one that only repeats ``_count``."""
+    repeated = note_on_limit(len(report.results))
+    return [_without_options(note) for note in report.notes if note != repeated]
 
 
 def _matching(request: SearchRequest, counted: Facets, hits: Sequence[Hit]) -> str:
@@ -239,7 +246,7 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
             for value in given if row.is_list else (given,):
                 if row.parameter not in as_facets:
                     filters.append((row.parameter, _shown(value)))
-                removable.append((row.parameter, _shown(value), search_link(_without(request, row, value))))
+                removable.append((_told(row, value), search_link(_without(request, row, value))))
     absent: dict[str, Any] = {
         "more": None,
         "home": None,
@@ -259,32 +266,86 @@ def _searching(request: SearchRequest, **content: Any) -> bytes:
     return _rendered("search.html.j2", request=request, cleared=cleared, **shown)
 
 
+def _told(row: Option, value: Any) -> str:
+    """Describe a filter: ``kind: function``, ``no tests`` or ``whole words``."""
+    name = row.parameter.replace("_", " ")
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name}: {_shown(value).rpartition(':')[2] if row.is_entity else _shown(value)}"
+
+
 def _by_file(
     question: ParsedQuery, branch: str | None, hits: Sequence[Hit], folders: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Group hits by file, ordered by best hit, with each file's path in its repository."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    shown = [_shown_lines(hit) for hit in hits]
+    shown = [_shown_lines(hit, is_exact=question.is_exact) for hit in hits]
     spans = iter(question.terms.spans([line for _, context, _ in shown for line in context]))
     for hit, (read, context, left_out) in zip(hits, shown, strict=True):
         link = document_link(hit.source, hit.path, hit.line, branch)
         path = f"{folders.get(hit.source, '')}/{hit.path}".removeprefix("/")
-        file = found.setdefault((hit.source, hit.path), {"source": hit.source, "path": path, "link": link, "hits": []})
+        shown_path = _shortened(path)
+        prose = is_prose(hit.path)
+        new = {"source": hit.source, "path": path, "shown": shown_path, "link": link, "is_prose": prose, "hits": []}
+        file = found.setdefault((hit.source, hit.path), new)
         matches = [*islice(spans, len(context))]
         lines = _numbered(hit.path, hit.start_line + read, context, question.words, matches)
-        file["hits"].append({"link": link, "hit": hit, "lines": lines[left_out:]})
+        file["hits"].append({"link": link, "hit": hit, "best": [hit.line], "also": [], "lines": lines[left_out:]})
+    for file in found.values() if question.is_exact else ():
+        file["hits"] = _joined(file["hits"])
     return list(found.values())
 
 
-def _shown_lines(hit: Hit) -> tuple[int, Sequence[str], int]:
+MAX_PATH_CHARACTERS = 120
+
+
+def _shortened(path: str) -> str:
+    """Replace the middle folders of a long path by an ellipsis.
+
+    Examples:
+        >>> _shortened("src/lease.py"), _shortened("src/" + "very-long-name/" * 10 + "lease.py")
+        ('src/lease.py', 'src/…/very-long-name/lease.py')
+    """
+    parts = path.split("/")
+    if len(path) <= MAX_PATH_CHARACTERS or len(parts) < 5:
+        return path
+    return "/".join([parts[0], "…", *parts[-2:]])
+
+
+def _joined(hits: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join hits of a file whose snippets touch; ``also`` has the numbers and links of the later ones' lines."""
+    found: list[dict[str, Any]] = []
+    for each in hits:
+        before = found[-1] if found else None
+        if before and len(each["lines"]) > 1:
+            first, last = before["lines"][0][0], before["lines"][-1][0]
+            if first <= each["lines"][0][0] <= last + 1:
+                before["lines"] += [line for line in each["lines"] if line[0] > last]
+                before["best"] += each["best"]
+                before["also"].append((each["hit"].line, each["link"]))
+                continue
+        found.append(each)
+    return found
+
+
+def _shown_lines(hit: Hit, *, is_exact: bool) -> tuple[int, Sequence[str], int]:
     """Return the 0-based first line to colour in a hit's context, the lines, and how many of them are not shown."""
-    begin = hit.symbol_start - hit.start_line if hit.symbol_start is not None else None
-    end = hit.symbol_end - hit.start_line + 1 if hit.symbol_end is not None else None
-    first, last = _snippet(hit.context, hit.line - hit.start_line, begin, end)
+    best = hit.line - hit.start_line
+    if hit.label == "weak" or (is_exact and hit.label is None and hit.line != hit.symbol_start):
+        around = _AROUND_WEAK if hit.label else _AROUND_EXACT
+        first, last = max(0, best - around), min(best + around + 1, len(hit.context))
+        first += next(at for at, line in enumerate(hit.context[first:]) if line.strip() or first + at == best)
+        last -= next(at for at, line in enumerate(hit.context[:last][::-1]) if line.strip() or last - at - 1 == best)
+    else:
+        begin = hit.symbol_start - hit.start_line if hit.symbol_start is not None else None
+        end = hit.symbol_end - hit.start_line + 1 if hit.symbol_end is not None else None
+        first, last = _snippet(hit.context, best, begin, end)
     read = max(0, first - _READ_BEFORE)
     return read, hit.context[read:last], first - read
 
 
+_AROUND_EXACT, _AROUND_WEAK = 2, 1
+"""Lines before and after an exact hit that is not a definition, and a weak one."""
 _BEFORE, _AFTER, LINES_BEFORE = 4, 8, 12
 """Lines of a snippet before and after the best line, and the most before it if a definition begins there."""
 _MOST_LINES = 16
@@ -597,6 +658,9 @@ SQL_EXAMPLES = (
     ),
 )
 """Example queries for the SQL page, each with the question it answers."""
+SQL_TABLES = (
+    *("documents", "lines", "owners", "definitions", "skipped", "sources", "branches", "runs", "run_sources", "memory"),
+)
 MAX_BARS = 25
 
 
@@ -612,6 +676,7 @@ def sql_page(query: str, view: SqlView | None = None, *, error: str = "") -> byt
         view=view,
         rows=[*zip(*columns, strict=True)],
         plot=_plot(view) if view is not None else "",
+        tables=[(name, f"/sql?{_encoded({'q': f'DESCRIBE {name}'})}") for name in SQL_TABLES],
         csv_link=f"/sql?{_encoded({'q': query, 'csv': 'true'})}",
         examples=links,
         error=error,
@@ -659,9 +724,17 @@ def document_link(source: str, path: str, line: int | None, branch: str | None =
     return address + (f"?{_encoded(fields)}" if fields else "") + (f"#L{line}" if line else "")
 
 
-def error_page(message: str) -> bytes:
-    """Return the page for a document that cannot be shown."""
-    return _rendered("error.html.j2", message=message)
+def error_page(message: str, status: int, address: str = "") -> bytes:
+    """Return the page for a failed request; ``address`` is the request's path."""
+    if status == HTTPStatus.NOT_FOUND:
+        title = "Not found"
+    else:
+        title = "This cannot be shown" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "The server cannot answer"
+    name = (
+        address.rstrip("/").rpartition("/")[2] if address.startswith("/d/") and status == HTTPStatus.NOT_FOUND else ""
+    )
+    instead = (name, search_link(SearchRequest(name))) if name else ()
+    return _rendered("error.html.j2", title=title, message=message, instead=instead)
 
 
 def sign_in_page(next: str, error: str = "") -> bytes:

@@ -378,11 +378,13 @@ async def _failed(request: Request, error: Exception) -> Response:
             log.warning("A request failed: %s", error)
         if is_page(request.url.path):
             request.state.error = failed.kind
-            return HTMLResponse(pages.error_page(failed.detail), failed.status_code)
+            return HTMLResponse(
+                pages.error_page(failed.detail, failed.status_code, request.url.path), failed.status_code
+            )
         return failed
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.NOT_FOUND and "text/html" in request.headers.get("accept", ""):
-        return HTMLResponse(pages.error_page("There is no such page."), HTTPStatus.NOT_FOUND)
+        return HTMLResponse(pages.error_page("There is no such page.", HTTPStatus.NOT_FOUND), HTTPStatus.NOT_FOUND)
     failed = problem(error.status_code, "usage", error.detail)
     failed.headers.update(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -405,7 +407,8 @@ async def _incomplete(_: Request, __: Exception) -> Response:
 async def _unexpected(request: Request, _: Exception) -> Response:
     """Respond to a request that failed because of a bug; the traceback is in the server's log."""
     failed = problem(INTERNAL_ERROR, UNEXPECTED, "The server failed", fix="Contact the administrator.")
-    return HTMLResponse(pages.error_page(failed.detail), INTERNAL_ERROR) if is_page(request.url.path) else failed
+    page = pages.error_page(failed.detail, INTERNAL_ERROR) if is_page(request.url.path) else None
+    return failed if page is None else HTMLResponse(page, INTERNAL_ERROR)
 
 
 def _static(name: str) -> Callable[[Request], Awaitable[Response]]:

@@ -27,7 +27,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 HOSTILE_NAME = "<img src=x onerror=alert(1)>\"'&.py"
 HOSTILE_LINE = "lease = '</code><script>alert(1)</script>' \"onload=x & <b>"
 PAGE_TAGS = frozenset(
-    {"html", "head", "meta", "title", "link", "body", "header", "main", "nav", "article", "div", "span", "code"}
+    {"html", "head", "meta", "title", "link", "bdi", "body", "header", "main", "nav", "article", "div", "span", "code"}
     | {"details", "section", "summary", "script"}
     | {"form", "label", "input", "select", "option", "button", "h1", "h2", "h3", "p", "ul", "li", "a"}
     | {"datalist", "fieldset", "legend", "noscript", "kbd", "table", "tr", "th", "td"}

@@ -20,7 +20,7 @@ from playwright.sync_api import Page, expect
 import driftline
 from driftline.flows.commands.main import main
 from driftline.flows.web.api import Reader
-from driftline.flows.web.pages import DocumentView, document_page, search_page
+from driftline.flows.web.pages import SQL_TABLES, DocumentView, document_page, search_page
 from driftline.flows.web.server import web_server
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.facets import Facets
@@ -553,9 +553,66 @@ def test_a_page_shows_more_results_on_request() -> None:
         assert "More results" not in search_page(request, SearchReport("token", hits[:shown])).decode()
 
 
+def numbers_in(page: bytes) -> list[tuple[str, bool]]:
+    """The line numbers that a page shows, and whether each is marked as a hit."""
+    return [
+        (number, bool(best)) for best, number in re.findall(r"<div( class=\"best\")?><span>(\d+)</span>", page.decode())
+    ]
+
+
+def test_exact_hits_are_short_and_share_the_lines_between_them() -> None:
+    def exact(line: int) -> Hit:
+        return replace(HIT, line=line, start_line=1, end_line=40, context=("token",) * 40)
+
+    report = SearchReport("", (exact(10), exact(14), exact(30)), exact=ExactCounts(9, 2, "limit"))
+    page = search_page(SearchRequest('"token"'), replace(report, notes=report.exact.notes(3)))  # type: ignore[union-attr]
+    shown = [*range(8, 17), *range(28, 33)]
+    assert numbers_in(page) == [(str(line), line in (10, 14, 30)) for line in shown]
+    assert [(b">Line 10</a>, <a" in page), (b">Line 14<" in page), (b">Line 30<" in page)] == [True, False, True]
+    assert b"3 results of 9 or more in 2 files" in page
+    assert b"More lines match" not in page, "the count says so"
+
+
+def test_weak_hits_are_short() -> None:
+    context = ("", "x = 1", "", *("token",) * 9)
+    weak = replace(HIT, line=2, start_line=1, end_line=12, context=context, symbol="f", symbol_start=1, symbol_end=12)
+    strong = replace(weak, path="b.py", label="strong")
+    page = search_page(SearchRequest("token"), SearchReport("token", (strong, replace(weak, label="weak"))))
+    assert numbers_in(page)[-2:] == [("10", False), ("2", True)]
+
+
+def test_a_long_path_loses_its_middle_and_a_filter_reads_like_a_sentence() -> None:
+    path = "/".join(["top", *["a-long-name-of-a-folder"] * 9, "a.py"])
+    request = SearchRequest("token", tests=False, whole_words=True, kinds=["function"], sources=[SOURCE])
+    page = search_page(request, SearchReport("token", (replace(HIT, path=path),))).decode()
+    assert f'title="{path}">top/…/a-long-name-of-a-folder/a.py</a>' in page
+    told = re.findall(r'aria-label="Remove the filter (.*?)"', page)
+    assert sorted(told) == ["kind: function", "no tests", "source: tree", "whole words"]
+
+
+def test_a_slow_answer_is_announced(site: Site) -> None:
+    page, held = site.page, list[Any]()
+    site.browser.open(f"{site.url}?q=lease&mode=text", "notes.md")
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    page.route("**/?q=renew*", hold)
+    page.fill("#q", "renew")
+    expect(page.locator("#count")).to_have_text("Searching…")
+    expect(page.locator("main")).to_have_attribute("aria-busy", "true")
+    held[-1].continue_()
+    expect(page.locator("#count")).to_contain_text("result")
+    expect(page.locator("main[aria-busy]")).to_have_count(0)
+
+
 def test_the_page_of_sql_shows_rows_a_plot_and_what_is_wrong(site: Site) -> None:
     page = site.page
     site.browser.open(f"{site.url}sql", "Examples")
+    for table in SQL_TABLES:
+        page.get_by_role("link", name=table, exact=True).click()
+        expect(page.locator("th").first).to_contain_text("column_name")
+        page.go_back()
     page.get_by_role("link", name="Lines by file type").click()
     expect(page.locator("table tr").nth(1)).to_be_visible()
     assert page.locator("figure svg rect").count() >= 2
@@ -586,6 +643,13 @@ def test_the_page_of_sql_shows_rows_a_plot_and_what_is_wrong(site: Site) -> None
     expect(page.get_by_role("alert")).to_be_visible()
     assert ["400" in each for each in site.said] == [True]
     site.said.clear()
+
+
+def test_a_missing_document_leads_to_a_search_for_its_name(served: str) -> None:
+    found = ask(urlsplit(served).netloc, f"/d/{SOURCE}/src/lost%20lease.py").body
+    assert "<h1>Not found</h1>" in found
+    assert "<title>Not found - Driftline</title>" in found
+    assert 'href="/?q=lost+lease.py&amp;mode=hybrid">Search for lost lease.py</a>' in found
 
 
 @pytest.mark.parametrize("query", ["fixed=renew", "regex=^class"])
@@ -747,13 +811,15 @@ def test_links_of_a_result_are_shown_while_it_is_used(site: Site) -> None:
     page.set_viewport_size({"width": 1200, "height": 800})
 
 
-def test_the_header_is_one_row_on_a_phone(site: Site) -> None:
+def test_the_header_is_short_on_a_phone_and_the_query_has_its_width(site: Site) -> None:
     page = site.page
     page.set_viewport_size({"width": 390, "height": 800})
-    rows = (("", 1, 0), ("?q=lease&mode=text", 2, 0), (f"d/{SOURCE}/src/lease.py?line=8", 1, 2), ("sql", 1, 0))
+    rows = (("", 2, 0), ("?q=lease&mode=text", 3, 0), (f"d/{SOURCE}/src/lease.py?line=8", 1, 2), ("sql", 1, 0))
     for target, header, path in rows:
         page.goto(site.url + target)
         assert page.locator("header").bounding_box()["height"] <= 16 + 40 * header, target  # type: ignore[index]
+        if not path and target != "sql":
+            assert page.locator("#q").bounding_box()["width"] >= 350, target  # type: ignore[index]
         if path:
             assert page.locator(".path").bounding_box()["height"] <= 16 + 36 * path  # type: ignore[index]
             expect(page.get_by_label("in this file")).to_be_hidden()
