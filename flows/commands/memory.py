@@ -198,7 +198,7 @@ def delete(
         deleted = store.delete(key, scope)
     if not deleted:
         return _nothing({"key": key, "deleted": False}, as_json, f"There is no entry with the key {key!r}.")
-    return _show({"key": key, "deleted": True}, as_json)
+    return _show({"key": key, "deleted": True}, as_json, f"deleted {key}")
 
 
 @memory.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,8 @@ import typer
 
 from driftline.flows.commands.app import DONE, JsonOption, WorkspaceOption, app, show
 from driftline.flows.config.which_workspace import open_for_reading
-from driftline.flows.output.plain_text import print_json, say
+from driftline.flows.output.plain_text import print_json, printable, say
+from driftline.storage.entities import DEFAULT_PARTS
 from driftline.storage.errors import UsageError, WorkspaceNotFound
 
 _FIRST_STEPS = """
@@ -20,7 +22,7 @@ _FIRST_STEPS = """
   driftline --help                all commands"""
 _NEXT_STEPS = """
   driftline search "your words"   search it
-  driftline index .               update the index of this folder
+  {index:<30}  update the index of this folder
   driftline runs                  the history of runs
   driftline --help                all commands"""
 
@@ -36,7 +38,10 @@ def show_next_steps() -> int:
     from driftline.flows.output.terminal_reports import print_status
 
     print_status(asdict(stats))
-    print(_NEXT_STEPS)
+    named = [source["entity"] for source in stats.sources if source["uri"] == os.path.realpath(".")]
+    is_default = len(named) != 1 or {*named[0].split("/")[:-1]} <= DEFAULT_PARTS
+    index = "driftline index ." if is_default else f"driftline index . --entity {printable(named[0])}"
+    print(_NEXT_STEPS.format(index=index))
     return DONE
 
 

@@ -129,7 +129,7 @@ _STYLES = {"location": "1;36", "dim": "2", "definition": "32", "changed": "33", 
 def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = None) -> None:
     """Print each hit as ``path:line`` and its lines, numbered from 1; a colon marks the best line, as in grep.
 
-    For hits in documents, the anchor replaces the line number: ``report.pdf:p12``.
+    For hits in documents, the anchor replaces the line number: ``report.pdf:p12``. Weak hits show only their best line.
 
     ``folders`` maps local sources to their folders; with it, terminals that support links show ``path:line`` as a link
     to the file or, if that is missing, to the line's permalink.
@@ -148,7 +148,7 @@ def print_search(result: Mapping[str, Any], folders: Mapping[str, str] | None = 
     shown = [_no_good_match(len(results))] if none_good else []
     for hit in results[:SHOWN_WEAK] if none_good else results:
         folder = (folders or {}).get(hit["source"])
-        shown_lines = _window({**hit, "context": ()} if none_good else hit, styled)
+        shown_lines = _window({**hit, "context": ()} if hit.get("label") == "weak" else hit, styled)
         shown.append("".join([_header(hit, folder, with_source, styled), *shown_lines]))
     emit("\n".join(shown) + _facets(result))
 

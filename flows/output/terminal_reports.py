@@ -5,6 +5,7 @@ File names and lines are untrusted: their control characters are printed in esca
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections import Counter
@@ -49,7 +50,7 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
         if not dry_run and any(source[state] for state in _STATES):
             del reasons["excluded"]  # requested exclusions need no hint, unless no documents are left
         if reasons:
-            listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+            listed = ", ".join(f"{count:,} {_plural(reason, count)}" for reason, count in reasons.most_common())
             lines.append(Text(f"  not indexed: {listed}", style="yellow"))
         lines += _about_documents(source)
         files = source.get("truncated", ())
@@ -66,6 +67,21 @@ def print_index(result: Result, dry_run: bool, prices: Mapping[str, float] | Non
     done = f"{workspace} {'partly up to date' if failed else 'up to date'} after {seconds}"
     lines.append(Text(f"{workspace}: nothing written, {seconds}" if dry_run else done, style="dim"))
     (_print if dry_run else _print_done)(lines)
+
+
+_NOUN = re.compile(r"^(?:symbolic link|pointer|submodule|archive|(?:damaged |Apple iWork )?document(?! that))\b")
+
+
+def _plural(reason: str, count: int) -> str:
+    """Return why ``count`` files are not indexed; reasons that are adjectives have no plural.
+
+    Examples:
+        >>> _plural("symbolic link", 4), _plural("symbolic link", 1), _plural("pointer of Git LFS", 2)
+        ('symbolic links', 'symbolic link', 'pointers of Git LFS')
+        >>> _plural("binary", 2)
+        'binary'
+    """
+    return reason if count == 1 else _NOUN.sub(r"\g<0>s", reason)
 
 
 def _about_documents(source: Result) -> Iterator[Text]:
@@ -134,6 +150,7 @@ def print_status(result: Result) -> None:
     """Print the statistics of a workspace and its sources."""
     index = result["index_type"] if result["has_index"] else "none"
     last_run = result["last_run"] or {}
+    started = str(last_run.get("started", ""))[:19].replace("T", " ")
     facts = {
         "workspace": printable(str(result["workspace"])),
         "documents": f"{result['total_documents']:,}",
@@ -141,7 +158,7 @@ def print_status(result: Result) -> None:
         "vector index": index,
         "model": printable(str(result["model"])),
         "deltas": f"{result['deltas']:,}",
-        "last run": printable(str(last_run.get("run_id", "none"))),
+        "last run": printable(f"{started}  {last_run['run_id']}" if last_run else "none"),
     }
     if "copy_of" in result:
         facts |= {"copy of": printable(str(result["copy_of"])), "pulled": printable(str(result["pulled"])[:19])}

@@ -23,6 +23,7 @@ from driftline.storage.broken_lines import MAX_LINES
 from driftline.storage.defaults import (
     CUT,
     DEFAULT_MAX_DOCUMENT_BYTES,
+    DEFAULT_N_LINES,
     MAX_SHOWN_CHARACTERS,
     Mode,
     Redaction,
@@ -471,15 +472,21 @@ def add_definitions(tables: Sequence[TableSearcher], windows: Sequence[Window]) 
 
 
 def _around(window: Window, n_lines: int, *, within_definition: bool) -> tuple[int, int]:
-    """Return the first and last line, 0-based, of a window and its context, within the maximum window size."""
-    spare = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (window.last - window.first + 1)
+    """Return the first and last line, 0-based, of a window and its context, within the maximum window size.
+
+    Fewer lines of context than the default surround only the best line: neighbours that match as well widen a window.
+    """
+    first, last = window.first, window.last
+    if within_definition and n_lines < DEFAULT_N_LINES:
+        first = last = window.best
+    spare = max(MAX_WINDOW_LINES, 2 * n_lines + 1) - (last - first + 1)
     n_lines = min(n_lines, max(0, spare) // 2)
-    start, end = max(0, window.first - n_lines), window.last + n_lines
+    start, end = max(0, first - n_lines), last + n_lines
     definition = window.definition
     if within_definition and definition is not None and definition.is_code:
-        if definition.first <= window.first:
+        if definition.first <= first:
             start = max(start, definition.first)
-        if window.last <= definition.last:
+        if last <= definition.last:
             end = min(end, definition.last)
     return start, end
 

@@ -235,7 +235,7 @@ class SearchRequest(SearchFilter):
     )
     n_lines: int = option(
         DEFAULT_N_LINES,
-        "Lines of context around the matching lines; 0: only the best line.",
+        "Lines of context around the matching lines; below 3: around the best line only.",
         bounds=(0, inf),
         served=(0, 20),
         aliases=("-n", "-C"),

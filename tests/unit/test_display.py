@@ -28,6 +28,12 @@ def test_a_result_is_path_and_line_and_numbered_context(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "a.py:10  0.50\n   9- nine\n  10: ten\n  11- eleven\n"
 
 
+def test_a_weak_result_shows_only_its_best_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_search({"query": "q", "results": [hit(label="likely"), hit(label="weak", path="b.py")]})
+    likely, weak = capsys.readouterr().out.split("\n\n")
+    assert (likely.count("\n"), weak) == (3, "b.py:10  0.50 weak\n  10: ten\n")
+
+
 def test_a_result_without_context_shows_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     print_search({"query": "q", "results": [hit(context=[])]})
     assert capsys.readouterr().out == "a.py:10  0.50\n  10: ten\n"
