@@ -74,6 +74,7 @@ from driftline.flows.web.responses import (
     problem_of,
     wrong_parameters,
 )
+from driftline.flows.web.snippets import LINES_BEFORE
 from driftline.storage.errors import DriftlineError, NotIndexed
 from driftline.storage.option_table import spread
 from driftline.tasks.search.hits import Hit, SearchReport
@@ -83,7 +84,7 @@ from driftline.tasks.search.request import OPTIONS, SearchRequest
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-_AROUND = pages.LINES_BEFORE
+_AROUND = LINES_BEFORE
 """Lines of context on each side of a hit."""
 _DEFINITIONS, _USES = 20, 50
 """How many definitions and uses of a name to list."""
