@@ -53,7 +53,7 @@ COMMANDS = (
     "driftline index .",
     'driftline search "which writer gives up" --top-k 1 -n 0',
 )
-WIDTH = 100
+WIDTH = 72
 SHOWN_FOLDER = "~/driftline"
 BLOCK = re.compile(r"(?<=\[start:session\] -->\n```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 """The session in README.md."""
