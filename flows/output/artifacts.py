@@ -41,7 +41,7 @@ def show_index(result: dict[str, Any], request: IndexRequest) -> bool:
         _table(_key("driftline-skipped", sources), skipped, "not indexed")
     if not (has_changed := request.dry_run or has_effect(result)):
         return False
-    text = ["# Index run", f"{result['run_id']}: {result['seconds']:.1f} s, into `{result['workspace']}`"]
+    text = ["# Index run", f"{result['seconds']:.1f} s, into `{result['workspace']}`; run {result['run_id']}"]
     if link := page_of_run(result["run_id"]):
         text.append(f"[This run in the index, which can be searched there]({link})")
     if request.dry_run:
