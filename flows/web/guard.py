@@ -111,7 +111,7 @@ SECURITY_HEADERS = {
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # without it, browsers send the origin "null" when somebody signs in
     "X-Content-Type-Options": "nosniff",
 }
 _OF_SCRIPTS = ("GET", "HEAD", "OPTIONS")

@@ -80,9 +80,9 @@ class Site:
 
 
 @contextmanager
-def running(workspace: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(workspace: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A ``driftline web`` process and its URL."""
-    command = [sys.executable, "-m", "driftline", "web", "--workspace", str(workspace), "--port", "0"]
+    command = [sys.executable, "-m", "driftline", "web", "--workspace", str(workspace), "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
         assert process.stderr is not None
         try:
@@ -878,6 +878,23 @@ def test_every_page_is_accessible_light_and_dark_wide_and_narrow(site: Site) -> 
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (target, scheme)
             found += [f"{target} {scheme}: {each}" for each in violations(page)]
     assert found == []
+
+
+def test_people_sign_in_and_out_in_a_browser(
+    workspace: Path, browser: Browser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["token", "create", "--workspace", str(workspace)]) == 0
+    token = capsys.readouterr().out.strip()
+    with running(workspace, "--require-token") as (_, url), browser.fresh() as window:
+        page = window.page
+        page.goto(f"{url}?q=lease&mode=text")
+        for given in ("wrong", token):
+            expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+            page.get_by_label("Token").fill(given)
+            page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("link", name="notes.md", exact=True)).to_be_visible()
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
 def test_pages_work_without_a_script(site: Site) -> None:
