@@ -243,3 +243,11 @@ def test_an_action_reports_the_kind_of_error_that_keeps_the_store_closed(
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace" / "_workspace.json").write_text("{")
     assert registry["ltm.retrieve"]({}, key="key")["error_type"] == "corrupt_file"
+
+
+def test_a_deletion_says_what_it_did(driftline: Callable[..., Any], tmp_path: Path) -> None:
+    at = ("--workspace", str(tmp_path / "ws"))
+    assert driftline("memory", "put", "note", "1", "--entity", "org:acme", *at).code == 0
+    assert driftline("memory", "delete", "note", *at).out == "deleted note\n"
+    gone = driftline("memory", "delete", "note", *at)
+    assert (gone.code, gone.out) == (1, "")

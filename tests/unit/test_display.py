@@ -13,6 +13,8 @@ import pytest
 from driftline.flows.output.plain_text import print_json, print_search
 from driftline.flows.output.progress import ConcurrentProgress, NullProgress, QuietProgress
 from driftline.flows.output.terminal_reports import print_index, print_sources, print_status
+from driftline.tasks.search.hits import _around
+from driftline.tasks.search.ranking import Window
 from driftline.tasks.task_context import CountReporter
 from driftline.tasks.text import MAX_TEXT_BYTES
 
@@ -222,3 +224,16 @@ def test_the_advice_for_unsupported_files_names_no_option(capsys: pytest.Capture
     assert "too large: huge.log (512.0 MiB); no option accepts files above 512 MiB: split them" in printed
     assert f"large.pdf (512.0 MiB); --max-document-bytes {MAX_TEXT_BYTES} accepts them" in printed
     assert f"large.c (5.0 MiB); --max-file-bytes {5 * 2**20} accepts them" in printed
+
+
+def test_status_says_when_the_last_run_was(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"total_documents": 1, "total_lines": 2, "has_index": False, "index_type": None, "deltas": 1}
+    last = {"run_id": "01M8G5N4", "started": "2026-11-28T04:12:16.123+00:00"}
+    print_status({"workspace": "/w", "model": None, "sources": (), "last_run": last, **figures})
+    assert "last run     2026-11-28 04:12:16  01M8G5N4\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("n_lines", "shown"), [(0, (7, 7)), (1, (6, 8)), (2, (5, 9)), (3, (1, 15))])
+def test_little_context_surrounds_the_best_line_only(n_lines: int, shown: tuple[int, int]) -> None:
+    window = Window("org:o", "a.py", "", 7, 0.5, "token", 1.0, first=4, last=12)
+    assert _around(window, n_lines, within_definition=True) == shown
