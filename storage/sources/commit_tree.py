@@ -215,6 +215,7 @@ class CommitTree:
         """Return the root tree id of a commit. Raises ObjectNotFound."""
         (found,) = _read_objects(self, [commit], "contents", _PEELED)
         if found is None or not found.data.startswith(b"tree "):
+            self.forget_mirror()
             raise ObjectNotFound(f"Git cannot read {commit[:12]} of the repository", self.uri, "Run the command again.")
         while len(_times) >= _TIMES_REMEMBERED:
             _times.popitem(last=False)
@@ -248,8 +249,18 @@ class CommitTree:
         return found
 
     def _unreadable(self) -> StorageError:
+        self.forget_mirror()
         what = f"Git cannot read a folder of commit {self.known_commit[:12]}"
         return StorageError(what, self.uri, "Run the command again.")
+
+    def forget_mirror(self) -> None:
+        """Delete a mirror that lacks objects, unless it is in use, so that the next run fetches them again.
+
+        Programs that tidy caches delete single files.
+        """
+        if not self.remote.is_local:
+            close_readers(str(self.mirror.folder))
+            self.mirror.delete()
 
     def close(self) -> None:
         """Stop the process that waits for more reads."""
@@ -257,7 +268,9 @@ class CommitTree:
 
     def blobs(self, ids: Sequence[str]) -> list[bytes | None]:
         """Return the content of each blob, or None if the mirror lacks it. Raises the same errors as ``entries``."""
-        found = _read_objects(self, ids, "contents")
+        found = [*_read_objects(self, ids, "contents")]
+        if None in found:
+            self.forget_mirror()
         return [each.data if each is not None and each.kind == b"blob" else None for each in found]
 
 
@@ -387,9 +400,9 @@ class _CatFile:
                 return self._read(requests, kind)
             except (OSError, ValueError, IndexError) as error:
                 self._end()
-                where = self._tree.uri
+                fix = "Run 'git fsck' in it." if self._tree.remote.is_local else "Run the command again."
                 what = f"Git cannot read the objects of the repository ({error})"
-                raise StorageError(what, where, "Run 'git fsck' in it.") from error
+                raise StorageError(what, self._tree.uri, fix) from error
             except BaseException:  # an interrupted read leaves a response in the pipe that the next read would consume
                 self._end()
                 raise
@@ -459,7 +472,12 @@ def _read_objects(tree: CommitTree, ids: Sequence[str], kind: _Request, peeled: 
     for start in range(0, len(selected), _IDS_AT_ONCE):
         found = None
         while found is None:
-            found = _reader(tree).read(selected[start : start + _IDS_AT_ONCE], kind)
+            reader = _reader(tree)
+            try:
+                found = reader.read(selected[start : start + _IDS_AT_ONCE], kind)
+            except StorageError:
+                tree.forget_mirror()
+                raise
         yield from found
 
 

@@ -78,6 +78,7 @@ _DENIED = re.compile(
     r"authentication failed|could not read (?:username|password)|permission denied|error: 40[13]|publickey"
 )
 _REFUSED = re.compile(r"transport '([^']+)' not allowed")
+_REPLACED = re.compile(r"not our ref|unadvertised object|couldn't find remote ref")
 _MISSING = re.compile(r"not found|does not exist|not appear to be a git repository|error: 404")
 
 
@@ -507,6 +508,8 @@ def _failure(remote: Remote, why: str, stderr: str) -> DriftlineError:
     if refused := _REFUSED.search(stderr):
         what = f"git's setting url.<base>.insteadOf replaces this URL with one that uses {refused[1]}"
         return UsageError(what, remote.uri, "Only https, ssh and the URL's own protocol are used: change the setting.")
+    if _REPLACED.search(message):
+        return StorageError("The host no longer has the commit", remote.uri, f"Run the command again ({reason}).")
     if _DENIED.search(message):
         return AccessDenied("The host denies access to the repository", remote.uri, f"{_BY_REFERENCE} ({reason})")
     if _MISSING.search(message):
@@ -564,10 +567,7 @@ class Mirror:
         return {"GIT_DIR": _empty_repository(_format_of(commit)), "GIT_OBJECT_DIRECTORY": os.path.realpath(objects)}
 
     def newest(self) -> str | None:
-        """Return the last fetched commit, without contacting the remote.
-
-        For a local repository, return its current commit.
-        """
+        """Return the commit fetched last, without contacting the remote; of a local repository, the current commit."""
         if self.remote.is_local:
             return resolve(self.remote)
         with contextlib.suppress(OSError):
@@ -580,13 +580,14 @@ class Mirror:
         if self.remote.is_local:
             _git_dir(self.remote)
             return
-        if not self.has(commit):
-            with self._locked("fetch"):
-                if not self.has(commit):
-                    self._fetch(commit)
-            _make_room(self.folder)
-        with contextlib.suppress(FileNotFoundError):  # evicted concurrently; ``holding`` retries
-            os.utime(self.folder)  # the time of the last use
+        with _reported(self.folder):
+            if not self.has(commit):
+                with self._locked("fetch"):
+                    if not self.has(commit):
+                        self._fetch(commit)
+                _make_room(self.folder)
+            with contextlib.suppress(FileNotFoundError):  # evicted concurrently; ``holding`` retries
+                os.utime(self.folder)  # the time of the last use
 
     @contextlib.contextmanager
     def holding(self, commit: str) -> Iterator[None]:
@@ -623,11 +624,12 @@ class Mirror:
         path = self.folder / name
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         while True:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            try:
-                lock = path.open("a")
-            except FileNotFoundError:
-                continue  # deleted since
+            with _reported(self.folder):
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                try:
+                    lock = path.open("a")
+                except FileNotFoundError:
+                    continue  # deleted since
             with lock:
                 try:
                     fcntl.flock(lock, how)
@@ -639,12 +641,13 @@ class Mirror:
                     return
 
     def _exists(self) -> bool:
-        return os.path.exists(os.path.join(self.git_dir, "HEAD"))
+        return bare_repository(self.git_dir) is not None and _text_of(os.path.join(self.git_dir, "HEAD")) != ""
 
     def _create(self, object_format: str) -> None:
         """Create an empty repository that configures no commands, unless it exists."""
         if self._exists():
             return
+        shutil.rmtree(self.git_dir, ignore_errors=True)  # what a program that tidies caches left of it
         for part in ("objects/info", "objects/pack", "refs/driftline"):
             os.makedirs(os.path.join(self.git_dir, part), exist_ok=True)
         is_sha1 = object_format == "sha1"
@@ -741,11 +744,22 @@ def _make_room(keep: Path) -> None:
             excess -= sizes[folder]
 
 
+@contextlib.contextmanager
+def _reported(folder: Path) -> Iterator[None]:
+    """Raise AccessDenied or StorageError if the system refuses an operation on the mirror in ``folder``."""
+    try:
+        yield
+    except OSError as error:
+        what, where = f"The folder for mirrors cannot be used ({error.strerror})", str(folder.parent)
+        kind = AccessDenied if isinstance(error, PermissionError) else StorageError
+        raise kind(what, where, f"Free some space, or set {GIT_CACHE_VARIABLE} to a folder of your own.") from error
+
+
 def _empty_repository(object_format: str) -> str:
     """Return a git directory with no objects or settings, for reading repositories on this disk."""
     empty = Mirror(Remote("", "file"), cache_folder() / f".empty-{object_format}")
     if not empty._exists():
-        with empty._locked("fetch"):
+        with _reported(empty.folder), empty._locked("fetch"):
             empty._create(object_format)
     return empty.git_dir
 

@@ -17,6 +17,7 @@ from driftline.flows.runs import branches as branch_runs
 from driftline.flows.runs import fleet as fleet_runs
 from driftline.flows.runs import plan, source_group
 from driftline.flows.runs.branches import prune_branches
+from driftline.flows.runs.fleet_part import FleetPart
 from driftline.flows.runs.source_run import Survey
 from driftline.storage.embedding import CURRENT_EMBEDDING_VERSION
 from driftline.storage.entities import Entity, normalized_name
@@ -24,7 +25,7 @@ from driftline.storage.errors import ModelNotFound, StorageError
 from driftline.storage.objects.store import ObjectStore
 from driftline.storage.sources.mirror import Mirror, quoted_path
 from driftline.storage.workspace.branch_cuts import branch_at, branch_records
-from driftline.storage.workspace.fleet_state import FleetRecord, read_fleets, write_fleets
+from driftline.storage.workspace.fleet_state import FleetRecord, KnownRepository, read_fleets, write_fleets
 from driftline.tasks.embedding import models
 from tests.servers.git_server import Checkout, GitServer, git
 from tests.support.fleets import Fleet, branches, rows, states
@@ -212,6 +213,63 @@ def test_a_failing_repository_is_retried_with_backoff_and_does_not_stop_others(
     assert datetime.fromisoformat(again["retry_at"]) - fleet.now == timedelta(minutes=10)
     shutil.copytree(git_server.root / "team/a.git", git_server.root / "team/gone.git")
     assert states(fleet.sync(retry=True))["team/gone"] == "indexed"
+
+
+def test_an_unusable_folder_for_mirrors_does_not_stop_repositories_without_one(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fleet.sync()
+    fleet.tables += listed(git_server, "a").replace('"list"', '"list"\nname = "served"')
+    folder = tmp_path / "a file"
+    folder.write_text("")
+    monkeypatch.setenv("DRIFTLINE_GIT_CACHE", str(folder))
+    projects["b"].write("more.md", "another file\n")
+    projects["b"].push()
+    report = fleet.sync()
+    failing = [row for row in report["fleets"][1]["repositories"] if row["state"] == "failing"]
+    assert ["folder for mirrors cannot be used" in row["reason"] for row in failing] == [True]
+    assert "more.md" in fleet.documents()["b"]
+    monkeypatch.setenv("DRIFTLINE_GIT_CACHE", str(tmp_path / "cache"))
+    assert set(states(fleet.sync(retry=True)).values()) == {"indexed"}
+
+
+@pytest.mark.parametrize("lost", ["the commit", "the branch", "the repository"])
+def test_a_repository_that_changes_between_lookup_and_fetch_is_indexed_later(
+    git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    fleet.tables = listed(git_server, "a", "b")
+    remote, kept = projects["a"].remote, fleet.folder / "kept.git"
+    look_up, first = FleetPart.at_current_commit, projects["a"].push()
+
+    def overtaken(part: FleetPart, repository: KnownRepository, now: datetime) -> KnownRepository:
+        found = look_up(part, repository, now)
+        if found.commit == first:
+            shutil.copytree(remote, kept)
+            if lost == "the repository":
+                shutil.rmtree(remote)
+            else:
+                git(remote, "update-ref", "-d", "refs/heads/main")
+                if lost == "the commit":
+                    git(remote, "reflog", "expire", "--expire=now", "--all")
+                    git(remote, "prune", "--expire=now")
+        return found
+
+    monkeypatch.setattr(FleetPart, "at_current_commit", overtaken)
+    report = fleet.sync()
+    monkeypatch.undo()
+    expected = {"the commit": "failing", "the branch": "indexed", "the repository": "failing"}
+    assert states(report) == {"team/a": expected[lost], "team/b": "indexed"}
+    if lost == "the commit":
+        assert "The host no longer has the commit" in rows(report)["team/a"]["reason"]
+    shutil.rmtree(remote, ignore_errors=True)
+    shutil.copytree(kept, remote)
+    projects["a"].write("a.md", "replaced\n")
+    git(projects["a"].folder, "commit", "-q", "--amend", "-am", "replaced")
+    git(projects["a"].folder, "push", "-q", "--force", "origin", "main")
+    fleet.now += timedelta(minutes=6)
+    report = fleet.sync()
+    assert states(report) == {"team/a": "indexed", "team/b": "indexed"}
+    assert rows(report)["team/a"]["indexed"] == git(remote, "rev-parse", "main")
 
 
 def test_an_empty_repository_is_not_a_failure(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import os
 import pickle
 import shutil
@@ -588,6 +590,61 @@ def test_a_run_lists_everything_if_a_folder_of_the_last_commit_is_gone(project: 
     project.push()
     (project.remote / "objects" / lost[:2] / lost[2:]).unlink()
     assert counts(run(uri)) == (0, 1, 0, 1)
+
+
+def _emptied(pattern: str) -> None:
+    for path in mirror.cache_folder().glob(pattern):
+        path.chmod(0o644)
+        path.write_bytes(b"")
+
+
+def _removed(pattern: str) -> None:
+    for path in mirror.cache_folder().glob(pattern):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize("damage", [_removed, _emptied])
+@pytest.mark.parametrize(
+    "part", ["objects/pack/*.pack", "objects/pack/*.idx", "objects/pack/*", "HEAD", "config", "refs/driftline/*"]
+)
+def test_a_mirror_with_lost_files_is_fetched_again(
+    git_server: GitServer, project: Checkout, damage: Callable[[str], None], part: str
+) -> None:
+    source = open_source(git_server.url("team/app.git"))
+    assert source.read("docs/b.md") == b"beta\n"
+    commit_tree.close_readers()
+    damage(f"*/repository/{part}")
+    for _ in range(2):  # a run may have to notice it first
+        with contextlib.suppress(StorageError):
+            open_source(git_server.url("team/app.git")).read("docs/b.md")
+    project.write("docs/b.md", "later\n")
+    project.push()
+    assert open_source(git_server.url("team/app.git")).read("docs/b.md") == b"later\n"
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.ENOTDIR])
+@pytest.mark.parametrize("operation", ["mkdir", "open", "_write"])
+def test_an_unusable_folder_for_mirrors_is_an_error_that_names_it(
+    git_server: GitServer, project: Checkout, monkeypatch: pytest.MonkeyPatch, operation: str, reason: int
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(reason, os.strerror(reason), "some/file")
+
+    monkeypatch.setattr(mirror if operation == "_write" else Path, operation, failing)
+    kind = AccessDenied if reason == errno.EACCES else StorageError
+    with pytest.raises(kind, match="folder for mirrors cannot be used") as raised:
+        open_source(git_server.url("team/app.git")).read("docs/b.md")
+    assert "DRIFTLINE_GIT_CACHE" in str(raised.value)
+
+
+@pytest.mark.parametrize("folder", ["objects", "refs", ""])
+def test_a_mirror_without_its_folders_is_fetched_again(git_server: GitServer, project: Checkout, folder: str) -> None:
+    assert open_source(git_server.url("team/app.git")).read("docs/b.md") == b"beta\n"
+    commit_tree.close_readers()
+    _removed(f"*/repository/{folder}")
+    with contextlib.suppress(StorageError):
+        open_source(git_server.url("team/app.git")).read("docs/b.md")
+    assert open_source(git_server.url("team/app.git")).read("docs/b.md") == b"beta\n"
 
 
 def test_an_older_git_reads_the_same(project: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
