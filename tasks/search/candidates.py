@@ -24,7 +24,7 @@ from driftline.storage.lines.outline import OUTLINE_COLUMN, Definition, decode, 
 from driftline.storage.lines.tokenizer import distinct_terms, is_paired, keywords, language_of, terms
 from driftline.tasks.definitions.find_definitions import begins_definition
 from driftline.tasks.search.filters import ALL_LINES, LineKinds
-from driftline.tasks.search.query_language import is_constant, names_in, other_spellings, places_in
+from driftline.tasks.search.query_language import is_constant, names_in, other_spellings, places_in, verbatim_in
 from driftline.tasks.search.ranking import (
     BM25_K1,
     WEIGHTS,
@@ -62,6 +62,7 @@ class Candidates:
     sequence: Sequence[str]
     language: str
     names: Sequence[str]
+    verbatim: Sequence[str]
     places: Sequence[tuple[str, int | None]]
     documents: Sequence[DocumentVersion]
     lines: CandidateLines
@@ -131,6 +132,7 @@ def lines_of(blocks: pa.Table, query: str) -> Candidates:
         sequence=terms(query, language),
         language=language,
         names=names_in(query),
+        verbatim=verbatim_in(query),
         places=places_in(query),
         documents=documents,
         lines=CandidateLines(block_documents[block], number),
@@ -515,7 +517,8 @@ def _text_scores(
     in_names = in_names[candidates.definition.clip(-1)]  # the last row stands for no definition: it has no words
     quoted = weights.quoted * _quoted(candidates, idf) if weights.quoted else 0.0
     scores, covered = text_scores(lines, counts, lengths, in_path[lines.document], in_names, idf, weights)
-    scores += quoted
+    shared = quoted + _verbatim(candidates, idf, weights.verbatim)
+    scores += shared
     scores += document_scores(document, bm25, len(candidates.documents), weights)[lines.document] * (scores > 0)
     held: list[bool] = np.any(counts_in > 0, axis=0).tolist()
     known_pairs = any(known and is_paired(word) for word, known in zip(words, held, strict=True))
@@ -523,7 +526,24 @@ def _text_scores(
     unknown = absent * max(LEAST_OF_UNKNOWN, idf.max(initial=0))
     information = float(idf.sum() + unknown)
     covered = covered / (information or 1.0)
-    return scores, line_scores(counts, lengths, idf) + quoted, covered, (BM25_K1 + 1) * information
+    return scores, line_scores(counts, lengths, idf) + shared, covered, (BM25_K1 + 1) * information
+
+
+def _verbatim(candidates: Candidates, idf: NDArray[np.float32], weight: float) -> NDArray[np.float32]:
+    """Return the weight of the query's verbatim words in each line, ``(n,)``: ``weight`` times the fraction of the
+    query's terms in them, and the weights of these terms.
+    """
+    found = np.zeros(len(candidates), np.float32)
+    of_terms = dict(zip(candidates.words, idf.tolist(), strict=True))
+    for word in candidates.verbatim:
+        held = terms(word, candidates.language)
+        of_word = weight * len(held) / len(candidates.sequence) + sum(of_terms.get(term, 0.0) for term in {*held})
+        before = r"(?<![\w-])(?<!\d\.)[vV]?" if word[0] == "-" or word[0].isalnum() else ""
+        whole = re.compile(rf"{before}{re.escape(word)}(?!\w|[.-]\w)")  # neither a longer option nor another version
+        for at, text in enumerate(candidates.texts):
+            if word in text and whole.search(text):
+                found[at] += of_word
+    return found
 
 
 def _quoted(candidates: Candidates, idf: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
+from string import punctuation
 from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
@@ -528,6 +529,29 @@ def name_in(query: str) -> str:
 def is_constant(name: str) -> bool:
     """Return whether a name is spelled like a constant, a setting or an environment variable: MAX_TRIES."""
     return "_" in name and name.isupper() and name.isidentifier()
+
+
+_JOINED = r"\w+(?:[-'\u2019]\w+)*|[^\W\d]+[/.][^\W\d]+"
+_VERBATIM = re.compile(rf"(?!(?:{_JOINED})\Z)(?!.*[(\[])(?=-|\W*\w\W*\w)(?=.*[{re.escape(punctuation)}])\S*[^\W_]\S*")
+"""A word whose punctuation matters, unlike that of ``real-time``, ``16-bit``, ``don't``, ``and/or`` and ``exit(1)``."""
+_MARKS = "".join({*punctuation} - {"-", "/"})
+"""Punctuation before a word, unlike the start of an option or a path."""
+_VERSION_PREFIX = re.compile(r"\A[vV](?=\d)")
+MAX_VERBATIM = 20
+"""Maximum number of such words per query: a pasted log has thousands."""
+
+
+def verbatim_in(query: str) -> list[str]:
+    """Return the words in ``query`` whose punctuation matters: options, versions, URLs, routes and such.
+
+    >>> verbatim_in("git commit --no-verify"), verbatim_in("what changed in v1.2.3?"), verbatim_in("GET /users/42, 404")
+    (['--no-verify'], ['1.2.3'], ['/users/42'])
+    >>> verbatim_in("a read-only file and/or folder, [optional]"), verbatim_in("Session.get() or get_user")
+    ([], [])
+    """
+    words = (_VERSION_PREFIX.sub("", word.lstrip(_MARKS).rstrip(punctuation)) for word in query.split())
+    found = dict.fromkeys(word for word in words if _VERBATIM.fullmatch(word) and not _SPELT_AS_NAME.fullmatch(word))
+    return list(found)[:MAX_VERBATIM]
 
 
 def places_in(query: str) -> list[tuple[str, int | None]]:

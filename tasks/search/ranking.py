@@ -7,6 +7,8 @@ A line is scored together with its neighbours, because a single line says little
           + 8 x cosine of the vectors around it; in prose 2 x, and 4 x the cosine of more distant vectors
           + half of the weights of the words in the names of its enclosing definitions
           + the weights of the words in a run of the query that a string literal contains, in code
+          + the weights of the terms in an option, a version or a URL of the query that it contains, and 12 times its
+            share of the query
           + 5 if it begins a definition, in code
 
 The values are in ``Weights``; ``tests/benchmarks/weights.py`` tuned them on the tuning halves. Neighbouring lines are
@@ -50,6 +52,8 @@ class Weights:
     weights. ``document`` is for the BM25 of a document's ``document_blocks`` best blocks. ``definition`` is for lines
     that start a definition, ``name`` for lines that start a definition named in the query; lines that only mention the
     name gain the fraction ``mention`` of it. ``quoted`` is for a run of the query's words in a string literal.
+    ``verbatim`` is for lines with a word of the query whose punctuation matters, such as ``--no-verify``, times the
+    fraction of the query that it is; they also gain the weights of its terms.
 
     A line keeps the fraction ``test`` of its relevance in tests, unless the query is about tests, ``text`` in prose,
     ``source`` in anything else, ``auxiliary`` in files that repeat, list or illustrate others, and, if the query is a
@@ -71,6 +75,7 @@ class Weights:
     names: float = 0.5
     document: float = 0.06
     quoted: float = 1.0
+    verbatim: float = 12.0
     document_blocks: int = 4
     definition: float = 5.0
     name: float = 20.0

@@ -192,6 +192,44 @@ def test_a_pasted_message_finds_the_string_literal_that_contains_it(
     assert found(workspace, f"what is {message}?")[0].path == topic, "a question is not a message"
 
 
+VERBATIM = {
+    "hooks.md": "Skip the hook of a commit with --no-verify.",
+    "releases.md": "Version v1.12.0 is the release of May.",
+    "routes.go": 'mux.Handle("GET /users/{id}/keys", listed)',
+    "tasks.json": '{"scripts": {"test:update": "jest -u"}}',
+}
+NOISE = {
+    "a.md": "No commit: verify no commit, verify and verify; no git, no git commit, no --no-verify-host.",
+    "b.md": "12 of 1, 0 of 12, 1 of 12: version 12, 1, 0. Version 0 of 12, 11.12.0, 1.12.0-rc.",
+    "c.go": "func getUsersIdKeys(users, id, keys) { users.id.keys(); users.keys(id) } // get keys, get users",
+    "d.json": '{"test": "update test", "update": "test update", "npm": ""}',
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "path"),
+    [
+        ("git commit --no-verify", "hooks.md"),
+        ("git commit no verify", "a.md"),
+        ("1.12.0", "releases.md"),
+        ("version v1.12.0?", "releases.md"),
+        ("version 1 12 0", "b.md"),
+        ("GET /users/{id}/keys", "routes.go"),
+        ("get users id keys", "c.go"),
+        ("npm test:update", "tasks.json"),
+        ("npm test update", "d.json"),
+    ],
+)
+def test_an_option_a_version_a_route_and_a_key_are_found_as_they_are_written(
+    tmp_path_factory: pytest.TempPathFactory, query: str, path: str
+) -> None:
+    workspace = tmp_path_factory.getbasetemp() / "verbatim.driftline"
+    if not workspace.exists():
+        write(workspace.with_suffix(""), VERBATIM | NOISE)
+        dl.index(str(workspace.with_suffix("")), workspace=str(workspace))
+    assert found(workspace, query)[0].path == path
+
+
 def test_adjacent_lines_of_a_trace_are_separate_results(tmp_path: Path) -> None:
     write(tmp_path / "tree", PLACES)
     dl.index(str(tmp_path / "tree"), workspace=str(tmp_path / "ws"))

@@ -16,6 +16,7 @@ from driftline.tasks.search.query_language import (
     other_spellings,
     parse,
     places_in,
+    verbatim_in,
 )
 
 
@@ -39,6 +40,28 @@ from driftline.tasks.search.query_language import (
 )
 def test_a_query_names_a_definition_by_one_word_or_by_words_spelled_like_names(query: str, names: list[str]) -> None:
     assert names_in(query) == names
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("git commit --no-verify", ["--no-verify"]),
+        ("what does -v mean?", ["-v"]),
+        ("upgrade from v1.2.3 to `2.0.0-rc.1`.", ["1.2.3", "2.0.0-rc.1"]),
+        ("HTTP/1.1 404, E1:42", ["HTTP/1.1", "E1:42"]),
+        ("GET https://a.example/v1/keys?page=2", ["https://a.example/v1/keys?page=2"]),
+        ("refs/heads/main, .gitignore and docker-compose.yml", ["refs/heads/main", "docker-compose.yml"]),
+        ("@app.route and npm run test:update", ["test:update"]),
+        ("#root of a UTF-8-encoded, 16-bit &str in .Over, CVE-2021-3013", []),
+        ("a state-of-the-art and/or real-time [optional] I/O, don't (e.g. now)", []),
+        ("getUser() of net::Session, get_user, os.exit(1) and rows[0].id", []),
+        ("\u00bfC\u00f3mo \u201ehier\u201c \u3053\u308c\u3002", []),
+        ("-_- ... -- $ ''", []),
+        ("", []),
+    ],
+)
+def test_a_word_is_verbatim_if_its_punctuation_matters(query: str, words: list[str]) -> None:
+    assert verbatim_in(query) == words
 
 
 @pytest.mark.parametrize(
