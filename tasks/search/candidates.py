@@ -279,6 +279,7 @@ MAX_REPEATS = 4
 """How many places of a repeated word a run may pass: otherwise `0 1 0 1 …` would take minutes."""
 _LITERAL = re.compile(r'"(?:[^"\\]|\\.)+"?|`[^`]+`?|(?<![\w\\])\'(?:[^\'\\]|\\.)+\'')
 _SETS = r"^[^#(=]*\b%s\b['\"]?\s*(?::[^=]*)?:?=(?!=)|^\s*['\"]?%s['\"]?:\s"
+_MEMBER = r"\s*(?:case\s+)?%s\b"
 _ASKS_FOR_TESTS = frozenset(terms("test tests testing spec fixture mock assert"))
 
 
@@ -400,10 +401,11 @@ def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
         if not mention:
             continue
         holding = (at for at, text in enumerate(candidates.texts) if name in text)
-        sets, mentions = (re.compile(pattern.replace("%s", re.escape(name))) for pattern in (_SETS, r"\b%s\b"))
+        patterns = (pattern.replace("%s", re.escape(name)) for pattern in (_SETS, _MEMBER, r"\b%s\b"))
+        sets, member, mentions = map(re.compile, patterns)
         for at in holding:
             text = candidates.texts[at]
-            is_set = is_constant(name) and sets.search(text)
+            is_set = is_constant(name) and (sets.search(text) or (member.match(text) and _in_enum(candidates, at)))
             found[at] = max(found[at], 1.0 if is_set else mention if mentions.search(text) else 0.0)
     begins = np.flatnonzero(_begins_known(candidates, np.arange(len(candidates))))
     begun = [candidates.definitions[position] for position in candidates.definition[begins].tolist()]
@@ -412,6 +414,12 @@ def _named(candidates: Candidates, weights: Weights) -> NDArray[np.float32]:
     for at, definition in zip(begins.tolist(), begun, strict=True):
         found[at] = max(found[at], share_of_name(definition, names))
     return found
+
+
+def _in_enum(candidates: Candidates, at: int) -> bool:
+    """Return whether a line is in an enum, or in a type, such as C's ``typedef enum``."""
+    definition = candidates.definition_of(at)
+    return definition is not None and definition.kind in ("enum", "type")
 
 
 def _placed(candidates: Candidates) -> NDArray[np.float32]:

@@ -135,6 +135,8 @@ PLACES = {
     "app/slot.py": "def download_delay(settings):\n    return settings['DOWNLOAD_DELAY']\n",
     "lib/kettle.rs": f"struct TeaKettle;\n\n// A tea kettle\nimpl TeaKettle {{ // tea kettle\n{BODY}}}\n",
     "lib/mod.rs": "mod kettle;\npub use pottery::FromClay;\n",
+    "shop/Feature.java": "enum Feature {\n    FAIL_FAST(true),\n    FAIL_ON_UNKNOWN(true),\n    OTHER(false);\n}\n",
+    "shop/Reader.java": "class Reader {\n    boolean fails() {\n        return FAIL_ON_UNKNOWN;\n    }\n}\n",
     "lib/from_clay.rs": "// from clay: clay from clay\nfn bake() {}\n" * 9,
 }
 
@@ -147,6 +149,7 @@ PLACES = {
         ('File "/srv/lib/app/core/engine.py", line 43, in run', "app/core/engine.py", 43),
         ("app/core/engine.py:43:5: error: engine is not defined", "app/core/engine.py", 43),
         ("DOWNLOAD_DELAY", "app/settings.py", 2),
+        ("FAIL_ON_UNKNOWN", "shop/Feature.java", 3),
         ("download_delay", "app/slot.py", 1),
         ("TeaKettle", "lib/kettle.rs", 1),
         ("FromClay", "lib/mod.rs", 2),
