@@ -122,6 +122,7 @@ _TEST = (
 _AUXILIARY = (
     r"(?:^|/)(?:vendor|_?vendored|_vendor|third[_-]?party|node_modules|dist|_esm|_cjs|locales?|i18n|_?examples?|samples?|demos?|stubs"
     r"|docs?_src|compat|_compat|legacy|fixtures?)/"
+    r"|(?:^|/)(?:public|static|assets|wwwroot|plugins)/(?:[^/]+/)*[a-z][\w.]*-v?\d+\.\d+[^/]*(?:/|\.m?js$|\.css$)"
     rf"|(?:^|/){_LIST_OF_CHANGES}(?:\.{_TEXT}|\.html?)?{_PACKED}$"
     r"|(?:^|/)(?:(?:index|genindex|toc|contents)\.x?html?|summary\.md|_sidebar\.md)$"
     r"|(?:^|/)(?:go\.sum|npm-shrinkwrap\.json|cdn\.js)$"

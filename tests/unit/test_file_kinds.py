@@ -14,6 +14,7 @@ src/testify.go src/contest.py lib/latest.ts protest.rb attest/attest.go src/spec
 src/index.ts lib/index.js Makefile CMakeLists.txt.in configure.ac setup.py src/readme.rs license.go src/install.sh
 app/t.py t.go src/t/util.go package.json config.yaml src/dist.py lib/vendor.rb go.mod Cargo.toml Dockerfile
 src/examples.rs doc/conf.py notebooks/a.ipynb data/sheet.xlsx src/a.mjs types.ts todo.py src/TODO.tsx
+registry/tokio-1.24.2/src/lib.rs plugins/v1.2/load.py static/app.js
 """
 PROSE = """
 README README.md README.rst README.ja README.VMS lib/README-first INSTALL INSTALL.W32 LICENSE LICENSE-MIT LICENCE
@@ -34,6 +35,7 @@ NEWS ChangeLog HISTORY.md History.markdown news.rst Changes.txt releases.md chan
 ChangeLog-2019 NEWS.0 debian/changelog.gz release-notes.md go.sum mod/go.sum npm-shrinkwrap.json package-lock.json
 yarn.lock a.d.ts a.d.cts a.d.mts lib/a.cjs date-fns/cdn.js a.min.js a.js.map vendor/a.c node_modules/a/a.js dist/a.js
 third_party/a.cc examples/a.py a_pb2.py a.pb.go a.g.dart a.svg data.csv locale/de.po html/index.html SUMMARY.md
+public/plugins/pdfjs-5.2.133/build/viewer.js static/js/jquery-3.6.js assets/a/font-v6.0.1/all.css
 """
 
 
