@@ -531,6 +531,8 @@ class TableSearcher:
         rows = self.read([*BLOCK_COLUMNS, "_rowid"], where=where, with_row_id=True)
         known = rows.sort_by("_rowid").combine_chunks()
         _BLOCKS.put(self._filtered, known)
+        if self.sql is None:  # Lance, too, would otherwise read each word's postings by themselves
+            read_ahead(self.table, self.dataset, (TEXT,))
         return known
 
     def near(self, vector: NDArray[np.float32], limit: int) -> Scored:

@@ -508,40 +508,42 @@ def merge_windows(rows: Iterable[FoundLine], max_gap: int, limit: int, across: f
     are read until there are enough windows, so no window is extended by hits that are worse than all windows. A window
     that starts shortly after the start of its definition, or ends shortly before its end, is extended to it.
     """
-    windows: list[Window] = []
-    of_document: dict[DocumentVersion, list[Window]] = {}
+    windows: dict[int, Window] = {}  # by identity
+    of_document: dict[DocumentVersion, dict[int, Window]] = {}
     for row in rows:
-        known = of_document.setdefault(row.document, [])
+        known = of_document.setdefault(row.document, {})
         line = row.number
-        near = [window for window in known if window.first - max_gap <= line <= window.last + max_gap]
+        lowest, highest = line - max_gap, line + max_gap
+        near = [window for window in known.values() if window.first <= highest and lowest <= window.last]
         if near:
             kept, *others = near
-            if not others and kept.first <= line <= kept.last and row.fit <= kept.fit:
+            if not others and row.fit <= kept.fit and kept.first <= line <= kept.last:
                 continue  # most rows change nothing
-            if not any(window.improves_with(row, across) for window in near):
+            first, last = min(kept.first, line), max(kept.last, line)
+            for other in others:
+                first, last = min(first, other.first), max(last, other.last)
+            if last - first >= MAX_WINDOW_LINES or not any(window.improves_with(row, across) for window in near):
                 continue
-            first, last = min(line, *[each.first for each in near]), max(line, *[each.last for each in near])
-            if last - first >= MAX_WINDOW_LINES or not all(window.can_merge(line) for window in near):
+            if not all(window.can_merge(line) for window in near):
                 continue
             for other in others:
                 kept.merge(other)
-                known.remove(other)
-                windows.remove(other)
+                del known[id(other)], windows[id(other)]
             if row.fit > kept.fit:
                 kept.merge(Window.around(row))
             kept.first, kept.last = first, last
             continue
         new = Window.around(row)
-        defined = new.definition is not None and new.definition.is_code
-        if defined and sum(new.definition == each.definition for each in known) >= MAX_WINDOWS_OF_DEFINITION:
-            continue
-        known.append(new)
-        windows.append(new)
+        if (definition := new.definition) is not None and definition.is_code:
+            inside = [each for each in known.values() if definition.first <= each.best <= definition.last]
+            if sum([each.definition == definition for each in inside]) >= MAX_WINDOWS_OF_DEFINITION:
+                continue
+        known[id(new)] = windows[id(new)] = new
         if len(windows) == limit:
             break
     for known in of_document.values():
-        _complete_definitions(known, max_gap)
-    return windows
+        _complete_definitions([*known.values()], max_gap)
+    return [*windows.values()]
 
 
 def _complete_definitions(windows: Sequence[Window], max_gap: int) -> None:
