@@ -110,11 +110,17 @@ def _object(row: dict[str, Any]) -> str:
 
 
 def _print_parquet(result: Result) -> int:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     count = 0
     with pq.ParquetWriter(sys.stdout.buffer, result.schema, compression="zstd") as writer:
         for batch in result:
+            try:
+                batch.validate(full=True)
+            except pa.ArrowInvalid as error:  # DuckDB's widest numbers have one digit more than Arrow's type
+                fix = "Cast the column to VARCHAR."
+                raise UsageError(f"A value does not fit into its Parquet type ({error})", fix=fix) from error
             writer.write_batch(batch)
             count += batch.num_rows
     return count

@@ -564,6 +564,21 @@ def test_the_command_prints_rows_in_each_format(workspace: Workspace, driftline:
         assert answer["rows"][1] == {"path": "b.txt", "lines": 1, "l": [1, 2], "n": None}
 
 
+@pytest.mark.parametrize("digits", ["1" * 39, "-" + "1" * 39, "9" * 38, "-" + "9" * 38])
+def test_a_number_that_parquet_cannot_hold_is_an_error(
+    digits: str, workspace: Workspace, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    from driftline.flows.commands.main import main
+
+    statement = f"SELECT ({digits[:-1]}::HUGEINT * 10 + {'-' * (digits[0] == '-')}{digits[-1]}) AS x, [1, 2] AS y"
+    code = main(["sql", statement, "--workspace", workspace.objects.uri, "--format", "parquet"])
+    out, err = capfdbinary.readouterr()
+    if len(digits.strip("-")) == 39:
+        assert (code, b"does not fit into its Parquet type" in err) == (2, True)
+    else:
+        assert (code, str(pq.read_table(io.BytesIO(out))["x"][0].as_py())) == (0, digits)
+
+
 def test_parquet_goes_to_standard_output(workspace: Workspace, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     from driftline.flows.commands.main import main
 
