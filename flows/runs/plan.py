@@ -262,10 +262,9 @@ def plan_source(
 
     Raises the same errors as ``make_plan``.
     """
-    if isinstance(given, SourceRequest):
-        named, keeps_filters = given, False
-    else:
-        named = SourceRequest(given, request.entity, tuple(request.include), tuple(request.exclude), request.link)
+    named, keeps_filters = given, False
+    if not isinstance(named, SourceRequest):
+        named = SourceRequest(named, request.entity, tuple(request.include), tuple(request.exclude), request.link)
         keeps_filters = not request.include and not request.exclude
     remote = parse_remote(named.uri) if named.commit else None
     if remote is not None:
@@ -311,12 +310,11 @@ def plan_source(
         record = replace(record, include=known.include, exclude=known.exclude)
     link = named.link if named.link is not None else known.link if known is not None else None
     asked = {name: getattr(request, name) for name in RECORDED if getattr(request, name) is not None}
-    before = {name: getattr(known, name) for name in RECORDED} if known is not None else {}
-    settings = {"entity": str(entity), "link": link or None} | before | asked
-    record = replace(record, **settings)
+    kept = {name: getattr(known, name) for name in RECORDED} if known is not None else {}
+    record = replace(record, **{"entity": str(entity), "link": link or None} | kept | asked)
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
-    before_run = known if isinstance(given, str) or named.configured else None
-    return SourcePlan(source, entity, record, commit, before=before_run, configured=named.configured)
+    before = known if isinstance(given, str) or named.configured else None
+    return SourcePlan(source, entity, record, commit, before=before, configured=named.configured)
 
 
 def restricted_repositories(workspace: Workspace) -> Callable[[], Mapping[str, RestrictedRepository]]:

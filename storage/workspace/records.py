@@ -102,8 +102,8 @@ class SourceRecord:
     notebooks includes their outputs. Files above ``max_file_bytes``, and documents and records above
     ``max_document_bytes``, are skipped.
 
-    ``given`` is the path that the source was given by, if that leads to ``uri`` through a link. ``inode`` is that of a
-    local folder: another one at the same path is another folder, such as the one below an unmounted disk.
+    ``given`` is the path that the source was given by, if that leads to ``uri`` through a link. ``inode`` identifies a
+    local folder: a folder with another inode at the same path is another folder, as after a disk was unmounted.
 
     ``workspace`` is the former path of a workspace on a local disk, as seen from the same machine as ``uri``. Runs that
     scan only changed paths set ``commit``, which becomes invalid as soon as the lease has another holder. ``reached``

@@ -189,7 +189,7 @@ def messages(data: bytes) -> Iterator[bytes]:
 
 def _message(data: bytes) -> EmailMessage:
     plain = narrow(data)
-    is_marked, data = plain is not data, plain  # saved by an editor, in the mark's encoding whatever it declares
+    is_marked, data = plain is not data, plain  # an editor saved it in the mark's encoding, even if it declares another
     if length := _LENGTH.match(data):
         data = data[length.end() : length.end() + int(length[1])]
     elif envelope := _ENVELOPE.match(data):

@@ -303,7 +303,7 @@ def test_a_long_token_and_a_command_of_many_lines_are_redacted() -> None:
         assert (secret in found, counts.total()) == (False, 1), text
 
 
-def test_words_below_each_other_are_no_credential() -> None:
+def test_words_below_each_other_are_not_redacted() -> None:
     token = planted()["openai"][1]
     lines = [
         *(
