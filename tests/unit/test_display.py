@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from driftline.flows.commands import status
 from driftline.flows.output.plain_text import print_json, print_search
 from driftline.flows.output.progress import ConcurrentProgress, NullProgress, QuietProgress
 from driftline.flows.output.terminal_reports import print_index, print_sources, print_status
+from driftline.storage.workspace.records import WorkspaceStats
 from driftline.tasks.search.hits import _around
 from driftline.tasks.search.ranking import Window
 from driftline.tasks.task_context import CountReporter
@@ -237,3 +242,15 @@ def test_status_says_when_the_last_run_was(capsys: pytest.CaptureFixture[str]) -
 def test_little_context_surrounds_the_best_line_only(n_lines: int, shown: tuple[int, int]) -> None:
     window = Window("org:o", "a.py", "", 7, 0.5, "token", 1.0, first=4, last=12)
     assert _around(window, n_lines, within_definition=True) == shown
+
+
+@pytest.mark.parametrize(("project", "is_named"), [("org:default/project:default", False), ("org:o/project:p", True)])
+def test_the_next_step_updates_the_source_of_this_folder(
+    project: str, is_named: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = {"entity": f"{project}/source:s", "uri": os.path.realpath(tmp_path), "documents": 1, "lines": 1}
+    stats = WorkspaceStats(1, 1, False, None, sources=(source,))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(status, "open_for_reading", lambda _: SimpleNamespace(stats=lambda: stats))
+    assert status.show_next_steps() == 0
+    assert (f"index . --entity {project}/source:s  update" in capsys.readouterr().out) == is_named
