@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from driftline.storage.defaults import DEFAULT_N_LINES
 from driftline.storage.documents import DocumentKey, is_prose
 from driftline.storage.errors import UsageError
 from driftline.storage.lance.failures import without_panic
@@ -655,7 +656,9 @@ class ExactSearch:
             of_document.setdefault(document.key, []).append((document, number))
         if not lines:
             return self._nothing(request, counts)
-        wider = replace(request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, 1))
+        wider = replace(
+            request, top_k=max(request.top_k, RANKED_WINDOWS), n_lines=max(request.n_lines, DEFAULT_N_LINES)
+        )
         wider = replace(wider, files=False, explain=False, facets=False)
         if len(of_document) <= MAX_PATHS_IN_FILTER:
             wider = replace(wider, also=(*request.also, only_documents(self.workspace, of_document)))
