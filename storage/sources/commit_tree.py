@@ -18,12 +18,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from driftline.storage.documents import SkipReason
 from driftline.storage.errors import ObjectNotFound, StorageError
-from driftline.storage.sources.git_isolation import COMMIT_ID, ask, parse_commit_time, spawn
+from driftline.storage.sources.git_isolation import COMMIT_ID, git_version, parse_commit_time, spawn
 from driftline.storage.sources.mirror import Mirror, Remote, parse_remote
 
 MAX_TREE_BYTES = 512 * 1024 * 1024
@@ -283,11 +283,9 @@ def _start(tree: CommitTree, *command: str) -> subprocess.Popen[bytes]:
         raise StorageError("Cannot run git", tree.uri, f"Install git ({error.strerror}).") from error
 
 
-@cache
 def _takes_commands() -> bool:
     """Return whether a single git process returns both sizes and contents (git 2.36 and later)."""
-    version = re.match(rb"git version (\d+)\.(\d+)", ask("/", "version") or b"")
-    return version is not None and (int(version[1]), int(version[2])) >= (2, 36)
+    return git_version() >= (2, 36)
 
 
 def _is_plain(path: str) -> bool:

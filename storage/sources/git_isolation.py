@@ -200,6 +200,13 @@ def ask(folder: str, *arguments: str) -> bytes | None:
     return _output(_start(folder, arguments, {}))
 
 
+@cache
+def git_version() -> tuple[int, int]:
+    """Return the first two numbers of git's version, or (0, 0) if git does not run."""
+    version = re.match(rb"git version (\d+)\.(\d+)", ask("/", "version") or b"")
+    return (int(version[1]), int(version[2])) if version is not None else (0, 0)
+
+
 def ask_remote(folder: str, *arguments: str, refs: tuple[str, ...] = ()) -> bytes | None:
     """Query the ``origin`` remote of the repository around ``folder``, by default for all its refs.
 

@@ -38,7 +38,7 @@ from driftline.storage.errors import (
     UsageError,
     without_secrets,
 )
-from driftline.storage.sources.git_isolation import COMMIT_ID, REACHING, ask, spawn
+from driftline.storage.sources.git_isolation import COMMIT_ID, REACHING, ask, git_version, spawn
 
 log = logging.getLogger(__name__)
 
@@ -400,6 +400,8 @@ def _ask(git_dir: str, *arguments: str) -> str | None:
 
 def _reaching(remote: Remote) -> dict[str, str]:
     """Return the environment for a command that uses the network: the user's variables, overridden by Driftline's."""
+    if (0, 0) < git_version() < (2, 31):  # it would ignore the settings below
+        raise UsageError("Mirrors need git 2.31 or newer", remote.uri, "Upgrade git.")
     variables = {name: os.environ[name] for name in REACHING if name in os.environ}
     # The user's own configuration may rewrite the URL (url.<base>.insteadOf), but not to a less safe protocol. The
     # token is a header for the host of the URL as given, so no other host gets it.
@@ -617,10 +619,7 @@ class Mirror:
 
     @contextlib.contextmanager
     def _locked(self, name: str, *, shared: bool = False, wait: bool = True) -> Iterator[bool]:
-        """Hold a lock on the mirror; it also excludes other threads in this process.
-
-        Yield False if it is already held and ``wait`` is not set.
-        """
+        """Hold a lock on the mirror, also against other threads; yield False if it is held and ``wait`` is not set."""
         path = self.folder / name
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         while True:

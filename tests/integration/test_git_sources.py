@@ -637,6 +637,17 @@ def test_an_unusable_folder_for_mirrors_is_an_error_that_names_it(
     assert "DRIFTLINE_GIT_CACHE" in str(raised.value)
 
 
+@pytest.mark.parametrize("version", [(1, 8), (2, 30)])
+def test_a_git_that_would_ignore_settings_contacts_no_host(
+    git_server: GitServer, project: Checkout, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]
+) -> None:
+    git_server.requested.clear()
+    monkeypatch.setattr(mirror, "git_version", lambda: version)
+    with pytest.raises(UsageError, match=r"need git 2\.31"):
+        open_source(git_server.url("team/app.git"))
+    assert git_server.requested == []
+
+
 @pytest.mark.parametrize("folder", ["objects", "refs", ""])
 def test_a_mirror_without_its_folders_is_fetched_again(git_server: GitServer, project: Checkout, folder: str) -> None:
     assert open_source(git_server.url("team/app.git")).read("docs/b.md") == b"beta\n"
