@@ -306,7 +306,7 @@ class TableSearcher:
     @locked_property
     def _matching_rows(self) -> int:
         """Like ``matches``, but including commit markers, which are few and slow to exclude."""
-        return self._count(self.sql)
+        return len(self._allowed) if self.sql is not None and self.strategy == "auto" else self._count(self.sql)
 
     @locked_property
     def sources(self) -> tuple[str, ...]:
@@ -374,11 +374,12 @@ class TableSearcher:
         if limit == 0 or not length > 0:
             distance = pa.field("distance", pa.float32())
             return pa.schema([*(self.dataset.schema.field(name) for name in columns), distance]).empty_table()
-        fetch = limit
+        fetch = int(2 * limit / self._share) if self._drops_afterwards else limit
         while True:
             by_index = self.index is not None
             hits = self._nearest(columns, nearest_options(self.dataset, vector / length, fetch, by_index=by_index))
-            if not self.filters_afterwards or len(hits) >= limit or fetch >= self.lines:
+            is_filtered_later = self.filters_afterwards or self._drops_afterwards
+            if not is_filtered_later or len(hits) >= limit or fetch >= self.lines:
                 break
             fetch = min(4 * fetch, self.lines)
         if max_distance is not None:
@@ -387,9 +388,30 @@ class TableSearcher:
         return hits.sort_by([(name, "ascending") for name in order]).slice(0, limit)
 
     def _nearest(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
-        """Return the nearest lines for Lance's ``nearest`` options, unordered, with their ``distance``."""
-        options = {"prefilter": not self.filters_afterwards, "limit": nearest["k"]}
-        return with_cosine_distance(self.read([*columns, "_distance"], where=self.sql, nearest=nearest, **options))
+        """Return the nearest lines for Lance's ``nearest`` options, unordered, with their ``distance``.
+
+        The index is searched with the row ids that pass the filter, because Lance would evaluate the filter each time.
+        """
+        names = [*columns, "_distance"]
+        if self._drops_afterwards:
+            found = self.read([*names, "_rowid"], where=None, nearest=nearest, limit=nearest["k"], with_row_id=True)
+            found = found.filter(pa.array(self._allowed.has(found["_rowid"].to_numpy()))).drop_columns(["_rowid"])
+        elif self._has_row_filter:
+            found = self.read(names, where=None, nearest=nearest, limit=nearest["k"], row_addr_allowlist=self._mask)
+        else:
+            options = {"prefilter": not self.filters_afterwards, "limit": nearest["k"]}
+            found = self.read(names, where=self.sql, nearest=nearest, **options)
+        return with_cosine_distance(found)
+
+    @locked_property
+    def _has_row_filter(self) -> bool:
+        """Whether the vector index is searched for the row ids that pass the filter."""
+        return self.sql is not None and self.strategy == "auto" and self.index is not None
+
+    @locked_property
+    def _drops_afterwards(self) -> bool:
+        """Whether these are too many for a mask, so that the others are dropped from the results."""
+        return self._has_row_filter and len(self._allowed) > MAX_MASKED_ROWS
 
     def read(self, columns: Sequence[str], *, where: str | None, **search: Any) -> pa.Table:
         """Return a search's rows. If there is only one source, its entity is known, which avoids reading the slowest

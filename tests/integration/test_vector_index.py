@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from driftline.storage.lines import table_searcher
 from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.indexes import maintain
 from driftline.storage.lines.line_table import LineTable, schema
-from driftline.storage.lines.table_searcher import LineFilter, nearest_lines
+from driftline.storage.lines.table_searcher import LineFilter, TableSearcher, nearest_lines
 from driftline.storage.objects.store import ObjectStore
 
 DIM = 32
@@ -85,6 +87,43 @@ def test_indexed_search_is_nearly_exact(
         rows = [int(Path(path).stem) for path in wanted]
         np.testing.assert_allclose(list(wanted.values()), 1 - vectors[rows] @ query, atol=2e-3)
     assert common >= 85  # of 100: the index rotates vectors randomly, then quantizes them to one bit per dimension
+
+
+@pytest.mark.parametrize("masked_rows", [ROWS, 0])
+@pytest.mark.parametrize("index", ["whole", "with newer rows", "lost"])
+def test_the_index_is_searched_for_the_rows_that_pass_without_evaluating_the_filter_again(
+    table: LineTable, tmp_path: Path, index: str, masked_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_searcher, "EXACT_SEARCH_ROWS", 0)
+    monkeypatch.setattr(table_searcher, "EXACT_SEARCH_SHARE", 0)
+    monkeypatch.setattr(table_searcher, "MAX_MASKED_ROWS", masked_rows)
+    root = shutil.copytree(Path(table.uri.removeprefix("file://")).parents[2], tmp_path / "ws")
+    table = LineTable(ObjectStore.open(str(root)), SOURCE, "f00d")
+    if index == "with newer rows":
+        moved = table.open().to_table(filter="parent_dirs = ['odd/'] AND line_number >= 0").slice(0, ROWS // 10)
+        fragments = table.write_fragments(moved)
+        gone = tuple(moved["path"].to_pylist())
+        table.commit([SourceCommit(SOURCE, 1, BatchId(new_ulid(), 2), gone)], fragments)
+    if index == "lost":
+        for file in tmp_path.rglob("_indices/*/*.idx"):
+            file.unlink()
+    query = np.eye(DIM, dtype=np.float32)[0]
+    where = LineFilter(dirs=("odd",))
+    before, first = (TableSearcher(table, where, strategy).nearest(query, 10) for strategy in ("prefilter", "auto"))
+    filters = list[object]()
+    scan = TableSearcher.scan
+
+    def watched(searcher: TableSearcher, columns: Sequence[str], **search: object) -> pa.Table:
+        filters.append(search.get("filter"))
+        return scan(searcher, columns, **search)
+
+    monkeypatch.setattr(TableSearcher, "scan", watched)
+    monkeypatch.setattr(TableSearcher, "_count", lambda *_: pytest.fail("what is known is counted again"))
+    again = TableSearcher(table, where).nearest(query, 10)
+    assert before == first == again
+    assert len(first) == 10
+    assert {path.partition("/")[0] for path in first["path"].to_pylist()} == {"odd"}
+    assert {*filters} == {None}
 
 
 def test_lines_not_yet_in_the_index_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
