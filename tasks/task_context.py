@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -130,6 +131,14 @@ class Stopwatch:
         finally:
             self._add(name, started)
 
+    @contextmanager
+    def rest(self, name: str) -> Iterator[None]:
+        """Like ``phase``, but do not count the time of other phases within the ``with`` block."""
+        others = sum(self.seconds.values())
+        with self.phase(name):
+            yield
+        self.seconds[name] -= sum(self.seconds.values()) - self.seconds[name] - others
+
     def each(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
         """Yield from ``items``; add only the time spent producing them to phase ``name``."""
         rest = iter(items)
@@ -145,3 +154,13 @@ class Stopwatch:
 
     def _add(self, name: str, started: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - started
+
+
+def release_memory() -> None:
+    """Return freed memory to the system: glibc would keep hundreds of MB after a large batch or index segment."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

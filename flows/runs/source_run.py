@@ -51,16 +51,20 @@ from driftline.tasks.task_context import Stopwatch
 
 _STOPS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 """Signals that stop a run after its current commit."""
-BATCH_BYTES = 4 * 1024 * 1024
-"""Text per batch: about 100,000 lines, with 100 MB of vectors."""
+BATCH_BYTES, LARGE_BATCH_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
+"""Text per batch: about 100,000 lines, and up to 400,000 if each worker gets several batches. A batch becomes a data
+file, and a search in a bucket sends requests for each.
+"""
+BATCHES_PER_SLOT = 2
+"""At least so many large batches for each worker, in which differences between them even out."""
 BATCH_DOCUMENTS = 2_000
 MEMBER_BATCH_BYTES, MEMBER_BATCH_DOCUMENTS = 32 * 1024 * 1024, 20_000
 """Larger batches for archive members, because each batch unpacks its archive up to its last member."""
 WORTHWHILE_BYTES = 64 * 1024
 """Minimum text size for a task on a worker; embedding that much takes ten times as long as sending the task."""
-BATCHES_PER_COMMIT = 8
+BATCHES_PER_COMMIT = 6
 COMMIT_SECONDS = 15.0
-"""A crash loses at most this many batches, or about this many seconds of work."""
+"""A crash loses at most so many batches of BATCH_BYTES, or about so many seconds of work, and the running batches."""
 AtCommit = WorkTreeAtCommit | RepositoryAtCommit
 
 
@@ -275,17 +279,11 @@ class Survey:
         changes, executor = work.changes, self.context.executor
         paths, sizes = changes["path"].to_pylist(), changes["size_bytes"].to_pylist()
         limit = batch_bytes(sum(sizes), executor)
-        start, size = 0, 0
-        for row, size_bytes in enumerate(sizes):
-            is_member = INSIDE in paths[row]
-            most = max(limit, MEMBER_BATCH_BYTES) if is_member else limit
-            documents = MEMBER_BATCH_DOCUMENTS if is_member else BATCH_DOCUMENTS
-            if row > start and (size + size_bytes > most or row - start >= documents):
-                yield self.batch(work, changes[start:row], donations, dry_run=dry_run)
-                start, size = row, 0
-            size += size_bytes
-        if start < len(sizes):
-            yield self.batch(work, changes[start:], donations, dry_run=dry_run)
+        if donations:
+            limit = min(limit, BATCH_BYTES)  # the copied lines of a batch are in memory together
+        members = [INSIDE in path for path in paths]
+        for start, end in cut(sizes, members, limit):
+            yield self.batch(work, changes[start:end], donations, dry_run=dry_run)
 
     def batch(
         self, work: SourceChanges, changes: pa.Table, donations: Donations, *, dry_run: bool = False
@@ -603,7 +601,8 @@ class LeasedRun:
                 context.tally.embedded(result)
                 context.progress.advance(result.documents - result.reported[0], result.lines - result.reported[1])
                 pending.append(result)
-                if len(pending) >= BATCHES_PER_COMMIT or time.monotonic() - since > COMMIT_SECONDS:
+                count = max(len(pending), sum(each.bytes_read for each in pending) // BATCH_BYTES)
+                if count >= BATCHES_PER_COMMIT or time.monotonic() - since > COMMIT_SECONDS:
                     self._commit(pending)
                     pending, since = [], time.monotonic()
             self._commit(pending)
@@ -739,10 +738,36 @@ def interrupt_deferred() -> Iterator[None]:
 
 
 def batch_bytes(total: int, executor: Executor) -> int:
-    """Return the maximum batch size for ``total`` bytes of changes, so that each worker gets a worthwhile share."""
-    if not executor.remote or executor.slots == 1:
-        return BATCH_BYTES
-    return min(BATCH_BYTES, max(WORTHWHILE_BYTES, -(-total // executor.slots)))
+    """Return the maximum batch size for ``total`` bytes of changes, so that each worker gets a worthwhile share.
+
+    Each gets the same number of large batches.
+    """
+    share = -(-total // executor.slots)
+    count = max(BATCHES_PER_SLOT, -(-share // LARGE_BATCH_BYTES))
+    limit = max(BATCH_BYTES, -(-share // count))
+    return max(WORTHWHILE_BYTES, min(share, limit)) if executor.remote else limit
+
+
+def cut(sizes: Sequence[int], members: Sequence[bool], limit: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of batches of about ``limit`` bytes; ``members`` says which documents are in an archive.
+
+    What a batch lacks to its limit is added to the next one's, or the last batch would get what all others lack.
+
+    Examples:
+        >>> [*cut([4, 4, 4, 4, 4, 4], [False] * 6, 9)]
+        [(0, 2), (2, 4), (4, 6)]
+    """
+    most_documents = BATCH_DOCUMENTS * max(1, limit // BATCH_BYTES)
+    start, size, lacking = 0, 0, 0
+    for at, (size_bytes, is_member) in enumerate(zip(sizes, members, strict=True)):
+        most = max(limit, MEMBER_BATCH_BYTES) if is_member else limit + lacking
+        documents = MEMBER_BATCH_DOCUMENTS if is_member else most_documents
+        if at > start and (size + size_bytes > most or at - start >= documents):
+            yield start, at
+            start, size, lacking = at, 0, min(max(most - size, 0), limit // 8)
+        size += size_bytes
+    if start < len(sizes):
+        yield start, len(sizes)
 
 
 def _as_manifest(retouched: pa.Table) -> pa.Table:

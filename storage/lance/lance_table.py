@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -41,6 +41,7 @@ from driftline.storage.lance.failures import (
     writing,
 )
 from driftline.storage.lance.reader_process import ProcessDied, run_in_worker
+from driftline.storage.lance.streaming import streamed
 from driftline.storage.layout import ByteRange, branch_table_path, table_path
 from driftline.storage.objects.store import ObjectStore
 
@@ -58,6 +59,10 @@ READS_AT_ONCE = 256
 """Parallel reads from a bucket. With Lance's default of 64, a search needs several rounds to read its candidates."""
 ADDRESS_BITS = 32
 """A row address is a fragment id followed by an offset of this many bits."""
+UNWRITTEN_COLUMN_BYTES = 20 * 2**20
+"""How much of a column a writer keeps in memory before it writes a page. A column that is smaller, as all but vectors
+and directories are in a batch, is written after those that are larger, in the order of the schema.
+"""
 
 
 class TableFile(NamedTuple):
@@ -237,23 +242,28 @@ class LanceTable:
         folder = f"{self.path}/_indices"
         return frozenset(info.path.removeprefix(f"{folder}/") for info in self._objects.list(folder))
 
-    def write(self, rows: pa.Table) -> list[FragmentMetadata]:
+    def write(self, rows: pa.Table | Callable[[], Iterator[pa.Table]]) -> list[FragmentMetadata]:
         """Write ``rows`` as fragments that readers cannot see until they are committed.
 
-        Safe on any worker at any time, because file names are unique. Raises StorageError.
+        A function returns the rows in parts, which become one fragment; every attempt calls it. Safe on any worker at
+        any time, because file names are unique. Raises StorageError, and what the function raises.
         """
+        if isinstance(rows, pa.Table):
+            return with_lance_retries(lambda: self._write(rows))
+        return with_lance_retries(lambda: streamed(self._write, rows())) or []
+
+    def _write(self, rows: pa.Table | pa.RecordBatchReader) -> list[FragmentMetadata]:
         from lance.fragment import write_fragments
 
         with writing(f"Cannot write the {self.TITLE} table", self.uri):
-            return with_lance_retries(
-                lambda: list(
-                    write_fragments(
-                        rows,
-                        self.uri,
-                        schema=rows.schema,
-                        enable_stable_row_ids=True,
-                        storage_options=self.options,
-                    )
+            return list(
+                write_fragments(
+                    rows,
+                    self.uri,
+                    schema=rows.schema,
+                    data_cache_bytes=UNWRITTEN_COLUMN_BYTES * len(rows.schema),
+                    enable_stable_row_ids=True,
+                    storage_options=self.options,
                 )
             )
 

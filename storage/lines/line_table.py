@@ -7,7 +7,7 @@ rewrites the source's commit marker, all in one version.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -153,8 +153,8 @@ class LineTable(LanceTable):
 
     # -- writing -----------------------------------------------------------------------------
 
-    def write_fragments(self, rows: pa.Table) -> list[str]:
-        """Write rows of ``schema(dim)``, and return the fragments as JSON, for ``commit``.
+    def write_fragments(self, rows: pa.Table | Callable[[], Iterator[pa.Table]]) -> list[str]:
+        """Write rows of ``schema(dim)`` like ``write``, and return the fragments as JSON, for ``commit``.
 
         Raises StorageError, and UsageError if the table's format is unsupported.
         """

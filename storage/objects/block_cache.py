@@ -69,6 +69,8 @@ TEXT_SHARE, AHEAD_BYTES = 0.04, 32 * 2**20
 """Block texts take at most TEXT_SHARE of a data file, before the end that every search needs. They are read whole, up
 to AHEAD_BYTES per bucket and process, which saves this and later searches many requests.
 """
+PACKS_BYTES = 3 * 2**20
+"""How much to read where a search first reads packs: about all packs of a file that has a large batch."""
 REQUESTS_AT_ONCE = 128
 FILES_REMEMBERED = 10_000
 CLIENTS_REMEMBERED = 16
@@ -417,7 +419,7 @@ class _Files:
             # already there, or packs.
             more = file.blocks[0].start - end
             if more > TEXT_SHARE * size:
-                more = MERGED_GAP_BYTES
+                more = PACKS_BYTES
             if 0 < more <= self._ahead_bytes:
                 self._ahead_bytes -= more
                 return start, end + more

@@ -46,7 +46,7 @@ from driftline.tasks.extraction.process import Refused
 from driftline.tasks.git.encodings import as_utf8
 from driftline.tasks.indexing.rows import Donated, Donations, copy_rows, line_rows
 from driftline.tasks.scanning.diff import CTIME_TICK_NS, RACY_NS, classify
-from driftline.tasks.task_context import CountReporter, Stopwatch, TaskContext
+from driftline.tasks.task_context import CountReporter, Stopwatch, TaskContext, release_memory
 from driftline.tasks.text import MAX_TEXT_BYTES, SplitLines, is_lfs_pointer, read_ends, split_documents
 
 log = logging.getLogger(__name__)
@@ -392,19 +392,37 @@ def _embed(
     texts: _Texts, context: TaskContext, watch: Stopwatch, reporter: CountReporter, *, dry_run: bool = False
 ) -> list[str]:
     """Split, embed and write the documents, count their lines, and return the fragments."""
-    fragments: list[str] = []
+    if dry_run or not texts.readings:
+        for _ in _split(texts, watch):
+            pass
+        return []
+
+    def tables() -> Iterator[pa.Table]:
+        return (_rows(texts, context, piece, lines, watch, reporter) for piece, lines in _split(texts, watch))
+
+    with watch.rest("write"):
+        fragments = context.workspace.lines(texts.entities[0], context.model.fingerprint).write_fragments(tables)
+    release_memory()
+    return fragments
+
+
+def _split(texts: _Texts, watch: Stopwatch) -> Iterator[tuple[Piece, SplitLines]]:
+    """Yield the pieces that have lines, and count the lines of each document; starts over when called again."""
+    texts.counts[:] = 0
+    texts.left_out.clear()
     for piece in pieces([reading.extracted.text for reading in texts.readings]):
         with watch.phase("split"):
             lines = piece.split()
         texts.counts += np.bincount(lines.doc_index.to_numpy(), minlength=len(texts.counts))
         texts.left_out.update(lines.left_out)
-        if not dry_run and len(lines):
-            fragments += _write_fragments(texts, context, piece, lines, watch, reporter)
-    return fragments
+        if len(lines):
+            yield piece, lines
 
 
-MAX_PIECE_CHARACTERS = 8 * 2**20
-"""Characters to embed at a time: some 200,000 lines, whose vectors take 200 MB during the computation."""
+PIECE_CHARACTERS, MAX_PIECE_CHARACTERS = 2 * 2**20, 8 * 2**20
+"""Characters to embed at a time, of several texts and of one: some 100,000 or 200,000 lines, whose vectors take 100 or
+200 MB during the computation.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +448,8 @@ class Piece:
 
 
 def pieces(texts: Sequence[str], most: int | None = None) -> Iterator[Piece]:
-    """Cut a batch's texts into pieces of about ``most`` characters (default: MAX_PIECE_CHARACTERS), in order.
+    """Cut a batch's texts into pieces of about PIECE_CHARACTERS, in order; a text of up to ``most`` characters stays
+    whole (default: MAX_PIECE_CHARACTERS).
 
     >>> [[*piece.texts] for piece in pieces(["one", "two", "three"], 6)]
     [['one', 'two'], ['three']]
@@ -439,7 +458,7 @@ def pieces(texts: Sequence[str], most: int | None = None) -> Iterator[Piece]:
     held: list[int] = []
     size = 0
     for at, text in enumerate(texts):
-        if held and size + len(text) > most:
+        if held and size + len(text) > min(PIECE_CHARACTERS, most):
             yield Piece(np.array(held, np.int32), [texts[each] for each in held])
             held, size = [], 0
         if len(text) > most:
@@ -472,15 +491,15 @@ def _parts(text: str, most: int) -> Iterator[tuple[int, str]]:
         start, first = end, first + lines
 
 
-def _write_fragments(
+def _rows(
     batch: _Texts,
     context: TaskContext,
     piece: Piece,
     lines: SplitLines,
     watch: Stopwatch,
     reporter: CountReporter,
-) -> list[str]:
-    """Embed a piece's lines and write them as fragments.
+) -> pa.Table:
+    """Embed a piece's lines, and return their rows.
 
     A piece that is only part of a document gets no definitions.
     """
@@ -502,8 +521,7 @@ def _write_fragments(
         columns = lines.doc_index, lines.line_number, lines.text
         given: dict[str, Any] = {"column_number": lines.column_number, "anchors": anchors, "texts": texts}
         given["first_line"] = piece.first_line
-        table = line_rows(batch.entities, batch.embedded, *columns, vectors, definitions, **given)
-        return context.workspace.lines(batch.entities[0], context.model.fingerprint).write_fragments(table)
+        return line_rows(batch.entities, batch.embedded, *columns, vectors, definitions, **given)
 
 
 def _copied(spec: BatchSpec, context: TaskContext, drafts: _Drafts, watch: Stopwatch) -> list[pa.Table]:

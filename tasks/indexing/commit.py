@@ -25,7 +25,7 @@ from driftline.storage.lines.commit_marker import SourceCommit
 from driftline.storage.lines.indexes import Segment, SegmentSpec, build_segment
 from driftline.storage.lines.line_table import LineTable
 from driftline.storage.workspace.workspace import Workspace, acquire_source
-from driftline.tasks.task_context import ModelRef, TaskContext
+from driftline.tasks.task_context import ModelRef, TaskContext, release_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,9 @@ class SegmentTask:
 
 def build(task: SegmentTask, context: TaskContext) -> Segment:
     """Build the segment; it is invisible until the coordinator publishes it. Raises StorageError."""
-    return build_segment(context.workspace.lines(task.owner, task.fingerprint), task.spec)
+    segment = build_segment(context.workspace.lines(task.owner, task.fingerprint), task.spec)
+    release_memory()
+    return segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from pathlib import Path
 import corpus
 import measure
 
-from driftline.flows.runs.executors import DaskExecutor
-from driftline.flows.runs.source_run import BATCH_BYTES
+from driftline.flows.runs.executors import DaskExecutor, InlineExecutor
+from driftline.flows.runs.source_run import batch_bytes
 from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.task_context import ModelRef, TaskContext
 
@@ -70,7 +70,9 @@ def main() -> int:
         run = json.loads(result.output)
         outcome = f"coordinator {result.own_peak / 1e6:,.0f} MB, largest process {result.largest_peak / 1e6:,.0f} MB"
         print(f"  {tree}, two workers: {run['seconds']:.1f} s; {outcome}", flush=True)
-        taken = sum(run["worker_phases"].values()) / -(-tree.bytes // BATCH_BYTES)
+        with InlineExecutor(2) as executor:
+            count = -(-tree.bytes // batch_bytes(tree.bytes, executor))
+        taken = sum(run["worker_phases"].values()) / count
         verdict.at_most(f"a batch in the scheduler, of the {taken:.1f} s that it takes", each / taken, MAX_SHARE)
         verdict.at_most("memory of the largest process", result.largest_peak / 1e6, MAX_WORKER_BYTES / 1e6, "MB")
     return verdict.exit_code

@@ -310,7 +310,7 @@ def test_the_texts_before_the_end_of_a_data_file_are_read_at_once_and_only_so_ma
             return [], False
 
     server, bucket = ReadServer(tmp_path, 10**8), Recording()
-    monkeypatch.setattr(block_cache, "AHEAD_BYTES", end - texts + block_cache.MERGED_GAP_BYTES)
+    monkeypatch.setattr(block_cache, "AHEAD_BYTES", end - texts + block_cache.PACKS_BYTES)
     options = server.options(bucket)
     credential = f"AWS4-HMAC-SHA256 Credential={options['aws_access_key_id']}/20260101/us-east-1/s3/aws4_request"
 
@@ -327,7 +327,7 @@ def test_the_texts_before_the_end_of_a_data_file_are_read_at_once_and_only_so_ma
     requested.clear()
     read("first", 0, 4)  # far from the end: packs
     read("first", 1000, 1004)
-    assert requested == [(0, 4 + block_cache.MERGED_GAP_BYTES)]
+    assert requested == [(0, 4 + block_cache.PACKS_BYTES)]
     requested.clear()
     read("first", size // 2, size // 2 + 4)
     assert requested == [(size // 2, size // 2 + 4)]
