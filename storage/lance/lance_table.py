@@ -57,6 +57,8 @@ INDEX_CACHE_BYTES = 2 * 2**30
 METADATA_CACHE_BYTES = 256 * 2**20
 READS_AT_ONCE = 256
 """Parallel reads from a bucket. With Lance's default of 64, a search needs several rounds to read its candidates."""
+MAX_VERSION = 2**64 - 1
+"""A version's file has the difference to this number as its name, so the newest is listed first."""
 ADDRESS_BITS = 32
 """A row address is a fragment id followed by an offset of this many bits."""
 UNWRITTEN_COLUMN_BYTES = 20 * 2**20
@@ -128,6 +130,16 @@ class LanceTable:
                 self.REBUILD,
             )
         return dataset
+
+    def listed_as(self, dataset: LanceDataset) -> tuple[str, str] | None:
+        """Return the key and etag that identify an opened version of this table in a bucket, or None if unknown."""
+        name = f"{MAX_VERSION - dataset.version:020d}.manifest"
+        key, etag = self._objects.only_etag(f"{self.path}/_versions/{name}")
+        return (key, etag) if etag else None
+
+    def newest(self) -> tuple[str, str] | None:
+        """Return the key and etag of the newest version of this table in a bucket."""
+        return self._objects.newest_version(self.path)
 
     def nearest_rows(
         self, columns: Sequence[str], query: NDArray[np.float32], limit: int, where: str, exact_rows: int = 0

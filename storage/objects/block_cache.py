@@ -303,6 +303,11 @@ def merged(ranges: Sequence[_Part], gap: int = MERGED_GAP_BYTES) -> list[_Part]:
     return found
 
 
+def versions_in(found: Iterable[tuple[str, int, str, str]]) -> list[tuple[str, str]]:
+    """Return key and etag of each table version in a listing; the smallest key is the newest version."""
+    return [(key, etag) for key, _, etag, _ in found if _VERSION.search(key)]
+
+
 class _Files:
     """The immutable files of a bucket, read through the cache; used only by the server's thread."""
 
@@ -315,6 +320,8 @@ class _Files:
         self._pages: dict[str, tuple[asyncio.Future[_Page], float]] = {}
         self._versions: dict[str, asyncio.Task[tuple[bytes, int, str]]] = {}
         """Listings and versions requested ahead; each serves one read."""
+        self.only_etags: dict[str, str] = {}
+        """The etag with which each version was listed so far, or "" if it was listed with several."""
 
     async def read(self, key: str, start: int, end: int | None) -> tuple[bytes, int]:
         """Return the bytes from ``start`` to ``end`` (exclusive), or to the end of the file, and the file's size."""
@@ -365,7 +372,11 @@ class _Files:
         found, more = await ahead
         if len(self._listed) > FILES_REMEMBERED:
             self._listed.clear()
-        self._listed |= {key: (etag, loop.time()) for key, _, etag, _ in found if _VERSION.search(key)}
+        versions = versions_in(found)
+        self._listed |= {key: (etag, loop.time()) for key, etag in versions}
+        for key, etag in versions:
+            if key in self.only_etags or len(self.only_etags) < FILES_REMEMBERED:
+                self.only_etags[key] = etag if self.only_etags.get(key, etag) == etag else ""
         return found, more
 
     async def open_ahead(self, table: str) -> None:
@@ -374,8 +385,7 @@ class _Files:
         listing = loop.run_in_executor(self._pool, self.bucket.page, prefix, "")
         self._pages[prefix] = listing, loop.time()
         with contextlib.suppress(DriftlineError):  # the reader reports the error
-            versions = [(key, etag) for key, _, etag, _ in (await listing)[0] if _VERSION.search(key)]
-            if versions:
+            if versions := versions_in((await listing)[0]):
                 newest, etag = min(versions)
                 self._versions[newest] = loop.create_task(self._version(newest, etag))
                 await self._versions[newest]
@@ -615,6 +625,10 @@ class ReadServer:
             if _IMMUTABLE.search(key):
                 asyncio.run_coroutine_threadsafe(files.read_ahead(key, *wanted), self._loop)
 
+    def only_etag(self, bucket: RemoteFiles, key: str) -> str:
+        """Return the etag of a version, or "" if this process has listed it with several, or never."""
+        return self._files_of(bucket).only_etags.get(key, "")
+
     def open_ahead(self, bucket: RemoteFiles, tables: Iterable[str]) -> None:
         """See ``ObjectStore.open_ahead``."""
         files = self._files_of(bucket)
@@ -716,6 +730,12 @@ def open_ahead(bucket: RemoteFiles, tables: Iterable[str]) -> None:
     """Request the newest versions of ``tables`` in ``bucket``, if its reads are cached."""
     if cached_reads(bucket) and (server := _servers.get(cache_folder() or Path())):
         server.open_ahead(bucket, tables)
+
+
+def only_etag(bucket: RemoteFiles, key: str) -> str:
+    """Return the etag with which Lance has listed a version of a table, if there was only one, or ""."""
+    server = _servers.get(cache_folder() or Path()) if cached_reads(bucket) else None
+    return server.only_etag(bucket, key) if server else ""
 
 
 def _is_proxied(environ: Mapping[str, str]) -> bool:

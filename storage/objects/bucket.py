@@ -40,7 +40,7 @@ from driftline.storage.errors import (
     UsageError,
 )
 from driftline.storage.layout import ByteRange, ObjectInfo
-from driftline.storage.objects.block_cache import cached_reads, open_ahead, read_ahead
+from driftline.storage.objects.block_cache import cached_reads, only_etag, open_ahead, read_ahead, versions_in
 from driftline.storage.objects.local_disk import TEMPORARY_PREFIX
 from driftline.storage.objects.store_requests import count, delays, is_exhausted, with_retries
 
@@ -424,6 +424,13 @@ class Bucket:
 
     def open_ahead(self, tables: Iterable[str]) -> None:
         open_ahead(self, map(self._key, tables))
+
+    def newest_version(self, table: str) -> tuple[str, str] | None:
+        return min(versions_in(self.page(f"{self._key(table)}/_versions/", "")[0]), default=None)
+
+    def only_etag(self, path: str) -> tuple[str, str]:
+        key = self._key(path)
+        return key, only_etag(self, key)
 
     def fetch(self, key: str, start: int, end: int | None) -> tuple[bytes, int, str]:
         """Return bytes ``[start, end)`` of the object at ``key`` (None: to its end), with its size and etag."""

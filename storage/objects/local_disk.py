@@ -82,6 +82,12 @@ class LocalDisk:
     def open_ahead(self, tables: Iterable[str]) -> None:
         """Do nothing, for the same reason."""
 
+    def newest_version(self, table: str) -> tuple[str, str] | None:
+        return None
+
+    def only_etag(self, path: str) -> tuple[str, str]:
+        return path, ""
+
     def cached_lance(self, path: str) -> tuple[str, dict[str, str]] | None:
         return None
 

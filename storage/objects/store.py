@@ -63,6 +63,10 @@ class Backend(Protocol):
 
     def open_ahead(self, tables: Iterable[str]) -> None: ...
 
+    def newest_version(self, table: str) -> tuple[str, str] | None: ...
+
+    def only_etag(self, path: str) -> tuple[str, str]: ...
+
     def get(self, path: str) -> tuple[bytes, str]: ...
 
     def open_input(self, path: str) -> pa.NativeFile: ...
@@ -196,6 +200,17 @@ class ObjectStore:
     def open_ahead(self, tables: Iterable[str]) -> None:
         """Request the newest versions of Lance ``tables`` in a bucket, each for the next reader that opens one."""
         self._backend.open_ahead([_checked(path) for path in tables])
+
+    def newest_version(self, table: str) -> tuple[str, str] | None:
+        """Return key and etag of the newest version of a Lance table in a bucket, by a new listing."""
+        return self._backend.newest_version(_checked(table))
+
+    def only_etag(self, path: str) -> tuple[str, str]:
+        """Return key and etag of a table version if Lance has only ever listed it with one etag, otherwise "".
+
+        A version that was recreated has another etag.
+        """
+        return self._backend.only_etag(_checked(path))
 
     def get(self, path: str) -> bytes:
         """Return the bytes of an object. Raises ObjectNotFound."""

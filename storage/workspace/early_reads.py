@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextvars
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from driftline.storage.entities import Entity
 from driftline.storage.errors import ObjectNotFound
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from driftline.storage.lines.line_table import LineTable
     from driftline.storage.lines.table_searcher import TableSearcher
+
+_Result = TypeVar("_Result")
 
 EARLY_SECONDS = 5.0
 """How long early reads are valid."""
@@ -57,6 +59,13 @@ class EarlyReads:
         pool.shutdown(wait=False)
         return cls(config, names, opens_tables, began=time.monotonic())
 
+    @classmethod
+    def known(cls, tenants: Iterable[Entity], tables: Mapping[str, LanceDataset]) -> EarlyReads:
+        """Return reads that have already returned ``tenants``, and the versions ``tables``, keyed by URI."""
+        now = time.monotonic()
+        names = _done([tenant.directory for tenant in tenants])
+        return cls(names=names, tables={uri: _done(each) for uri, each in tables.items()}, began=now, opened=now)
+
     def open(self, tables: Iterable[LineTable], read: Callable[[TableSearcher], None]) -> None:
         """Start opening ``tables``; ``read`` reads what the search needs."""
         import lance  # noqa: F401  # in a thread, its import would take turns with the caller's
@@ -87,6 +96,12 @@ class EarlyReads:
 
     def __reduce__(self) -> tuple[object, ...]:
         return EarlyReads, ()
+
+
+def _done(result: _Result) -> Future[_Result]:
+    future = Future[_Result]()
+    future.set_result(result)
+    return future
 
 
 def _is_valid(began: float) -> bool:

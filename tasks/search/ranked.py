@@ -48,6 +48,7 @@ from driftline.tasks.search.hits import (
     why_left_out,
     why_nothing,
 )
+from driftline.tasks.search.last_search import remember
 from driftline.tasks.search.links import SourceRecords
 from driftline.tasks.search.query_language import QueryForm, name_in, names_in, other_spellings, places_in, query_form
 from driftline.tasks.search.ranking import (
@@ -298,7 +299,9 @@ def open_tables(
         if not workspace.objects.is_local:
             _TENANTS.put(at, tenants)
         opening |= {tenant: pool.submit(opened, tenant) for tenant in tenants if tenant not in opening}
-        return [table for tenant in tenants for table in opening[tenant].result()]
+        found = [table for tenant in tenants for table in opening[tenant].result()]
+    remember(workspace, tenants, found)
+    return found
 
 
 @cache

@@ -12,6 +12,7 @@ from driftline.storage.workspace.workspace import Workspace
 from driftline.tasks.search.exact import search_exactly, search_inside, without_matches
 from driftline.tasks.search.facets import chosen, with_alternatives, without_chosen
 from driftline.tasks.search.hits import SearchReport
+from driftline.tasks.search.last_search import with_last_versions
 from driftline.tasks.search.query_language import ParsedQuery, parse_request
 from driftline.tasks.search.ranked import model_of, search_ranked
 from driftline.tasks.search.request import SearchRequest
@@ -24,6 +25,10 @@ def search(workspace: Workspace, request: SearchRequest) -> SearchReport:
     A request with only filters lists the matching files. The caller must open the workspace on the branch given in the
     query. Raises the same errors as ``search_exactly`` and ``search_ranked``.
     """
+    return with_last_versions(workspace, lambda opened: _complete(opened, request))
+
+
+def _complete(workspace: Workspace, request: SearchRequest) -> SearchReport:
     report = _searched(workspace, request)
     if report.facets is None:
         return report

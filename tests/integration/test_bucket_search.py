@@ -8,19 +8,26 @@ import random
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 from cachetools import LRUCache
 
 import driftline as dl
 from driftline.storage.lines import table_searcher
+from driftline.storage.lines.line_table import LineTable
 from driftline.storage.shared_cache import SharedCache
 from driftline.storage.workspace import early_reads
 from driftline.storage.workspace.branch_cuts import on_branch
 from driftline.storage.workspace.early_reads import EarlyReads
 from driftline.storage.workspace.workspace import Workspace
+from driftline.tasks.search import last_search
+from driftline.tasks.search import search as search_module
 from driftline.tasks.search.hits import SearchReport
+from driftline.tasks.search.request import SearchRequest
 from tests.servers.delaying import DelayingProxy, Exchange, delaying, rounds
 from tests.servers.s3_server import S3Server
 from tests.support.oracle import WORDS, save_tiny_model
@@ -155,3 +162,113 @@ def test_a_search_of_branches_reads_the_files_that_they_share_from_the_main_tabl
     assert of_main
     assert of_branches
     assert not of_main & of_branches
+
+
+CHANGES = ("a commit", "a deletion", "a recreated table", "another tenant")
+
+
+@dataclass(frozen=True)
+class Changing:
+    """A tree and its index in a bucket."""
+
+    at: str
+    tree: Path
+    model: Path
+
+    def index(self, folder: Path | None = None, entity: str | None = None) -> None:
+        dl.index(str(folder or self.tree), workspace=self.at, model=str(self.model), entity=entity)
+
+    def change(self, change: str) -> None:
+        if change == "a commit":
+            (self.tree / "9.txt").write_text(f"{WORDS[5]} {WORDS[9]}\n")
+        elif change == "a deletion":
+            (self.tree / "2.txt").unlink()
+        elif change == "another tenant":
+            other = self.tree.with_name("other")
+            other.mkdir()
+            (other / "a.txt").write_text(f"{WORDS[5]}\n")
+            return self.index(other, "org:other/project:one/source:tree")
+        else:  # with the same version numbers
+            objects = Workspace.open(self.at).objects
+            objects.delete([each.path for each in objects.list() if not each.path.startswith("_workspace")])
+            (self.tree / "2.txt").write_text(f"{WORDS[7]}\n")
+        return self.index()
+
+    def found(self, opened: Workspace) -> list[tuple[str, str, str]]:
+        report = search_module.search(opened, SearchRequest(WORDS[5], mode="text"))
+        return [(hit.source, hit.path, hit.text) for hit in report.results]
+
+
+@pytest.fixture
+def changing(s3_bucket: str, tmp_path: Path) -> Changing:
+    made = Changing(s3_bucket, tmp_path / "tree", save_tiny_model(tmp_path / "model"))
+    made.tree.mkdir()
+    for number, word in enumerate(WORDS[:4]):
+        (made.tree / f"{number}.txt").write_text(f"{word} {WORDS[5]}\n")
+    made.index()
+    return made
+
+
+@pytest.mark.parametrize("is_during", [False, True], ids=["before", "during"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_search_never_answers_from_the_version_of_the_last_one(
+    changing: Changing, change: str, is_during: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Change the bucket before a search, or when it has searched the last version and lists the newest."""
+    run, is_newest, changed = search_module._complete, last_search._Opened.is_newest, Event()
+    searches = list[Workspace]()
+
+    def watched(opened: Workspace, request: SearchRequest) -> SearchReport:
+        report = run(opened, request)
+        searches.append(opened)
+        if is_during and len(searches) == 1:
+            changing.change(change)
+            changed.set()
+        return report
+
+    def after_the_change(last: Any, opened: Workspace) -> bool:
+        assert changed.wait(300)
+        return is_newest(last, opened)
+
+    opened = Workspace.open(changing.at)
+    before, same = changing.found(opened), changing.found(opened)
+    assert before == same
+    assert len(before) == 4
+    monkeypatch.setattr(search_module, "_complete", watched)
+    if is_during:
+        monkeypatch.setattr(last_search._Opened, "is_newest", after_the_change)
+    else:
+        changing.change(change)
+    again = changing.found(opened)
+    assert len(searches) == 2  # the last version, and the newest
+    monkeypatch.setattr(last_search, "_LAST", SharedCache(LRUCache(1)))
+    assert again == changing.found(Workspace.open(changing.at)) != before
+
+
+def test_a_warm_search_does_not_wait_for_the_listing_before_it_searches(
+    proxy: DelayingProxy, workspace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, done = Workspace.open(workspace), Event()
+    proxy.take()
+    asked = SearchRequest(WORDS[7])
+    first = search_module.search(opened, asked)
+    cold = proxy.take()
+    run, newest = search_module._complete, LineTable.newest
+
+    def watched(workspace: Workspace, request: SearchRequest) -> SearchReport:
+        report = run(workspace, request)
+        done.set()
+        return report
+
+    def after_the_search(table: LineTable) -> tuple[str, str] | None:
+        assert done.wait(300)
+        return newest(table)
+
+    monkeypatch.setattr(search_module, "_complete", watched)
+    monkeypatch.setattr(LineTable, "newest", after_the_search)
+    again = search_module.search(opened, asked)
+    warm = proxy.take()
+    assert done.is_set()
+    assert again.results == first.results
+    assert sum("_versions" in each.path for each in warm) == 1
+    assert len(warm) <= 3 + sum("/data/" in each.path for each in warm) < len(cold)
