@@ -48,11 +48,8 @@ class _Member:
     run: SourceRun
     leased: LeasedRun
     batch: BatchSpec
+    size_bytes: int
     lease: ExitStack
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(self.batch.changes["size_bytes"].to_pylist())
 
 
 def grouped(runs: Sequence[SourceRun], slots: int, *, together: bool) -> list[Sequence[SourceRun]]:
@@ -119,7 +116,8 @@ class SourceGroup:
             batch = leased.shared_batch() if leased is not None else None
             if leased is not None and batch is not None:
                 self._since = self._since if self._members else time.monotonic()
-                self._members.append(_Member(run, leased, batch, stack.pop_all()))
+                size_bytes = sum(batch.changes["size_bytes"].to_pylist())
+                self._members.append(_Member(run, leased, batch, size_bytes, stack.pop_all()))
                 return
             if leased is not None:
                 if leased.work.is_large:
