@@ -488,6 +488,10 @@ STRICT = (
 )  # fmt: skip
 
 
+MAX_MISSES = 1_000
+"""Lines of a text are no longer joined after so many attempts that found no credential, which bounds the time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Redactor:
     """The rules of a mode, keyed by group. ``hints`` select the lines to test, and the rules to test them with."""
@@ -523,21 +527,33 @@ class Redactor:
         """Redact in place what is broken over ``lines``; ``suspects`` may have a part of a credential."""
         first = last = 0
         near: list[int] = []
+        misses: list[int] = []
         for suspect in (*suspects, len(lines) + BEGINNING + MAX_LINES):
             if near and suspect - BEGINNING >= last:
-                lines[first:last] = self._joined("\n".join(lines[first:last]), near, counts).split("\n")
+                lines[first:last] = self._joined("\n".join(lines[first:last]), near, counts, misses).split("\n")
                 near = []
             first = first if near else max(suspect - BEGINNING, 0)
             last = min(suspect + MAX_LINES, len(lines))
             near.append(suspect - first)
 
-    def _joined(self, text: str, suspects: Sequence[int], counts: Counter[str]) -> str:
-        """Return a text with credentials redacted and counted that are broken over lines; it keeps its lines."""
+    def _joined(self, text: str, suspects: Sequence[int], counts: Counter[str], misses: list[int]) -> str:
+        """Return a text with credentials redacted and counted that are broken over lines; it keeps its lines.
+
+        Breaks without a credential are added to ``misses``; after MAX_MISSES, no more are examined.
+        """
         lines = BrokenLines.of(text)
         parts, end = [], 0
-        for number in lines.before(suspects):
+        numbers = [*lines.before(suspects)]
+        for at in self.suspected([*map(lines.first_lines, numbers)]):
+            number = numbers[at]
+            if len(misses) >= MAX_MISSES:
+                break
+            if lines.breaks[number].start() < end:  # in the last credential
+                continue
             found = self._broken(lines, number)
-            if found is not None and found[1][0][0] >= end:
+            if found is None:
+                misses.append(number)
+            elif found[1][0][0] >= end:
                 rule, places = found
                 counts[rule.name] += 1
                 for start, stop in places:
@@ -575,6 +591,8 @@ class Redactor:
         first_end = joined.at[1] - len(joined.glue)
         for escapes in _OF_ALL_LINES:
             plain, origin = _unescaped(joined.plain, escapes)
+            if plain == joined.plain and escapes is not _NOTHING:
+                continue
             for match in pattern.finditer(plain):
                 rule = self.rules[match.lastgroup or ""]
                 start = match.end(f"kept_{rule.group}") if rule.before else match.start()
@@ -689,9 +707,10 @@ def redact(texts: Sequence[str], mode: Redaction) -> tuple[list[str], Counter[st
         at, number = positions[position]
         suspects[at].append(number)
     for at, numbers in suspects.items():
-        redactor.broken(split[at], numbers, counts)
-        for number in numbers:
-            split[at][number] = redactor.line(split[at][number], counts)
+        lines = split[at]
+        redactor.broken(lines, numbers, counts)
+        for position in redactor.suspected([lines[number] for number in numbers]):
+            lines[numbers[position]] = redactor.line(lines[numbers[position]], counts)
     for at, lines in split.items() if counts else ():
         found[at] = "\n".join(lines)
     return found, counts

@@ -11,13 +11,15 @@ import string
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from driftline.storage.broken_lines import BrokenLines
 from driftline.storage.defaults import Redaction
 from driftline.storage.private_keys import contains_private_key
-from driftline.storage.redaction import KNOWN, STRICT, redact, redact_lines, split_mark, with_mark
+from driftline.storage.redaction import KNOWN, STRICT, Redactor, redact, redact_lines, split_mark, with_mark
 from tests.support.planted import line_of, planted
 
 SAFE = """
@@ -319,6 +321,30 @@ def test_words_below_each_other_are_not_redacted() -> None:
     found, counts = redact(["\n".join([*lines, *SAFE])], "known")
     assert found[0].split("\n") == [line.replace(token, "[redacted:openai]") for line in [*lines, *SAFE]]
     assert counts == {"openai": 2}
+
+
+def test_lines_are_joined_only_where_a_credential_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[int] = []
+    join = Redactor._broken
+
+    def counted(self: Redactor, lines: BrokenLines, number: int) -> Any:
+        joined.append(number)
+        return join(self, lines, number)
+
+    monkeypatch.setattr(Redactor, "_broken", counted)
+    monkeypatch.setattr("driftline.storage.redaction.MAX_MISSES", 20)
+    figures = [f"{number / 7:.12f}" for number in range(300)]
+    assert redact(["\n".join(figures)], "strict")[1] == Counter()
+    assert not joined
+    _, secret = planted()["openai"]
+    broken = f"key = '{secret[:20]}' +\n    '{secret[20:]}'"
+    filling = "\n".join(["curl -u a:bcdef \\"] * 100)
+    (found,), counts = redact([f"{broken}\n{filling}\nkey = {secret}"], "known")
+    assert len(joined) <= 25
+    assert (found.count("[redacted:openai]"), counts) == (3, {"openai": 2})
+    joined.clear()
+    assert redact(["\n".join([broken] * 30)], "known")[1] == {"openai": 30}
+    assert len(joined) == 30
 
 
 def test_a_part_of_a_document_is_redacted_like_the_whole() -> None:
