@@ -95,7 +95,8 @@ def index(
         result = index_sources(request, progress).to_dict()
     prices = configuration.prices if configuration else {}
     show(result, as_json, partial(print_index, dry_run=request.dry_run, prices=prices))
-    _warn_of_empty(result["sources"])
+    failed = {failure["uri"] for failure in result["failed"]}
+    _warn_of_empty([source for source in result["sources"] if source["uri"] not in failed])
     _warn_of_joined(result["sources"], None if workspace or configuration or request.dry_run else target)
     return FAILED if result["failed"] else DONE
 

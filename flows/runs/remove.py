@@ -151,8 +151,8 @@ class DeletionLimit:
         """
         if is_other and 0 < lost == known and not self.is_off:
             return DeletionRefused(
-                f"All {known:,} {what} are missing, and their folder is empty and not the one that was indexed; "
-                "the index keeps them",
+                f"All {known:,} {what} are missing: their folder has no files to index, and is not the one that was "
+                "indexed; the index keeps them",
                 where,
                 "Mount the disk. To delete them, run again with --max-delete-fraction 1.",
             )

@@ -524,6 +524,14 @@ def test_an_empty_folder_in_place_of_the_indexed_one_deletes_nothing(
         refused = driftline("index", tree, *at, *options, "--json")
         assert (refused.code, refused.json["error"]) == (3, "deletion_refused"), options
         assert driftline("status", *at, "--json").json["total_documents"] == known
+    config = tmp_path / "driftline.toml"
+    config.write_text(f'workspace = "{tmp_path}/index"\n[[sources]]\nuri = "{tree}"\n')
+    (tree / ".driftlineignore").write_text("*\n")
+    refused = driftline("index", "--all", "--config", config)
+    assert refused.code == 3
+    assert "their folder has no files to index" in refused.out
+    assert "is indexed:" not in refused.err, "the index still has its documents"
+    (tree / ".driftlineignore").unlink()
     tree.rmdir()
     disk.rename(tree)
     assert states(driftline("index", tree, *at, "--json")).get("deleted", 0) == 0
