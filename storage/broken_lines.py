@@ -125,14 +125,14 @@ class BrokenLines:
     def joined(self, number: int, glue: str) -> Iterator[Joined]:
         """Yield the line before a break joined with the next one, then with the next two, and so on."""
         before = self.breaks[number]
-        begin = max(self.text.rfind("\n", 0, before.start()) + 1, self.breaks[number - 1].end() if number else 0)
-        begin = max(begin, before.start() - MAX_CHARS)
+        least = max(before.start() - MAX_CHARS, self.breaks[number - 1].end() if number else 0)
+        begin = max(self.text.rfind("\n", least, before.start()) + 1, least)
         plain, at, starts, ends, is_signed = self.text[begin : before.start()], [0], [begin], [before.start()], True
         for follows in range(number, min(number + MAX_LINES, len(self.breaks))):
             start = self.breaks[follows].end()
             if follows > number and "\n" in self.text[self.breaks[follows - 1].end() : self.breaks[follows].start()]:
                 return
-            end = broken = min(self.text.find("\n", start) % (len(self.text) + 1), start + MAX_CHARS)
+            end = broken = min(self.text.find("\n", start, start + MAX_CHARS) % (len(self.text) + 1), start + MAX_CHARS)
             if follows + 1 < len(self.breaks) and (after := self.breaks[follows + 1]).start() < end:
                 broken = after.start()
                 end = end if "\n" in after[0] else broken

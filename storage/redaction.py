@@ -488,6 +488,8 @@ STRICT = (
 )  # fmt: skip
 
 
+_LEAST_PART = 6
+"""Characters of the first part of a credential that only a name announces, if no sign joins the lines."""
 MAX_MISSES = 1_000
 """Lines of a text are no longer joined after so many attempts that found no credential, which bounds the time."""
 
@@ -599,7 +601,8 @@ class Redactor:
                 value, whole, end = plain[start : match.end()], origin(match.start()), origin(match.end() - 1) + 1
                 if whole >= first_end:
                     break
-                is_meant = joined.is_signed or len(value) >= rule.least_broken
+                is_other = bool(rule.before) and 0 < first_end - origin(start) < _LEAST_PART  # as in "tokens == 0:"
+                is_meant = joined.is_signed or (len(value) >= rule.least_broken and not is_other)
                 if end <= joined.at[-1] or not is_meant or not rule.check(value) or is_allowed(joined.lines()):
                     continue
                 if not is_longer:

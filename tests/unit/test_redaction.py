@@ -321,6 +321,8 @@ def test_words_below_each_other_are_not_redacted() -> None:
     found, counts = redact(["\n".join([*lines, *SAFE])], "known")
     assert found[0].split("\n") == [line.replace(token, "[redacted:openai]") for line in [*lines, *SAFE]]
     assert counts == {"openai": 2}
+    code = "elif self._limiter.available_tokens == 0:\n            self._logger.debug("
+    assert redact([code], "strict") == ([code], Counter())
 
 
 def test_lines_are_joined_only_where_a_credential_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +347,20 @@ def test_lines_are_joined_only_where_a_credential_may_begin(monkeypatch: pytest.
     joined.clear()
     assert redact(["\n".join([broken] * 30)], "known")[1] == {"openai": 30}
     assert len(joined) == 30
+
+
+def test_a_break_is_joined_as_fast_in_a_long_line() -> None:
+    """A search for the end of the line, at each of its breaks, would take 1,000 times as long."""
+    short = BrokenLines.of("a<br>1b2c3" * 200)
+    long = BrokenLines(short.text + "-" * 30_000_000, short.breaks)
+
+    def seconds(lines: BrokenLines) -> float:
+        start = time.process_time()
+        for number in range(len(lines.breaks)):
+            lines.first_lines(number)
+        return time.process_time() - start
+
+    assert any(seconds(long) < 10 * max(seconds(short), 0.001) for _ in range(3))
 
 
 def test_a_part_of_a_document_is_redacted_like_the_whole() -> None:
