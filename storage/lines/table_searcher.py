@@ -374,29 +374,31 @@ class TableSearcher:
         if limit == 0 or not length > 0:
             distance = pa.field("distance", pa.float32())
             return pa.schema([*(self.dataset.schema.field(name) for name in columns), distance]).empty_table()
-        fetch = int(2 * limit / self._share) if self._drops_afterwards else limit
+        drops = self._drops_afterwards
+        fetch = int(2 * limit / self._share) if drops else limit
         while True:
-            by_index = self.index is not None
-            hits = self._nearest(columns, nearest_options(self.dataset, vector / length, fetch, by_index=by_index))
-            is_filtered_later = self.filters_afterwards or self._drops_afterwards
-            if not is_filtered_later or len(hits) >= limit or fetch >= self.lines:
+            options = nearest_options(self.dataset, vector / length, fetch, by_index=self.index is not None)
+            hits = self._nearest(columns, options, drops=drops)
+            if len(hits) >= limit or fetch >= self.lines or not (self.filters_afterwards or drops):
                 break
-            fetch = min(4 * fetch, self.lines)
+            # Few of the nearest rows pass, so Lance filters them: reading ever more could read the whole table.
+            fetch, drops = limit if drops else min(4 * fetch, self.lines), False
         if max_distance is not None:
             hits = hits.filter(pc.less_equal(hits["distance"], max_distance))
         order = ("distance", "path", "line_number", *(name for name in ("column_number",) if name in columns))
         return hits.sort_by([(name, "ascending") for name in order]).slice(0, limit)
 
-    def _nearest(self, columns: Sequence[str], nearest: dict[str, Any]) -> pa.Table:
+    def _nearest(self, columns: Sequence[str], nearest: dict[str, Any], *, drops: bool) -> pa.Table:
         """Return the nearest lines for Lance's ``nearest`` options, unordered, with their ``distance``.
 
         The index is searched with the row ids that pass the filter, because Lance would evaluate the filter each time.
+        With ``drops``, it is searched for all rows, and those that do not pass are dropped from the results.
         """
         names = [*columns, "_distance"]
-        if self._drops_afterwards:
+        if drops:
             found = self.read([*names, "_rowid"], where=None, nearest=nearest, limit=nearest["k"], with_row_id=True)
             found = found.filter(pa.array(self._allowed.has(found["_rowid"].to_numpy()))).drop_columns(["_rowid"])
-        elif self._has_row_filter:
+        elif self._has_row_filter and not self._drops_afterwards:
             found = self.read(names, where=None, nearest=nearest, limit=nearest["k"], row_addr_allowlist=self._mask)
         else:
             options = {"prefilter": not self.filters_afterwards, "limit": nearest["k"]}
@@ -410,7 +412,7 @@ class TableSearcher:
 
     @locked_property
     def _drops_afterwards(self) -> bool:
-        """Whether these are too many for a mask, so that the others are dropped from the results."""
+        """Whether these are too many for a mask, so that others are first dropped from the results."""
         return self._has_row_filter and len(self._allowed) > MAX_MASKED_ROWS
 
     def read(self, columns: Sequence[str], *, where: str | None, **search: Any) -> pa.Table:

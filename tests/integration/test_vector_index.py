@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -124,6 +125,34 @@ def test_the_index_is_searched_for_the_rows_that_pass_without_evaluating_the_fil
     assert len(first) == 10
     assert {path.partition("/")[0] for path in first["path"].to_pylist()} == {"odd"}
     assert {*filters} == {None}
+
+
+def test_a_filter_that_passes_only_distant_lines_reads_no_more_of_them(
+    table: LineTable, vectors: NDArray[np.float32], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EXACT_SEARCH_ROWS", "EXACT_SEARCH_SHARE", "MAX_MASKED_ROWS"):
+        monkeypatch.setattr(table_searcher, name, 0)
+    query = vectors[0]
+    rows = table.open().to_table(filter="line_number >= 0")
+    near = vectors[[int(Path(path).stem) for path in rows["path"].to_pylist()]] @ query > 0
+    folders = pa.array([[name] for name in np.where(near, "near/", "far/").tolist()], rows["parent_dirs"].type)
+    rows = rows.set_column(rows.schema.get_field_index("parent_dirs"), rows.schema.field("parent_dirs"), folders)
+    other = LineTable(ObjectStore.open(str(tmp_path)), SOURCE, "f00d")
+    other.create(DIM)
+    other.commit([SourceCommit(SOURCE, 1, BatchId(new_ulid(), 1))], other.write_fragments(rows))
+    assert VECTOR in maintain(other)
+    fetched = list[int]()
+    scan = TableSearcher.scan
+
+    def watched(searcher: TableSearcher, columns: Sequence[str], **search: Any) -> pa.Table:
+        fetched.append(search["nearest"]["k"] if "nearest" in search else 0)
+        return scan(searcher, columns, **search)
+
+    monkeypatch.setattr(TableSearcher, "scan", watched)
+    found = TableSearcher(other, LineFilter(dirs=("far",))).nearest(query, 10, columns=["path", "line_number"])
+    assert len(found) == 10
+    assert all(vectors[int(Path(path).stem)] @ query <= 0 for path in found["path"].to_pylist())
+    assert max(fetched) < ROWS // 10
 
 
 def test_lines_not_yet_in_the_index_are_found(table: LineTable, monkeypatch: pytest.MonkeyPatch) -> None:
