@@ -33,11 +33,11 @@ def streamed(write: Callable[[pa.RecordBatchReader], _Result], parts: Iterator[p
             wanted.put(True)
 
     with ThreadPoolExecutor(1, "driftline-writer") as pool:
-        written = pool.submit(write, pa.RecordBatchReader.from_batches(schema, batches()))
-        written.add_done_callback(lambda _: wanted.put(False))
         try:
+            written = pool.submit(write, pa.RecordBatchReader.from_batches(schema, batches()))
+            written.add_done_callback(lambda _: wanted.put(False))
             while wanted.get():
                 handed.put(next(parts, None))
         finally:
-            handed.put(None)  # lets ``write`` end after an error, too
+            handed.put(None)  # lets ``write`` end after an error or an interrupt, too
         return written.result()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
+from queue import Queue
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from driftline.storage.lance import streaming
 from driftline.storage.lance.streaming import streamed
 
 
@@ -76,3 +80,33 @@ def test_an_error_of_the_writer_is_raised_without_computing_all_parts(after: int
     with pytest.raises(OSError, match="the disk is full"):
         streamed(write, parts())
     assert len(computed) <= after + 2
+
+
+def test_an_interrupt_while_the_writer_starts_does_not_wait_for_it_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    queues, interrupts = list["Queue[Any]"](), list[BaseException]()
+
+    class Remembered(Queue[Any]):
+        def __init__(self) -> None:
+            super().__init__()
+            queues.append(self)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def run() -> None:
+        try:
+            streamed(numbers, map(part, range(3)))
+        except KeyboardInterrupt as error:
+            interrupts.append(error)
+
+    monkeypatch.setattr(streaming, "SimpleQueue", Remembered)
+    monkeypatch.setattr(Future, "add_done_callback", interrupt)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    ended = not thread.is_alive()
+    for each in queues:
+        each.put(None)  # lets the threads end
+    thread.join()
+    assert ended
+    assert interrupts
