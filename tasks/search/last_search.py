@@ -7,6 +7,7 @@ after the search did shows the same tenants and, for each table, the same newest
 from __future__ import annotations
 
 import contextvars
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,14 +30,20 @@ if TYPE_CHECKING:
     from driftline.tasks.search.hits import SearchReport
 
 WORKSPACES_REMEMBERED = 64
+MAX_AGE_SECONDS = 600.0
+"""Older versions are not searched: compaction may have deleted their indexes, and a search would read whole tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """The tenants that a search found, and its tables: each with its opened version, and the version's key and etag."""
+    """The tenants that a search found, and its tables: each with its opened version, and the version's key and etag.
+
+    ``at`` is the time of the search, on the monotonic clock.
+    """
 
     tenants: tuple[Entity, ...]
     tables: tuple[tuple[LineTable, Any, tuple[str, str]], ...]
+    at: float
 
     def is_newest(self, workspace: Workspace) -> bool:
         """List the tenants and the versions, and return whether they are still the same. Raises DriftlineError."""
@@ -72,7 +79,7 @@ def remember(workspace: Workspace, tenants: Sequence[Entity], tables: Sequence[T
     listed = [(each.table, each.dataset, each.table.listed_as(each.dataset)) for each in tables]
     known = tuple((table, dataset, where) for table, dataset, where in listed if where)
     if len(known) == len(listed) == len(tenants):
-        _LAST.put(client, _Opened(tuple(tenants), known))
+        _LAST.put(client, _Opened(tuple(tenants), known, time.monotonic()))
 
 
 def with_last_versions(workspace: Workspace, search: Callable[[Workspace], SearchReport]) -> SearchReport:
@@ -82,7 +89,7 @@ def with_last_versions(workspace: Workspace, search: Callable[[Workspace], Searc
         return search(workspace)
     client = _client_of(workspace)
     last = _LAST.get(client) if client else None
-    if last is None:
+    if last is None or time.monotonic() - last.at > MAX_AGE_SECONDS:
         return search(workspace)
     known = EarlyReads.known(last.tenants, {table.uri: dataset for table, dataset, _ in last.tables})
     with ThreadPoolExecutor(1, "driftline-listing") as pool:

@@ -245,6 +245,24 @@ def test_a_search_never_answers_from_the_version_of_the_last_one(
     assert again == changing.found(Workspace.open(changing.at)) != before
 
 
+def test_a_version_that_may_have_been_deleted_is_not_searched(
+    changing: Changing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, searches = search_module._complete, list[Workspace]()
+
+    def watched(opened: Workspace, request: SearchRequest) -> SearchReport:
+        searches.append(opened)
+        return run(opened, request)
+
+    opened = Workspace.open(changing.at)
+    before = changing.found(opened)
+    changing.change("a commit")
+    monkeypatch.setattr(last_search, "MAX_AGE_SECONDS", 0.0)
+    monkeypatch.setattr(search_module, "_complete", watched)
+    assert changing.found(opened) != before
+    assert len(searches) == 1
+
+
 def test_a_warm_search_does_not_wait_for_the_listing_before_it_searches(
     proxy: DelayingProxy, workspace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
