@@ -392,7 +392,7 @@ class TableSearcher:
         """Return the nearest lines for Lance's ``nearest`` options, unordered, with their ``distance``.
 
         The index is searched with the row ids that pass the filter, because Lance would evaluate the filter each time.
-        With ``drops``, it is searched for all rows, and those that do not pass are dropped from the results.
+        With ``drops``, it is searched for all rows, and the results that do not pass are dropped.
         """
         names = [*columns, "_distance"]
         if drops:
