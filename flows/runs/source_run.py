@@ -39,6 +39,7 @@ from driftline.storage.sources.source import RepositorySource
 from driftline.storage.workspace.records import IndexedCommit, SourceRecord
 from driftline.storage.workspace.workspace import Workspace, acquire_source
 from driftline.tasks.extraction.archives import without_opened
+from driftline.tasks.extraction.compression import COMPRESSED_SUFFIXES
 from driftline.tasks.extraction.extractor import current_marks
 from driftline.tasks.indexing.batch import BatchResult, BatchSpec, embed_batch
 from driftline.tasks.indexing.commit import ChangeSet, Committer, remove_lines_without_document, settle
@@ -55,6 +56,8 @@ BATCH_BYTES, LARGE_BATCH_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
 """Text per batch: about 100,000 lines, and up to 400,000 if each worker gets several batches. A batch becomes a data
 file, and a search in a bucket sends requests for each.
 """
+INFLATION = 4
+"""How many bytes of text to expect in each byte of a compressed file."""
 BATCHES_PER_SLOT = 2
 """At least so many large batches for each worker, in which differences between them even out."""
 BATCH_DOCUMENTS = 2_000
@@ -277,7 +280,8 @@ class Survey:
     def batches(self, work: SourceChanges, donations: Donations, *, dry_run: bool = False) -> Iterator[BatchSpec]:
         """Split the changes into batches."""
         changes, executor = work.changes, self.context.executor
-        paths, sizes = changes["path"].to_pylist(), changes["size_bytes"].to_pylist()
+        paths = changes["path"].to_pylist()
+        sizes = [*map(text_bytes, paths, changes["size_bytes"].to_pylist())]
         limit = batch_bytes(sum(sizes), executor)
         if donations:
             limit = min(limit, BATCH_BYTES)  # the copied lines of a batch are in memory together
@@ -746,6 +750,16 @@ def batch_bytes(total: int, executor: Executor) -> int:
     count = max(BATCHES_PER_SLOT, -(-share // LARGE_BATCH_BYTES))
     limit = max(BATCH_BYTES, -(-share // count))
     return max(WORTHWHILE_BYTES, min(share, limit)) if executor.remote else limit
+
+
+def text_bytes(path: str, size_bytes: int) -> int:
+    """Return the expected size of a document's text, which is in memory with that of its whole batch.
+
+    Examples:
+        >>> text_bytes("app.log", 100), text_bytes("app.log.gz", 100)
+        (100, 400)
+    """
+    return size_bytes * INFLATION if path.lower().endswith(COMPRESSED_SUFFIXES) else size_bytes
 
 
 def cut(sizes: Sequence[int], members: Sequence[bool], limit: int) -> Iterator[tuple[int, int]]:

@@ -138,6 +138,7 @@ COMPRESSIONS: tuple[Compression, ...] = (
     Compression("zstd", 2, ("zst", "zstd"), _ZSTD, partial(_streamed, "zstd", _ZSTD), _streams("zstd")),
     Compression("lz4", 2, ("lz4",), _LZ4, partial(_streamed, "lz4", _LZ4), _streams("lz4")),
 )
+COMPRESSED_SUFFIXES = tuple(f".{suffix}" for each in COMPRESSIONS for suffix in each.suffixes)
 
 
 def compression_of(data: bytes) -> Compression | None:

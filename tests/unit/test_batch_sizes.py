@@ -18,6 +18,7 @@ from driftline.flows.runs.source_run import (
     WORTHWHILE_BYTES,
     batch_bytes,
     cut,
+    text_bytes,
 )
 
 MIB = 2**20
@@ -77,3 +78,9 @@ def test_many_small_documents_end_a_batch_and_members_share_one() -> None:
     assert len([*cut([1] * (3 * BATCH_DOCUMENTS), [False] * (3 * BATCH_DOCUMENTS), BATCH_BYTES)]) == 3
     assert len([*cut([1] * (3 * BATCH_DOCUMENTS), [False] * (3 * BATCH_DOCUMENTS), 2 * BATCH_BYTES)]) == 2
     assert len([*cut([MIB] * 32, [True] * 32, BATCH_BYTES)]) == 32 * MIB // MEMBER_BATCH_BYTES
+
+
+@pytest.mark.parametrize("name", ["app.log.gz", "APP.LOG.GZ", "dump.bz2", "a.xz", "a.zst", "a.zstd", "a.lz4"])
+def test_compressed_files_count_as_their_text(name: str) -> None:
+    assert text_bytes(name, MIB) == 4 * MIB
+    assert text_bytes(f"{name}.txt", MIB) == MIB
