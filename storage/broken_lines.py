@@ -44,6 +44,7 @@ MAX_CHARS = 2_000
 
 def with_broken(lines: Sequence[str], start: int, end: int) -> tuple[int, int]:
     """Return where a part of a document starts and ends with the lines that a credential in it may be broken over."""
+    start = min(start, len(lines))
     first, last = max(start - BEGINNING, 0), min(end + 2, len(lines))
     while start - MAX_LINES < first > 0 and _LONE.fullmatch(lines[first]):
         first -= 1

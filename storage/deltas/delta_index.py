@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -355,6 +356,7 @@ REMOVE_RETENTION = timedelta(days=7)
 ROUND_BYTES = 96 * 1024 * 1024
 """Compressed size of the deltas folded in one pass, about 1.5 million documents; bounds memory."""
 READ_ATTEMPTS = 5
+"""How often a listed file may be missing. A compaction deletes each file once, so another missing file is progress."""
 MAX_READ_THREADS = 4
 """Number of bucket deltas opened in parallel, because each takes a round trip."""
 
@@ -404,7 +406,7 @@ class DeltaIndex:
 
     Reads return live rows, sorted by key, with ``columns`` (by default, all of ``schema``). ``as_of`` returns the rows
     as of that ``rev``, which must not precede the last compaction. Reads raise CorruptFile, WorkspaceTooNew, UsageError
-    for an ``as_of`` before the last compaction, and StorageError, including when files disappear during each of
+    for an ``as_of`` before the last compaction, and StorageError, including when a listed file is missing on
     ``READ_ATTEMPTS`` attempts.
     """
 
@@ -629,14 +631,16 @@ class DeltaIndex:
 
     def _until_stable(self, attempt: Callable[[], _Result]) -> _Result:
         """Retry ``attempt`` if files disappear: a finishing compaction deletes the deltas that it folded."""
-        for _ in range(READ_ATTEMPTS):
+        vanished = Counter[str]()
+        while True:
             try:
                 return attempt()
             except ObjectNotFound as error:
-                vanished = error
-        raise StorageError(
-            f"Files disappeared on all {READ_ATTEMPTS} attempts to read an index", vanished.where, "Try again."
-        )
+                vanished[error.where] += 1
+                if vanished[error.where] == READ_ATTEMPTS:
+                    raise StorageError(
+                        f"A file disappeared on {READ_ATTEMPTS} attempts to read an index", error.where, "Try again."
+                    ) from error
 
     def _path(self, name: str) -> str:
         return f"{self.directory}/{name}" if self.directory else name

@@ -16,7 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from driftline.storage.deltas import delta_index as delta
-from driftline.storage.deltas.delta_index import ADD, REMOVE, REMOVE_RETENTION, ROW_GROUP_ROWS, DeltaIndex
+from driftline.storage.deltas.delta_index import (
+    ADD,
+    READ_ATTEMPTS,
+    REMOVE,
+    REMOVE_RETENTION,
+    ROW_GROUP_ROWS,
+    DeltaIndex,
+)
 from driftline.storage.errors import (
     CorruptFile,
     DriftlineError,
@@ -323,8 +330,22 @@ def test_an_index_whose_files_keep_vanishing_is_an_error(disk: DeltaIndex, monke
         raise ObjectNotFound("There is no such object", name)
 
     monkeypatch.setattr(ObjectStore, "open_input", vanish)
-    with pytest.raises(StorageError, match="disappeared on all 5 attempts"):
+    with pytest.raises(StorageError, match="disappeared on 5 attempts"):
         disk.read()
+
+
+def test_a_read_outlasts_any_number_of_compactions(disk: DeltaIndex, monkeypatch: Any) -> None:
+    change(disk, 1, {"a": 1})
+    gone = iter([f"_index_delta_{number}" for number in range(3 * READ_ATTEMPTS)])
+    opened = ObjectStore.open_input
+
+    def vanish(store: ObjectStore, name: str, **options: Any) -> Any:
+        if (other := next(gone, None)) is not None:
+            raise ObjectNotFound("There is no such object", other)
+        return opened(store, name, **options)
+
+    monkeypatch.setattr(ObjectStore, "open_input", vanish)
+    assert rows(disk.read()) == {"a": 1}
 
 
 def test_a_read_of_a_large_base_starts_over_when_it_is_replaced(s3_bucket: str, monkeypatch: Any) -> None:

@@ -215,7 +215,7 @@ def test_a_failing_repository_is_retried_with_backoff_and_does_not_stop_others(
     assert states(fleet.sync(retry=True))["team/gone"] == "indexed"
 
 
-def test_an_unusable_folder_for_mirrors_does_not_stop_repositories_without_one(
+def test_an_unusable_folder_for_mirrors_fails_the_repositories_that_need_it(
     git_server: GitServer, projects: dict[str, Checkout], fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fleet.sync()
@@ -226,11 +226,11 @@ def test_an_unusable_folder_for_mirrors_does_not_stop_repositories_without_one(
     projects["b"].write("more.md", "another file\n")
     projects["b"].push()
     report = fleet.sync()
-    failing = [row for row in report["fleets"][1]["repositories"] if row["state"] == "failing"]
-    assert ["folder for mirrors cannot be used" in row["reason"] for row in failing] == [True]
-    assert "more.md" in fleet.documents()["b"]
+    failing = [row for each in report["fleets"] for row in each["repositories"] if row["state"] == "failing"]
+    assert ["folder for mirrors cannot be used" in row["reason"] for row in failing] == [True, True], report
     monkeypatch.setenv("DRIFTLINE_GIT_CACHE", str(tmp_path / "cache"))
     assert set(states(fleet.sync(retry=True)).values()) == {"indexed"}
+    assert "more.md" in fleet.documents()["b"]
 
 
 @pytest.mark.parametrize("lost", ["the commit", "the branch", "the repository"])
