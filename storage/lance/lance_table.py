@@ -10,11 +10,13 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,13 +43,14 @@ from driftline.storage.lance.failures import (
     writing,
 )
 from driftline.storage.lance.reader_process import ProcessDied, run_in_worker
-from driftline.storage.lance.streaming import streamed
 from driftline.storage.layout import ByteRange, branch_table_path, table_path
 from driftline.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:
     from lance import FragmentMetadata, LanceDataset, LanceFragment, Transaction
     from lance.optimize import CompactionOptions, CompactionTask, RewriteResult
+
+_Result = TypeVar("_Result")
 
 COMMIT_ATTEMPTS = 20
 VECTOR_TYPE = pa.float16()
@@ -577,3 +580,34 @@ def _rotation(dim: int) -> str:
     signs = len(model["fast_rotation_signs"])
     model["fast_rotation_signs"] = list(hashlib.shake_256(f"driftline rotation {dim}".encode()).digest(signs))
     return json.dumps(model)
+
+
+def streamed(write: Callable[[pa.RecordBatchReader], _Result], parts: Iterator[pa.Table]) -> _Result | None:
+    """Return the result of ``write`` over the rows of ``parts``, or None if there are none.
+
+    ``write`` runs in another thread. This thread computes a part once ``write`` has taken the one before: at most one
+    is in memory, and the code that computes it keeps its thread and context. Raises what either of them raises.
+    """
+    first = next(parts, None)
+    if first is None:
+        return None
+    schema = first.schema
+    wanted, handed = SimpleQueue[bool](), SimpleQueue[pa.Table | None]()
+    handed.put(first)
+    del first
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        while (part := handed.get()) is not None:
+            yield from part.to_batches()
+            del part  # before the next one is computed
+            wanted.put(True)
+
+    with ThreadPoolExecutor(1, "driftline-writer") as pool:
+        try:
+            written = pool.submit(write, pa.RecordBatchReader.from_batches(schema, batches()))
+            written.add_done_callback(lambda _: wanted.put(False))
+            while wanted.get():
+                handed.put(next(parts, None))
+        finally:
+            handed.put(None)  # lets ``write`` end after an error or an interrupt, too
+        return written.result()

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from driftline.storage.lance import streaming
-from driftline.storage.lance.streaming import streamed
+from driftline.storage.lance import lance_table
+from driftline.storage.lance.lance_table import streamed
 
 
 def part(number: int) -> pa.Table:
@@ -99,7 +99,7 @@ def test_an_interrupt_while_the_writer_starts_does_not_wait_for_it_forever(monke
         except KeyboardInterrupt as error:
             interrupts.append(error)
 
-    monkeypatch.setattr(streaming, "SimpleQueue", Remembered)
+    monkeypatch.setattr(lance_table, "SimpleQueue", Remembered)
     monkeypatch.setattr(Future, "add_done_callback", interrupt)
     thread = threading.Thread(target=run)
     thread.start()
