@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
@@ -278,7 +279,7 @@ def plan_source(
         entity="",
         uri=source.uri,
         given=path if path not in (None, source.uri) else None,
-        inode=os.stat(source.uri).st_ino if source.is_local else None,
+        inode=_inode(source.uri) if source.is_local else None,
         origin=origin.url if origin else source.origin,
         subpath=origin.subpath if origin else "",
         include=named.include if not {*named.include} <= _EVERYTHING else (),
@@ -315,6 +316,13 @@ def plan_source(
     commit = source.commit if isinstance(source, RepositorySource) else origin.commit if origin else None
     before = known if isinstance(given, str) or named.configured else None
     return SourcePlan(source, entity, record, commit, before=before, configured=named.configured)
+
+
+def _inode(folder: str) -> int | None:
+    """Return a folder's inode, or None if the folder has just disappeared: its scan reports that."""
+    with suppress(OSError):
+        return os.stat(folder).st_ino
+    return None
 
 
 def restricted_repositories(workspace: Workspace) -> Callable[[], Mapping[str, RestrictedRepository]]:
